@@ -1,0 +1,97 @@
+# Everything runs in .venv beside this file. Packages are installed once: pip is called again only
+# when pyproject.toml, constraints.txt or the place of the checkout changes, so the targets work
+# without a network after the first time.
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+JOBS ?= 2
+PYTEST_FLAGS ?=
+OLDEST_TORCH ?= 2.11.0
+OLDEST_TRANSFORMERS ?= 5.17.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+KEY := $(shell (cat pyproject.toml constraints.txt; pwd) | cksum | cut -d ' ' -f 1)
+INSTALLED := $(VENV)/.installed-$(KEY)
+INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
+OLDEST := .venv-oldest
+OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
+
+# One thread per process: the tiny models of the tests lose time to more.
+TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help demo install test test-long test-oldest test-gpu lint format wheel clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         install into .venv and watch the bundled pair run"
+	@echo "make test         the test suite (no network, no GPU)"
+	@echo "make test-long    full grids and soaks"
+	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
+	@echo "make test-gpu     the tests that need a CUDA device"
+	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
+	@echo "make wheel        build the wheel into dist/"
+	@echo "make clean        remove .venv, build output and caches"
+
+demo: $(INSTALLED)
+	@$(BIN)/dflash demo
+
+install: $(INSTALLED_DEV)
+
+test: $(INSTALLED_DEV)
+	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+
+test-long: $(INSTALLED_DEV)
+	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu" --timeout 3600 $(PYTEST_FLAGS)
+
+test-gpu: $(INSTALLED_DEV)
+	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)
+
+test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
+	@$(TEST) $(OLDEST)/bin/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+
+lint: $(INSTALLED_DEV)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED_DEV)
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+# hatchling comes with the dev extra, so building needs no network either.
+wheel: $(INSTALLED_DEV)
+	@rm -rf dist
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean:
+	rm -rf .venv .venv-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(1): folder of the virtual environment
+define create_venv
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  f"{sys.executable} is Python {v.major}.{v.minor}; the tested versions need 3.11 or later: make PYTHON=/path/to/python3.11")'
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+	@rm -f $(1)/.installed-*
+endef
+
+$(INSTALLED):
+	$(call create_venv,$(VENV))
+	@echo "Installing into $(VENV) (the first time only; torch is large)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	@echo "Installing the test tools into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The lowest versions decide for the packages tied to them; the rest keeps its tested version.
+# On Linux the registry's build of an older torch brings its CUDA libraries: several GB.
+$(OLDEST)/.installed-$(OLDEST_KEY):
+	$(call create_venv,$(OLDEST))
+	@grep -v -i -E '^(torch|transformers|tokenizers|huggingface_hub)==' constraints.txt > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(OLDEST)/constraints.txt \
+	  torch==$(OLDEST_TORCH) transformers==$(OLDEST_TRANSFORMERS) -e '.[dev]'
+	@touch $@

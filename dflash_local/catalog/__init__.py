@@ -1,0 +1,1 @@
+"""Which pairs exist and where their folders are. Knows no torch and no network."""

@@ -1,0 +1,96 @@
+"""From what the user typed to a ``Pair`` of folders: bundled toys and local folders.
+
+Looks only at names and whether folders exist; what lies in them is checked at load.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
+
+BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
+FOLDER = Path(__file__).resolve().parent.parent / "demo"
+# A mean acceptance length under this means a broken pair, not a prompt the toys were never taught.
+TOY_BAND = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and its drafter, as folders on this machine.
+
+    Attributes:
+        drafter: None when no drafter was named: the pair then runs in mode ``ar`` only.
+        bundled: True when both are the package's own, reached by name.
+        acceptance_band: mean acceptance length under which an alarm is raised; None when unknown.
+    """
+
+    name: str
+    target: Path
+    drafter: Path | None
+    bundled: bool
+    acceptance_band: float | None = None
+
+    @property
+    def toy(self) -> bool:
+        """True for a target of this package: first-run and test material, never a speed claim."""
+        return self.target.resolve().is_relative_to(FOLDER)
+
+    @property
+    def label(self) -> str:
+        """The name as screens show it: a toy is called one."""
+        return f"{self.name} (toy pair)" if self.toy else self.name
+
+
+def find(model: str, drafter: str | None = None) -> Pair:
+    """The pair behind a bundled name or a local folder.
+
+    Args:
+        model: a name of ``BUNDLED`` or the folder of a target.
+        drafter: the folder of a drafter; overrides a bundled one.
+
+    Raises:
+        UnknownModelError: neither a name nor a folder; suggests the nearest name.
+        UsageError: ``drafter`` is not a folder.
+        CheckpointError: a bundled pair is missing from this installation.
+    """
+    chosen = _drafter_folder(drafter) if drafter is not None else None
+    if model in BUNDLED:
+        return _bundled(model, chosen)
+    folder = Path(model).expanduser() if model.strip() else None
+    if folder is not None and folder.is_dir():
+        return Pair(model, folder, chosen, bundled=False)
+    raise _unknown(model, folder)
+
+
+def _bundled(name: str, drafter: Path | None) -> Pair:
+    folder = FOLDER / name
+    for part in ("target", "drafter"):
+        if not (folder / part / "config.json").is_file():
+            raise CheckpointError(
+                f"the bundled pair {name!r} is missing from this installation ({folder / part})",
+                "install dflash-local again, or train it: python -m dflash_local.train.demo",
+            )
+    if drafter is not None:
+        return Pair(name, folder / "target", drafter, bundled=False)
+    return Pair(name, folder / "target", folder / "drafter", bundled=True, acceptance_band=TOY_BAND)
+
+
+def _drafter_folder(drafter: str) -> Path:
+    folder = Path(drafter).expanduser()
+    if not drafter.strip() or not folder.is_dir():
+        raise UsageError(f"--drafter {drafter!r} is not a folder", "give the folder of a DFlash drafter checkpoint")
+    return folder
+
+
+def _unknown(model: str, folder: Path | None) -> UnknownModelError:
+    if folder is not None and folder.is_file():
+        return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
+    close = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.5)
+    if close:
+        hint = f"did you mean {close[0]!r}?"
+    else:
+        hint = f"give the folder of a model, or one of: {', '.join(BUNDLED)}"
+    return UnknownModelError(f"unknown model {model!r}: neither a bundled pair nor a folder", hint)

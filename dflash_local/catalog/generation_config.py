@@ -1,0 +1,43 @@
+"""A model's own sampling defaults, from ``generation_config.json``. Knows no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.request import SamplingParams
+
+FILE = "generation_config.json"
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(folder: Path) -> SamplingParams:
+    """The sampling a model's authors advise; greedy without the file or without ``do_sample``.
+
+    With ``do_sample`` an absent temperature is 1 and an absent filter is off: what the authors did
+    not write is not added.
+
+    Raises:
+        CheckpointError: the file is not JSON or holds a value outside its range.
+    """
+    path = folder / FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return SamplingParams()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "correct the file or remove it") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} must hold one JSON object", "correct the file or remove it")
+    if config.get("do_sample") is not True:
+        return SamplingParams()
+    fields: dict[str, Any] = {"temperature": 1.0}
+    fields.update({name: config[name] for name in NUMBERS if config.get(name) is not None})
+    if config.get("top_k") is not None:
+        fields["top_k"] = config["top_k"]
+    try:
+        return SamplingParams(**fields)
+    except UsageError as error:
+        raise CheckpointError(f"{path}: {error.message}", "correct the file or remove it") from error

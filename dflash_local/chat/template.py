@@ -1,0 +1,173 @@
+"""Messages to ids through the checkpoint's chat template, rendered in a process that can be killed.
+
+A target without a template is a base model: its prompt is the contents, joined by an empty line, after
+BOS where the tokenizer adds one; roles and thinking are dropped.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dflash_local.chat.channels import END_THINK, THINK
+from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.errors import ContextError, TemplateError, UsageError
+from dflash_local.request import Message
+
+PROCESS = TemplateProcess()
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as ids.
+
+    Attributes:
+        stable: leading ids that stay when the conversation goes on: those of the rendering without
+            the generation prompt, as far as they agree.
+        opens_thinking: the prompt ends inside an open ``<think>``.
+    """
+
+    ids: tuple[int, ...]
+    stable: int
+    opens_thinking: bool
+
+
+class Concealer:
+    """Hides control texts in a conversation behind random markers while a template handles it.
+
+    What a user writes can then neither steer the template nor be taken for its tags. The beginning of
+    a control text at the end of a content (and the end of one at its beginning) is hidden as well, so
+    that contents a template puts side by side cannot make a tag together.
+    """
+
+    def __init__(self, pattern: re.Pattern[str] | None, controls: Sequence[str]) -> None:
+        self._pattern = pattern
+        self._controls = controls
+        self._nonce = secrets.token_hex(8)
+        self.hidden: dict[str, str] = {}
+
+    def conceal(self, value: Any) -> Any:
+        """``value`` (JSON-like) with every string in it made harmless."""
+        if isinstance(value, str):
+            return self._conceal_text(value)
+        if isinstance(value, Mapping):
+            return {self.conceal(key): self.conceal(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.conceal(item) for item in value]
+        return value
+
+    def _conceal_text(self, text: str) -> str:
+        if self._pattern is None:
+            return text
+        text = self._pattern.sub(lambda match: self._marker(match[0]), text)
+        body = text.strip()
+        head = max((_shared(control, body) for control in self._controls), default=0)
+        tail = max((_shared(body, control) for control in self._controls), default=0)
+        if head + tail > len(body):
+            head = 0
+        start = len(text) - len(text.lstrip())
+        end = start + len(body)
+        parts = [text[:start], self._marker(body[:head]), text[start + head : end - tail]]
+        return "".join([*parts, self._marker(body[len(body) - tail :]), text[end:]])
+
+    def _marker(self, text: str) -> str:
+        if not text:
+            return ""
+        marker = f"{self._nonce}{len(self.hidden):08x}"
+        self.hidden[marker] = text
+        return marker
+
+
+def _shared(left: str, right: str) -> int:
+    """Length of the longest proper end of ``left`` that begins ``right``."""
+    limit = min(len(left), len(right))
+    return next((n for n in range(limit, 0, -1) if left.endswith(right[:n])), 0)
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    thinking: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    now: datetime | None = None,
+) -> Rendered:
+    """Ids of a conversation, ready for the reply.
+
+    Args:
+        thinking: passed as ``enable_thinking``, always.
+        tools: JSON schemas for templates that take them.
+        now: what ``strftime_now`` tells the template; the present by default.
+
+    Raises:
+        UsageError: the template refuses the conversation (its own words are given).
+        TemplateError: it fails, tries to leave the sandbox, or takes over 2 s or 4 M characters.
+    """
+    if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
+        raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
+    if tokenizer.template is None:
+        return _render_plain(tokenizer, messages)
+    concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
+    arguments: dict[str, Any] = {
+        "messages": [_as_dict(message, concealer) for message in messages],
+        "tools": concealer.conceal(list(tools)) if tools else None,
+        "enable_thinking": thinking,
+        **{name: text for name, text in _special_texts(tokenizer) if text},
+    }
+    texts = _ask(tokenizer.template, arguments, now or datetime.now(), messages)
+    ids = tokenizer.encode_rendering(texts[0], concealer.hidden)
+    history = tokenizer.encode_rendering(texts[1], concealer.hidden) if len(texts) > 1 else []
+    stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
+    return Rendered(tuple(ids), stable, _opens_thinking(texts))
+
+
+def _special_texts(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    yield "bos_token", tokenizer.bos_text
+    yield "eos_token", tokenizer.eos_text
+
+
+def _as_dict(message: Message, concealer: Concealer) -> dict[str, str]:
+    """A message as templates expect it; ``thinking`` under both names in use (gpt-oss reads the second)."""
+    entry = {"role": message.role, "content": concealer.conceal(message.content)}
+    if message.thinking:
+        thought = concealer.conceal(message.thinking)
+        entry |= {"reasoning_content": thought, "thinking": thought}
+    return entry
+
+
+def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> Rendered:
+    ids = (*tokenizer.begin, *tokenizer.encode("\n\n".join(message.content for message in messages)))
+    return Rendered(ids, len(ids), False)
+
+
+def _ask(template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message]) -> list[str]:
+    """Renderings with and, where the template can, without the generation prompt."""
+    answer = PROCESS.request(
+        {"template": template, "arguments": arguments, "generation_prompt": [True, False], "now": now.isoformat()}
+    )
+    texts = answer.get("texts", answer.get("done"))
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return texts
+    kind, message = answer.get("error"), str(answer.get("message", ""))
+    if kind == "refused":
+        roles = ", ".join(dict.fromkeys(m.role for m in messages))
+        raise UsageError(f"the chat template refuses the conversation: {message}", f"the roles sent are {roles}")
+    if kind == "security":
+        raise TemplateError(f"the chat template tries to leave its sandbox: {message}", "do not use this checkpoint")
+    if kind == "size":
+        raise TemplateError(f"the chat template makes too much text: {message}", "the template is faulty or hostile")
+    raise TemplateError(f"the chat template fails: {message}", "the template does not fit this conversation")
+
+
+def _opens_thinking(texts: Sequence[str]) -> bool:
+    """True when the generation prompt opens ``<think>`` and leaves it open (contents are concealed here)."""
+    full = texts[0]
+    history = os.path.commonprefix([full, texts[1]]) if len(texts) > 1 else ""
+    prompt = full[len(history) :]
+    return prompt.rfind(THINK) > prompt.rfind(END_THINK) or full.rstrip().endswith(THINK)

@@ -1,0 +1,147 @@
+"""Ids to text that is safe to show: whole characters, channels told apart, nothing of a stop string.
+
+The result depends on the ids alone, never on how they were grouped into pushes: a reply is the same text
+with any block length. Stop strings are looked for in the text of each channel as the user sees it, one
+channel at a time, markup excluded; a stop string that itself contains a tag is looked for in the raw text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dflash_local.chat.channels import ChannelParser, Span
+from dflash_local.chat.stop_strings import StopStrings
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.events import Channel, Origin, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Outcome of one push.
+
+    Attributes:
+        pieces: text that became safe to show.
+        stop_at: ids of this push up to and including the one that made a stop string certain, or None.
+            It counts as long as the ids given; at least 1.
+    """
+
+    pieces: tuple[Piece, ...]
+    stop_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """One character on its way out."""
+
+    text: str
+    channel: Channel
+    origin: Origin
+    shown: bool
+
+
+class TextStream:
+    """The text of one reply, as its ids come in.
+
+    Args:
+        tokenizer: decodes; special tokens and stop ids are never shown.
+        stops: the reply ends before the first of these.
+        channels: a fresh parser, see ``channel_parser``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], channels: ChannelParser) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.decoder()
+        self._channels = channels
+        markup = set(channels.tags) | {token.text for token in tokenizer.added.values() if token.special}
+        raw = {stop for stop in stops if any(tag in stop for tag in markup)}
+        self._raw_stops = StopStrings(raw) if raw else None
+        self._seen_stops = StopStrings(set(stops) - raw) if set(stops) - raw else None
+        self._held: list[_Mark] = []
+        self._texts: dict[Channel, list[str]] = {"thinking": [], "final": [], "tool": []}
+        self._stopped = False
+        self._last_origin: Origin = "bonus"
+
+    def push(self, ids: Sequence[int], origins: Sequence[Origin]) -> Pushed:
+        """Take ids and where each came from. After a stop string was found nothing more comes out."""
+        pieces: list[tuple[str, Channel, Origin]] = []
+        for index, (token_id, origin) in enumerate(zip(ids, origins) if not self._stopped else ()):
+            for span in self._spans(token_id):
+                pieces += self._take(span, origin)
+            if self._stopped:
+                return Pushed(self._emit(pieces), index + 1)
+        return Pushed(self._emit(pieces))
+
+    def finish(self) -> tuple[Piece, ...]:
+        """The end: half a character becomes U+FFFD, held-back text is let go. Its origin is as it came."""
+        pieces: list[tuple[str, Channel, Origin]] = []
+        for span in [*self._channels.text(self._decoder.finish()), *self._channels.finish()]:
+            pieces += self._take(span, self._last_origin)
+        pieces += self._release(len(self._held))
+        self._stopped = True
+        return self._emit(pieces)
+
+    def text(self, channel: Channel = "final") -> str:
+        """All text of a channel that was handed out so far."""
+        return "".join(self._texts[channel])
+
+    def _spans(self, token_id: int) -> list[Span]:
+        """What one id adds: markup, or the characters it completes."""
+        added = self._tokenizer.added.get(token_id)
+        if added is not None and added.text in self._channels.tags:
+            before = self._channels.text(self._decoder.finish())
+            return before + (self._channels.token(added.text) or [])
+        spans = self._channels.text(self._decoder.push(token_id))
+        if added is not None and added.special and self._raw_stops:
+            spans.append(Span(added.text, "final", False))
+        return spans
+
+    def _take(self, span: Span, origin: Origin) -> list[tuple[str, Channel, Origin]]:
+        """Add a span; returns what may be shown now. Sets ``_stopped`` at a stop string, then takes no more."""
+        if self._stopped:
+            return []
+        self._last_origin = origin
+        if self._raw_stops is None and self._seen_stops is None:
+            return [(span.text, span.channel, origin)] if span.shown else []
+        return self._scan(span, origin)
+
+    def _scan(self, span: Span, origin: Origin) -> list[tuple[str, Channel, Origin]]:
+        if self._seen_stops and (span.text in self._channels.tags):
+            self._seen_stops.reset()
+        for character in span.text:
+            self._held.append(_Mark(character, span.channel, origin, span.shown))
+            found = self._raw_stops.feed(character) if self._raw_stops else 0
+            seen = self._seen_stops.feed(character) if self._seen_stops and span.shown else 0
+            if found or seen:
+                keep = min(len(self._held) - found, self._seen_start(seen))
+                self._stopped = True
+                safe = self._release(keep)
+                self._held.clear()
+                return safe
+        waiting = self._raw_stops.held if self._raw_stops else 0
+        visible = self._seen_stops.held if self._seen_stops else 0
+        return self._release(min(len(self._held) - waiting, self._seen_start(visible)))
+
+    def _seen_start(self, visible: int) -> int:
+        """Index in the held characters where the last ``visible`` shown ones begin."""
+        index = len(self._held)
+        while visible and index:
+            index -= 1
+            visible -= self._held[index].shown
+        return index
+
+    def _release(self, count: int) -> list[tuple[str, Channel, Origin]]:
+        """Let the first ``count`` held characters go."""
+        out = [(mark.text, mark.channel, mark.origin) for mark in self._held[:count] if mark.shown]
+        del self._held[:count]
+        return out
+
+    def _emit(self, parts: Iterable[tuple[str, Channel, Origin]]) -> tuple[Piece, ...]:
+        """Merge neighbours of one channel and origin, and remember the text."""
+        pieces = []
+        for (channel, origin), group in groupby(parts, key=lambda part: part[1:]):
+            text = "".join(part[0] for part in group)
+            self._texts[channel].append(text)
+            pieces.append(Piece(text, channel, origin))
+        return tuple(pieces)

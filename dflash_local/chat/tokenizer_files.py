@@ -1,0 +1,143 @@
+"""The files of a tokenizer as transformers 4 and 5 write them, merged into one description.
+
+Owns reading and their precedence; refuses to know how text is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import CheckpointError
+
+MAX_TEMPLATE_CHARS = 1_000_000
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token outside the learned vocabulary.
+
+    Attributes:
+        special: hidden when a reply is decoded.
+        control: never produced from plain text: every special token, and every tag-like one
+            (``<think>``, ``[INST]``). Others (runs of spaces, extra words) are ordinary vocabulary.
+    """
+
+    id: int
+    text: str
+    special: bool
+
+    @property
+    def control(self) -> bool:
+        """True when user text that spells this token must not become it (RELIABILITY CK-21)."""
+        return self.special or (len(self.text) > 2 and self.text[0] + self.text[-1] in ("<>", "[]"))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """``tokenizer.json`` (with the added tokens of the other files merged in) and the settings beside it."""
+
+    spec: dict[str, Any]
+    config: dict[str, Any]
+    added: tuple[AddedToken, ...]
+    template: str | None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one when there is no file, CheckpointError when it is damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}", f"check {path}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is not valid JSON: {error}", f"fetch {path} again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} holds {type(value).__name__}, not an object", f"fetch {path} again")
+    return value
+
+
+def token_text(value: object) -> str | None:
+    """The text of a token written as ``"<s>"`` or ``{"content": "<s>", ...}``; None for anything else."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def read_files(folder: Path) -> TokenizerFiles | None:
+    """Everything about the tokenizer in ``folder``; None when it has no ``tokenizer.json``."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    spec, config = read_json(path), read_json(folder / "tokenizer_config.json")
+    if not isinstance(spec.get("model"), dict):
+        raise CheckpointError("tokenizer.json has no model section", f"fetch {path} again")
+    special = set(_special_texts(config)) | set(_special_texts(read_json(folder / "special_tokens_map.json")))
+    entries = _merged_entries(spec, config, read_json(folder / "added_tokens.json"), special)
+    spec["added_tokens"] = entries
+    # A saved truncation would cut prompts silently; transformers switches both off per call as well.
+    spec["truncation"] = spec["padding"] = None
+    added = tuple(AddedToken(e["id"], e["content"], bool(e.get("special"))) for e in entries)
+    return TokenizerFiles(spec, config, added, _template(folder, config))
+
+
+def _special_texts(source: dict[str, Any]) -> Iterator[str]:
+    """Texts of the tokens that a settings file names as special, in both layouts (v4 lists, v5 maps)."""
+    values: list[object] = [source.get(name) for name in SPECIAL_NAMES]
+    for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
+        extra = source.get(name)
+        values.extend(extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ())
+    for value in values:
+        if text := token_text(value):
+            yield text
+
+
+def _merged_entries(
+    spec: dict[str, Any], config: dict[str, Any], extra: dict[str, Any], special: set[str]
+) -> list[dict[str, Any]]:
+    """Added tokens of all files in id order; ``tokenizer.json`` wins, a text is kept once."""
+    found: list[dict[str, Any]] = []
+    own = spec.get("added_tokens")
+    found.extend(dict(entry) for entry in (own if isinstance(own, list) else ()) if isinstance(entry, dict))
+    listed = config.get("added_tokens_decoder")
+    for key, entry in (listed if isinstance(listed, dict) else {}).items():
+        if isinstance(entry, dict) and str(key).isdecimal():
+            found.append({**entry, "id": int(key)})
+    found.extend({"id": token_id, "content": text} for text, token_id in extra.items())
+    unique: dict[str, dict[str, Any]] = {}
+    for entry in found:
+        text, token_id = entry.get("content"), entry.get("id")
+        if not isinstance(text, str) or not text or not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise CheckpointError(f"added token {text!r} has the id {token_id!r}", "fetch the tokenizer's files again")
+        flags = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        marked = bool(entry.get("special")) or text in special
+        unique.setdefault(text, {"id": token_id, "content": text, **flags, "special": marked})
+    return sorted(unique.values(), key=lambda entry: entry["id"])
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The chat template: its own file first (transformers 5), then the one inside the settings."""
+    path = folder / "chat_template.jinja"
+    value: object = None
+    if path.is_file():
+        try:
+            value = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path.name} cannot be read: {error}", f"fetch {path} again") from error
+    elif "chat_template" in config:
+        value = config["chat_template"]
+    else:
+        value = read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(value, list):
+        named = {row.get("name"): row.get("template") for row in value if isinstance(row, dict)}
+        value = named.get("default")
+    if not isinstance(value, str) or not value:
+        return None
+    if len(value) > MAX_TEMPLATE_CHARS:
+        raise CheckpointError(f"the chat template has {len(value)} characters, {MAX_TEMPLATE_CHARS} allowed")
+    return value

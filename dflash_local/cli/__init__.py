@@ -1,0 +1,1 @@
+"""The ``dflash`` command. Imports nothing heavy until a command needs it."""

@@ -1,0 +1,93 @@
+"""``dflash chat``: from its options to a running conversation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dflash_local import settings
+from dflash_local.catalog.bundled import find
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.cli.repl import repl
+from dflash_local.cli.session import LoadWish
+from dflash_local.cli.slash import Desk
+from dflash_local.cli.talk import MAX_NEW_TOKENS, Talk, Wishes
+from dflash_local.request import Limits, SamplingParams
+from dflash_local.store.history import Recorder
+from dflash_local.store.paths import chats_folder
+
+DEFAULT_MODEL = "demo"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("chat")(chat)
+
+
+def chat(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A bundled pair or a folder; demo.")] = None,
+    drafter: opt.Drafter = None,
+    mode: opt.Mode = opt.ModeChoice.dflash,
+    system: opt.System = "",
+    max_new_tokens: opt.MaxNewTokens = None,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
+    presence_penalty: opt.PresencePenalty = None,
+    frequency_penalty: opt.FrequencyPenalty = None,
+    seed: opt.Seed = None,
+    block_size: opt.BlockSize = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    quantize: opt.Quantize = None,
+    allow_mismatch: opt.AllowMismatch = False,
+    think: opt.Think = None,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Talk with a model, line by line. Sampling as its generation_config.json advises."""
+    user = settings.load()
+    console = Console(user.environ)
+    name = model or user.model or DEFAULT_MODEL
+    pair = find(name, drafter)
+    given = {
+        "temperature": temperature if temperature is not None else user.temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "seed": seed,
+    }
+    sampling = {key: value for key, value in given.items() if value is not None}
+    opt.sampling(SamplingParams(), **sampling)  # refuses what is out of range before anything loads
+    wishes = Wishes(
+        sampling=sampling,
+        limits=Limits(_first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
+        mode=opt.mode_name(mode),
+        block_size=block_size,
+        thinking=bool(_first(think, user.thinking, False)),
+        system=system,
+    )
+    load = LoadWish(
+        dtype=_first(opt.value_of(dtype), user.dtype, "auto"),
+        device=_first(device, user.device, "auto"),
+        quantize=opt.value_of(quantize),
+        allow_mismatch=allow_mismatch,
+    )
+    folder = chats_folder(user)
+    recorder = Recorder(folder, console.warn, keep=user.history and not no_history)
+    with Talk(console, pair, load, wishes, recorder) as talk:
+        chosen = "" if model or user.model else " (no MODEL was given)"
+        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
+        repl(Desk(talk, folder))
+
+
+def _first(*values: Any) -> Any:
+    """The first that was given."""
+    return next(value for value in values if value is not None)

@@ -1,0 +1,146 @@
+"""The only place that prints: data to stdout, everything else to stderr, all of it harmless.
+
+Text is made safe for terminals and encodable in the stream's encoding here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from dflash_local import terminal
+from dflash_local.errors import DFlashError
+
+RESET = "\x1b[0m"
+STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
+
+
+class OutputClosed(Exception):
+    """Nobody reads stdout any more (``| head``): the program ends quietly."""
+
+
+class Console:
+    """The two output streams of one command.
+
+    Styles are given by name and applied only where the stream is a terminal that wants colour;
+    so no meaning may hang on a style alone.
+    """
+
+    def __init__(self, environ: Mapping[str, str], out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.out = out if out is not None else sys.stdout
+        self.err = err if err is not None else sys.stderr
+        self._colour_out = self.out is not None and terminal.colour_enabled(self.out, environ)
+        self._colour_err = self.err is not None and terminal.colour_enabled(self.err, environ)
+
+    @property
+    def interactive(self) -> bool:
+        """True when a person sits at both ends: stdin and stdout are terminals."""
+        return _is_terminal(sys.stdin) and _is_terminal(self.out)
+
+    def data(self, text: str = "", style: str = "", end: str = "\n") -> None:
+        """Whole text for stdout, made safe."""
+        self.raw(terminal.safe(text), style, end)
+
+    def raw(self, text: str, style: str = "", end: str = "") -> None:
+        """Text for stdout that has passed ``terminal.TerminalFilter`` already."""
+        _emit(self.out, _styled(text, style, self._colour_out) + end)
+
+    def json(self, value: Mapping[str, Any]) -> None:
+        """One JSON object on one line of stdout; all ASCII, so that no encoding can fail."""
+        _emit(self.out, json.dumps(value, ensure_ascii=True) + "\n")
+
+    def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
+        """Whole text for stderr, made safe; lost without a word when nobody reads stderr."""
+        self.raw_note(terminal.safe(text), style, end)
+
+    def raw_note(self, text: str, style: str = "", end: str = "") -> None:
+        """Text for stderr that has passed ``terminal.TerminalFilter`` already."""
+        try:
+            _emit(self.err, _styled(text, style, self._colour_err) + end)
+        except OutputClosed:
+            return
+
+    def warn(self, text: str) -> None:
+        """One warning line on stderr."""
+        self.note(f"warning: {_one_line(text)}", "yellow")
+
+    def error(self, error: DFlashError, as_json: bool = False) -> None:
+        """An error on stderr: one line and the hint, or one JSON object."""
+        if as_json:
+            self.raw_note(json.dumps(error.as_dict(), ensure_ascii=True) + "\n")
+            return
+        self.note(f"error: {_one_line(error.message)}", "red")
+        if error.hint:
+            self.note(f"hint: {_one_line(error.hint)}")
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[str, float], None]]:
+        """A line on stderr that is rewritten in place and gone at the end; nothing off a terminal."""
+        if not _is_terminal(self.err):
+            yield lambda _text, _fraction: None
+            return
+        longest = 0
+
+        def show(text: str, fraction: float) -> None:
+            nonlocal longest
+            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, terminal.width() - 1)]
+            longest = max(longest, len(line))
+            self.raw_note(f"\r{line.ljust(longest)}")
+
+        try:
+            yield show
+        finally:
+            if longest:
+                self.raw_note(f"\r{' ' * longest}\r")
+
+    def can_show(self, text: str) -> bool:
+        """True when stdout's encoding has all these characters."""
+        encoding = getattr(self.out, "encoding", None) or "ascii"
+        return terminal.encodable(text, encoding) == text
+
+
+def make_unbreakable() -> None:
+    """Let no stream raise for a character that its encoding lacks (``LC_ALL=C``), nor for bad input."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def hush_stdout() -> None:
+    """Point a closed stdout at nothing, so that the interpreter's last flush cannot complain."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return
+    with open(os.devnull, "w", encoding="ascii") as nothing:
+        os.dup2(nothing.fileno(), descriptor)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _styled(text: str, style: str, colour: bool) -> str:
+    return f"{STYLES[style]}{text}{RESET}" if style and colour and text else text
+
+
+def _emit(stream: TextIO | None, text: str) -> None:
+    if stream is None or stream.closed:
+        raise OutputClosed
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        print(terminal.encodable(text, encoding), end="", file=stream, flush=True)
+    except BrokenPipeError as error:
+        raise OutputClosed from error

@@ -1,0 +1,252 @@
+"""``dflash doctor``: judges what the probes found and says what to do about each problem.
+
+A missing GPU is information, not a problem: everything runs on the CPU, slowly.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from dflash_local import __version__, settings
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.errors import SettingsError
+from dflash_local.planner import hardware, software
+from dflash_local.planner.hardware import Driver, TorchFacts
+from dflash_local.planner.software import OURS, Command, Compiler
+
+Status = Literal["ok", "info", "problem"]
+STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
+GIB = 2**30
+LITTLE_MEMORY = 2 * GIB  # torch and the bundled pair take about one
+LITTLE_DISK = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report. ``fix`` is what to do, empty when there is nothing to do."""
+
+    name: str
+    status: Status
+    value: str
+    fix: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``doctor``."""
+    app.command()(doctor)
+
+
+def doctor(json_: opt.Json = False, debug: opt.Debug = False) -> None:
+    """Look at this machine and this installation, and say what to do about each problem."""
+    try:
+        environ: Mapping[str, str] = settings.load().environ
+        wishes = Check("settings", "ok", "read")
+    except SettingsError as error:
+        environ = {"NO_COLOR": "1"}
+        wishes = Check("settings", "problem", error.message, error.hint)
+    settings.quiet_libraries()
+    checks = [*examine(environ), wishes]
+    console = Console(environ)
+    problems = sum(check.status == "problem" for check in checks)
+    if json_:
+        console.json({"version": __version__, "problems": problems, "checks": [asdict(check) for check in checks]})
+    else:
+        _show(console, checks, problems)
+    raise typer.Exit(1 if problems else 0)
+
+
+def _show(console: Console, checks: list[Check], problems: int) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        console.data(f"{check.status:<8}", STYLES[check.status], end="")
+        console.data(f"{check.name:<{width}}  {check.value}")
+        if check.fix:
+            console.data(f"{'':<{8 + width}}  -> {check.fix}")
+    console.data({0: "No problems.", 1: "1 problem."}.get(problems, f"{problems} problems."))
+
+
+def examine(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Every check but that of the settings, in the order they are shown."""
+    torch = hardware.probe_torch()
+    yield check_python(sys.version_info[:2])
+    yield Check(OURS, "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    yield check_torch(torch)
+    if torch is not None:
+        yield check_gpu(torch, hardware.nvidia_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
+    yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
+    yield check_compiler(software.c_compiler(environ.get("CC")), bool(torch and torch.gpus))
+    yield check_transformers(software.version_of("transformers"))
+    yield check_bitsandbytes(software.version_of("bitsandbytes"))
+    yield check_fla(software.version_of("flash-linear-attention") or software.version_of("fla-core"))
+    yield check_requirements(software.missing_requirements())
+    yield check_memory(hardware.memory())
+    yield from check_folders(_cache_folder(), _data_folder(environ))
+    yield check_command(software.command("dflash"))
+
+
+def check_python(version: tuple[int, int]) -> Check:
+    """The interpreter's version."""
+    if version < software.OLDEST_PYTHON:
+        return Check("python", "problem", platform.python_version(), "use Python 3.10 or later")
+    return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def check_torch(torch: TorchFacts | None) -> Check:
+    """Is torch there, does it import, is it new enough."""
+    wanted = ".".join(map(str, software.OLDEST_TORCH))
+    if torch is None:
+        return Check("torch", "problem", "not installed", f"pip install 'torch>={wanted}'")
+    if not torch.version:
+        return Check("torch", "problem", f"does not import: {torch.error}", "install torch again")
+    build = f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
+    if torch.hip:
+        build = f"built for ROCm {torch.hip}"
+    if software.release(torch.version) < software.OLDEST_TORCH:
+        return Check("torch", "problem", f"{torch.version}, too old", f"pip install -U 'torch>={wanted}'")
+    return Check("torch", "ok", f"{torch.version}, {build}")
+
+
+def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> Check:
+    """What models can run on, and why a GPU that is there cannot be used."""
+    if torch.gpus:
+        cards = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB, compute {gpu.capability})" for gpu in torch.gpus)
+        return Check("gpu", "ok", f"{cards}; driver {driver.version}" if driver else cards)
+    if torch.mps:
+        return Check("gpu", "ok", "Apple GPU through MPS")
+    if driver is None:
+        return Check("gpu", "info", "none found; models run on the CPU")
+    there = f"{', '.join(driver.gpus)} with driver {driver.version}"
+    if visible is not None and visible.strip() in ("", "-1"):
+        return Check("gpu", "info", f"{there}, hidden by CUDA_VISIBLE_DEVICES={visible!r}")
+    if torch.cuda is None:
+        fix = "install a CUDA build of torch, as its own install page says for this system"
+        return Check("gpu", "problem", f"{there}, but this torch was built without CUDA", fix)
+    reason = f": {torch.error.splitlines()[0]}" if torch.error else ""
+    fix = "update the NVIDIA driver, or install a torch built for the CUDA version that the driver knows"
+    return Check("gpu", "problem", f"{there} cannot be used by torch for CUDA {torch.cuda}{reason}", fix)
+
+
+def check_triton(version: str | None, gpu: bool) -> Check:
+    """Triton builds GPU kernels at run time."""
+    if version:
+        return Check("triton", "ok", version)
+    reason = "GPU kernels written in it cannot be built" if gpu else "not needed without a GPU"
+    return Check("triton", "info", f"not installed; {reason}", "pip install triton" if gpu else "")
+
+
+def check_compiler(compiler: Compiler, gpu: bool) -> Check:
+    """Triton compiles its launchers with the C compiler and Python's headers."""
+    unmet: Status = "problem" if gpu else "info"
+    if compiler.path is None:
+        fix = "install gcc (Debian, Ubuntu: apt-get install gcc) or set CC" if gpu else ""
+        return Check("c compiler", unmet, "none found; Triton needs one for GPU kernels", fix)
+    if not compiler.headers:
+        fix = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)" if gpu else ""
+        return Check("c compiler", unmet, f"{compiler.path}, but Python.h is missing, which Triton needs", fix)
+    return Check("c compiler", "ok", f"{compiler.path}, Python.h found")
+
+
+def check_transformers(version: str | None) -> Check:
+    """The reference targets are transformers models of a tested range."""
+    low, high = (".".join(map(str, part)) for part in (software.OLDEST_TRANSFORMERS, software.TRANSFORMERS_BELOW))
+    wanted = f"pip install 'transformers>={low},<{high}'"
+    if version is None:
+        return Check("transformers", "problem", "not installed", wanted)
+    if not software.OLDEST_TRANSFORMERS <= software.release(version) < software.TRANSFORMERS_BELOW:
+        return Check("transformers", "problem", f"{version}, outside {low} to below {high}", wanted)
+    return Check("transformers", "ok", version)
+
+
+def check_bitsandbytes(version: str | None) -> Check:
+    """Optional: weights in 4 and 8 bits."""
+    if version:
+        return Check("bitsandbytes", "ok", version)
+    return Check("bitsandbytes", "info", "not installed; 4-bit and 8-bit loading need it", "pip install bitsandbytes")
+
+
+def check_fla(version: str | None) -> Check:
+    """Optional: faster Gated-DeltaNet layers inside transformers."""
+    if version:
+        return Check("fla", "ok", version)
+    return Check("fla", "info", "not installed; optional, results do not depend on it")
+
+
+def check_requirements(missing: tuple[str, ...]) -> Check:
+    """Packages our own metadata asks for."""
+    if missing:
+        return Check("requirements", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Check("requirements", "ok", "all installed")
+
+
+def check_memory(memory: hardware.Memory) -> Check:
+    """Main memory, which also bounds what fits on the CPU."""
+    limit = ", the container's limit" if memory.limited else ""
+    value = f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f} GiB{limit}"
+    if memory.available < LITTLE_MEMORY:
+        return Check("memory", "problem", value, "close other programs: torch and the bundled pair need about 1 GiB")
+    return Check("memory", "ok", value)
+
+
+def check_folders(cache: Path | None, data: Path | None) -> Iterator[Check]:
+    """Where models are kept and where chats are kept: writable, and with room."""
+    if cache is not None:
+        folder = hardware.folder(cache)
+        if not folder.writable:
+            yield Check("model cache", "problem", f"{cache} cannot be written", "set HF_HOME to a folder of yours")
+        else:
+            yield Check("model cache", "ok", str(cache))
+        free = f"{folder.free / GIB:.1f} GiB free for models"
+        low = folder.free < LITTLE_DISK
+        yield Check("disk", "problem" if low else "ok", free, "free some space or move HF_HOME" if low else "")
+    if data is None:
+        yield Check("data folder", "info", "none: no home folder, so chats are not kept", "set DFLASH_HOME")
+    elif not hardware.folder(data).writable:
+        yield Check("data folder", "problem", f"{data} cannot be written", "set DFLASH_HOME to a folder of yours")
+    else:
+        yield Check("data folder", "ok", str(data))
+
+
+def check_command(command: Command) -> Check:
+    """Who answers to ``dflash``: other packages use that name too, so ``dflash-local`` always works."""
+    name = f"command {command.name}"
+    always = f"use {OURS}, which is always this program"
+    others = [provider for provider in command.providers if provider != OURS]
+    if command.here.exists() and not command.is_ours:
+        owner = f" from {', '.join(others)}" if others else ""
+        return Check(name, "problem", f"{command.here} is another program{owner}", always)
+    if others:
+        return Check(name, "problem", f"also provided by {', '.join(others)}; the last one installed wins", always)
+    if not command.here.exists():
+        return Check(name, "info", "not installed, running from source", "python -m dflash_local does the same")
+    if command.found is None:
+        return Check(name, "info", f"{command.here} is not on PATH", "activate the environment or use the full path")
+    if command.found_here:
+        return Check(name, "ok", str(command.found))
+    if software.starts_us(command.found):
+        return Check(name, "info", f"{command.found} is another installation of {OURS}; this one is {command.here}")
+    return Check(name, "problem", f"this shell runs {command.found}, which is another program", always)
+
+
+def _cache_folder() -> Path | None:
+    """The standard Hugging Face cache, wherever the user's variables put it."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return None  # reported as a missing requirement
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _data_folder(environ: Mapping[str, str]) -> Path | None:
+    """Our own data folder under these variables; None without one, also when the settings are bad."""
+    try:
+        return settings.load(environ).data_dir
+    except SettingsError:
+        return None

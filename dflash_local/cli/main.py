@@ -1,0 +1,116 @@
+"""Builds the command line and is the one place where errors become words and exit codes.
+
+Imports nothing heavy: every command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dflash_local import __version__, settings
+from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
+from dflash_local.errors import DFlashError, Interrupted, UsageError
+
+COMMANDS = ("run", "chat", "demo", "certify", "bench", "doctor")  # each a module with register(app)
+PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
+# typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
+_PARSE_ERROR: type[typer.BadParameter] = next(
+    cls  # type: ignore[misc]  # it is a root of BadParameter, not BadParameter
+    for cls in typer.BadParameter.__mro__
+    if cls.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="dflash",
+    help="Run a language model with its DFlash drafter: the same text in less time.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        Console({}).data(f"dflash-local {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Without a command, say which there are."""
+    if context.invoked_subcommand is None:
+        Console({}).data(context.get_help())
+
+
+for _name in COMMANDS:
+    if importlib.util.find_spec(f"dflash_local.cli.{_name}"):
+        importlib.import_module(f"dflash_local.cli.{_name}").register(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the process's exit code (ARCHITECTURE 3) and never raises."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    flags = set(itertools.takewhile(lambda word: word != "--", arguments))
+    make_unbreakable()
+    try:
+        return _invoke(arguments)
+    except OutputClosed:
+        hush_stdout()
+        return PIPE_CLOSED
+    except DFlashError as error:
+        return _report(error, flags)
+    except (KeyboardInterrupt, typer.Abort):
+        return _report(Interrupted("interrupted"), flags)
+    except SystemExit as stop:  # the parser writes its help itself and leaves so when nobody reads
+        if isinstance(stop.__context__, BrokenPipeError):
+            hush_stdout()
+            return PIPE_CLOSED
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:  # one of the three broad ones: a user gets a line, not a traceback
+        unexpected = DFlashError(
+            f"unexpected failure: {type(error).__name__}: {error}", "run again with --debug and report the traceback"
+        )
+        unexpected.__cause__ = error
+        return _report(unexpected, flags)
+
+
+def _invoke(arguments: list[str]) -> int:
+    try:
+        code = app(args=arguments, prog_name="dflash", standalone_mode=False)
+    except _PARSE_ERROR as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "dflash"
+        raise UsageError(error.format_message().rstrip("."), f"see {command} --help") from error
+    if code == Interrupted("").exit_code:  # the parser turns Ctrl-C into this number
+        raise Interrupted("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: DFlashError, flags: set[str]) -> int:
+    """Show an error as the user wants it and give its exit code."""
+    console = Console(_environ())
+    if "--debug" in flags:
+        console.note("".join(traceback.format_exception(type(error), error, error.__traceback__)), end="")
+    console.error(error, as_json="--json" in flags)
+    return error.exit_code
+
+
+def _environ() -> dict[str, str]:
+    """The environment, even when the settings themselves are what is wrong."""
+    try:
+        return dict(settings.load().environ)
+    except DFlashError:
+        return {"NO_COLOR": "1"}

@@ -1,0 +1,102 @@
+"""The options several commands share, declared once so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dflash_local.errors import UsageError
+from dflash_local.request import SamplingParams
+
+
+class ModeChoice(str, Enum):
+    """How a reply is produced; the text is the same."""
+
+    dflash = "dflash"
+    ar = "ar"
+
+
+class DtypeChoice(str, Enum):
+    """Number format of the weights and activations."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class QuantizeChoice(str, Enum):
+    """Weight formats of bitsandbytes."""
+
+    nf4 = "nf4"
+    int8 = "int8"
+
+
+class EngineChoice(str, Enum):
+    """Which runner does the work."""
+
+    reference = "reference"
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A bundled pair (demo, demo-hybrid) or a local folder.")]
+Drafter = Annotated[str | None, typer.Option(metavar="FOLDER", help="The drafter's folder.")]
+Mode = Annotated[ModeChoice, typer.Option(help="Draft and verify, or one token at a time.")]
+MaxNewTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens in the reply at most.")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option(metavar="P", help="Drop tokens under P times the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(metavar="X", help="Over prompt and reply; 1 is off.")]
+PresencePenalty = Annotated[float | None, typer.Option(metavar="X", help="Over the reply; 0 is off.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(metavar="X", help="Over the reply; 0 is off.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="0 to 2^64-1; a fresh one if not given, shown.")]
+BlockSize = Annotated[
+    int | None, typer.Option(metavar="B", help="Anchor and drafts per cycle; trained size if not given.")
+]
+Dtype = Annotated[DtypeChoice | None, typer.Option(help="auto: float32 on a CPU, bfloat16 on a GPU.")]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N, mps, balanced (several GPUs).")
+]
+Engine = Annotated[EngineChoice, typer.Option(help="The runner.")]
+Quantize = Annotated[QuantizeChoice | None, typer.Option(help="Load the target's weights in 4 or 8 bits.")]
+AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]
+Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
+System = Annotated[str, typer.Option(metavar="TEXT", help="The system message.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def sampling(start: SamplingParams, **given: float | int | None) -> SamplingParams:
+    """The start values with those given on the command line in their place."""
+    known = {field.name: getattr(start, field.name) for field in fields(start)}
+    known.update({name: value for name, value in given.items() if value is not None})
+    return SamplingParams(**known)
+
+
+def mode_name(mode: ModeChoice) -> Literal["dflash", "ar"]:
+    """The mode as events and requests spell it."""
+    return "ar" if mode is ModeChoice.ar else "dflash"
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Token ids from ``1,2,3``.
+
+    Raises:
+        UsageError: an entry is not a whole number.
+    """
+    ids: list[int] = []
+    for word in text.replace(",", " ").split():
+        if not (word.isascii() and word.isdigit()):
+            raise UsageError(f"--prompt-ids: {word!r} is not a token id", "give whole numbers such as 1,2,3")
+        ids.append(int(word))
+    if not ids:
+        raise UsageError("--prompt-ids is empty", "give whole numbers such as 1,2,3")
+    return tuple(ids)
+
+
+def value_of(choice: Enum | None) -> Any:
+    """The text behind a choice, None staying None."""
+    return None if choice is None else choice.value

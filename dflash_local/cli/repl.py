@@ -1,0 +1,91 @@
+"""The plain line chat: reads lines, tells commands from messages, and knows what Ctrl-C means."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from dflash_local.cli.console import Console
+from dflash_local.cli.slash import Desk, Quit, execute
+from dflash_local.errors import DFlashError
+
+PROMPT = ">>> "
+MORE = "... "
+FENCE = '"""'
+
+
+def repl(desk: Desk) -> None:
+    """Talk until /quit, end of input or Ctrl-C twice.
+
+    Raises:
+        EngineError: the session broke; no further reply can come from it.
+    """
+    console = desk.console
+    if console.interactive:
+        _offer_line_editing()
+    pressed = False  # Ctrl-C at the last prompt
+    while True:
+        try:
+            message = _read_message(console)
+            pressed = False
+            if message.strip():
+                _act(message, desk)
+        except (EOFError, Quit):
+            break
+        except KeyboardInterrupt:
+            if pressed:
+                break
+            pressed = True
+            console.note("\nCtrl-C again, Ctrl-D or /quit leaves")
+    if console.interactive:
+        console.note("bye", "dim")
+
+
+def _act(message: str, desk: Desk) -> None:
+    try:
+        if message.startswith("/") and not message.startswith("//"):
+            execute(message, desk)
+        else:
+            desk.talk.answer(message[1:] if message.startswith("//") else message)
+    except DFlashError as error:
+        if desk.talk.broken:
+            raise
+        desk.console.error(error)
+
+
+def _read_message(console: Console) -> str:
+    """One line, or the lines between two marks of three quotes.
+
+    Raises:
+        EOFError: there is no more.
+    """
+    line = _read_line(console, PROMPT)
+    stripped = line.strip()
+    if not stripped.startswith(FENCE):
+        return stripped
+    lines = [stripped[len(FENCE) :]]
+    while not lines[-1].rstrip().endswith(FENCE):
+        try:
+            lines.append(_read_line(console, MORE))
+        except EOFError:
+            return "\n".join(lines).strip("\n")
+    lines[-1] = lines[-1].rstrip()[: -len(FENCE)]
+    return "\n".join(lines).strip("\n")
+
+
+def _read_line(console: Console, prompt: str) -> str:
+    """A line without its end; the prompt is shown only where somebody types."""
+    if console.interactive:
+        return input(prompt)
+    line = sys.stdin.readline() if sys.stdin is not None else ""
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _offer_line_editing() -> None:
+    """Arrow keys and earlier lines, where Python was built with them."""
+    try:
+        importlib.import_module("readline")
+    except ImportError:
+        return

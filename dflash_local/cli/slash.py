@@ -1,0 +1,237 @@
+"""The commands inside a chat: what each is called, says and does to the ``Talk``."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local.catalog.bundled import BUNDLED, find
+from dflash_local.cli.console import Console
+from dflash_local.cli.reply import figures
+from dflash_local.cli.talk import Talk, histogram, parse_setting
+from dflash_local.errors import UsageError
+from dflash_local.events import Mode
+from dflash_local.store import export, history
+from dflash_local.store.records import Turn, encode_chat
+
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking")
+
+
+class Quit(Exception):
+    """The user wants to leave."""
+
+
+class Desk:
+    """A talk and what its commands need besides: where chats lie, and which names are its own."""
+
+    def __init__(self, talk: Talk, folder: Path | None) -> None:
+        self.talk = talk
+        self.folder = folder
+        self.saved: set[str] = set()
+
+    @property
+    def console(self) -> Console:
+        """Where the commands answer."""
+        return self.talk.console
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One slash command; ``act`` gets the desk and the rest of the line."""
+
+    usage: str
+    help: str
+    act: Callable[[Desk, str], None]
+
+
+def execute(line: str, desk: Desk) -> None:
+    """Run one line that begins with a slash.
+
+    Raises:
+        Quit: it was /quit. UsageError: no such command, or a bad argument. DFlashError: it failed.
+    """
+    word, _, argument = line.partition(" ")
+    name = ALIASES.get(word.lower(), word.lower())
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "/help shows the commands"
+        raise UsageError(f"unknown command {word}", f"{hint} A message may begin with // instead of /")
+    COMMANDS[name].act(desk, argument.strip())
+
+
+def _help(desk: Desk, _argument: str) -> None:
+    for command in COMMANDS.values():
+        desk.console.note(f"  {command.usage:24s} {command.help}")
+    desk.console.note('  """                      begins and ends a message of several lines')
+    desk.console.note("  Ctrl-C                   stops the reply; twice, or Ctrl-D, leaves")
+
+
+def _model(desk: Desk, argument: str) -> None:
+    words = _words(argument)
+    if not words:
+        facts = desk.talk.service.facts
+        desk.console.note(
+            f"{desk.talk.pair.label}: {facts.engine} {facts.dtype} {facts.device}, block {facts.block_size}"
+        )
+        desk.console.note(f"bundled: {', '.join(BUNDLED)}; a folder works too: /model FOLDER DRAFTER_FOLDER")
+        return
+    if len(words) > 2:
+        raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
+    pair = find(words[0], words[1] if len(words) == 2 else None)
+    if pair.drafter is None and desk.talk.wishes.mode == "dflash":
+        raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
+    desk.talk.change_model(pair)
+    desk.console.note(f"now talking to {desk.talk.pair.label}")
+
+
+def _mode(desk: Desk, argument: str) -> None:
+    modes: dict[str, Mode] = {"dflash": "dflash", "ar": "ar"}
+    if argument:
+        if argument not in modes:
+            raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
+        if argument == "dflash" and desk.talk.service.facts.drafter is None:
+            raise UsageError(f"{desk.talk.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
+        desk.talk.wishes.mode = modes[argument]
+    desk.console.note(f"mode {desk.talk.wishes.mode}")
+
+
+def _set(desk: Desk, argument: str) -> None:
+    talk = desk.talk
+    name, _, value = argument.partition(" ")
+    name = name.replace("-", "_")
+    if not name:
+        values = {key: getattr(talk.sampling, key) for key in SAMPLING}
+        values["seed"] = "random" if values["seed"] is None else values["seed"]
+        values |= {"max_new_tokens": talk.wishes.limits.max_new_tokens, "stop": list(talk.wishes.limits.stop)}
+        values |= {"block_size": talk.wishes.block_size or "auto", "thinking": "on" if talk.wishes.thinking else "off"}
+        for key, shown in values.items():
+            desk.console.note(f"  {key:20s} {shown}")
+        return
+    if name not in SETTABLE:
+        close = difflib.get_close_matches(name, SETTABLE, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(SETTABLE)}"
+        raise UsageError(f"unknown setting {name!r}", hint)
+    if not value.strip():
+        raise UsageError(f"/set {name} needs a value", "/set shows the values there are")
+    for changed, new in parse_setting(talk.wishes, name, value.strip()).items():
+        setattr(talk.wishes, changed, new)
+    desk.console.note(f"{name} {value.strip()}")
+
+
+def _system(desk: Desk, argument: str) -> None:
+    if argument:
+        desk.talk.set_system("" if argument in ("off", '""') else argument)
+    desk.console.note(f"system message: {desk.talk.wishes.system or 'none'}")
+
+
+def _stats(desk: Desk, _argument: str) -> None:
+    last, talk = desk.talk.last, desk.talk
+    if last is None:
+        raise UsageError("there is no reply yet")
+    stats = last.stats
+    desk.console.note(figures(last))
+    desk.console.note(
+        f"mode {stats.mode}, block {stats.block_size}, seed {stats.seed}, first token after {stats.ttft_s:.3f} s; "
+        f"draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
+    )
+    if stats.mode == "dflash" and stats.acceptance_lengths:
+        shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
+        desk.console.note(f"accepted per position: {shares}")
+        desk.console.note("cycles by acceptance length:")
+        for line in histogram(last, "█" if desk.console.can_show("█") else "#"):
+            desk.console.note(line)
+    tokens = sum(reply.usage.completion_tokens for reply in talk.replies)
+    desk.console.note(f"this session: {len(talk.replies)} replies, {tokens} tokens")
+
+
+def _regen(desk: Desk, _argument: str) -> None:
+    desk.talk.regenerate()
+
+
+def _save(desk: Desk, argument: str) -> None:
+    if not argument:
+        raise UsageError("/save needs a name")
+    if not desk.talk.turns:
+        raise UsageError("there is nothing to save yet")
+    chat = encode_chat(desk.talk.pair.name, desk.talk.wishes.system, desk.talk.turns)
+    path = history.save(desk.folder, argument, chat, replace=argument in desk.saved)
+    desk.saved.add(argument)
+    desk.console.note(f"saved: {path}")
+
+
+def _load(desk: Desk, argument: str) -> None:
+    if not argument:
+        known = history.names(desk.folder)
+        desk.console.note("\n".join(f"  {name}" for name in known) if known else "there are no chats yet")
+        return
+    path, chat = history.load(desk.folder, argument)
+    talk = desk.talk
+    talk.start_over()
+    talk.wishes.system = chat.system
+    talk.turns.extend(chat.turns)
+    talk.recorder.go_on(path)
+    if chat.bad_lines:
+        desk.console.warn(f"{chat.bad_lines} damaged line(s) of {argument} were passed over")
+    desk.console.note(f"{len(chat.turns)} messages of a chat with {chat.model or 'an unknown model'}")
+    for turn in chat.turns:
+        _show(desk, turn)
+
+
+def _show(desk: Desk, turn: Turn) -> None:
+    desk.console.note(">>> " if turn.role == "user" else "", "dim", end="")
+    desk.console.note(turn.content + (" [stopped]" if turn.stopped else ""))
+
+
+def _clear(desk: Desk, _argument: str) -> None:
+    desk.talk.start_over()
+    desk.console.note("a new conversation")
+
+
+def _export(desk: Desk, argument: str) -> None:
+    words = _words(argument)
+    if len(words) != 1:
+        raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
+    path = Path(words[0]).expanduser()
+    export.export(path, desk.talk.pair.name, desk.talk.wishes.system, desk.talk.turns)
+    desk.console.note(f"written: {path}")
+
+
+def _quit(_desk: Desk, _argument: str) -> None:
+    raise Quit
+
+
+def _words(argument: str) -> list[str]:
+    try:
+        return shlex.split(argument)
+    except ValueError as error:
+        raise UsageError(f"{argument!r}: {error}", "close the quotes") from error
+
+
+COMMANDS: dict[str, Command] = {
+    "/help": Command("/help", "this list", _help),
+    "/model": Command("/model [NAME [DRAFTER]]", "show or change the pair", _model),
+    "/mode": Command("/mode [dflash|ar]", "draft and verify, or one token at a time", _mode),
+    "/set": Command("/set [NAME VALUE]", "show or change sampling and limits", _set),
+    "/system": Command("/system [TEXT|off]", "show or change the system message", _system),
+    "/stats": Command("/stats", "the last reply's figures in full", _stats),
+    "/regen": Command("/regen", "the last reply again, with a fresh seed", _regen),
+    "/save": Command("/save NAME", "keep this chat under a name", _save),
+    "/load": Command("/load [NAME]", "list the chats, or go on with one", _load),
+    "/clear": Command("/clear", "begin a new conversation", _clear),
+    "/export": Command("/export FILE", "write the chat as .md or .json", _export),
+    "/quit": Command("/quit", "leave (/bye, /exit)", _quit),
+}
+ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/h": "/help"}

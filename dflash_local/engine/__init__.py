@@ -1,0 +1,8 @@
+"""The engine: load a pair, generate events. Knows files only as the snapshot it is given."""
+
+from __future__ import annotations
+
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session, SessionFacts
+
+__all__ = ["LoadOptions", "Session", "SessionFacts", "load"]

@@ -1,0 +1,83 @@
+"""Figures of one reply, collected cycle by cycle: acceptance, rates, phases. Host clock only."""
+
+from __future__ import annotations
+
+import time
+
+from dflash_local.engine.reference import Cycle
+from dflash_local.events import Mode, Stats
+
+ALARM_CYCLES = 64  # acceptance is judged over this many cycles (ARCHITECTURE 4)
+
+
+class Figures:
+    """Running figures; ``stats()`` freezes them."""
+
+    def __init__(self, engine: str, mode: Mode, block: int, seed: int) -> None:
+        self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
+        self.misses = 0  # cycles in a row that drafted and accepted nothing
+        self.prefill_s = 0.0
+        self._started = time.perf_counter()
+        self._decoding = self._started
+        self._lengths: list[int] = []
+        self._accepted: list[tuple[int, int]] = []  # (drafted, accepted) of each cycle
+        self._draft_s = self._verify_s = 0.0
+        self._alarmed = False
+
+    def elapsed(self) -> float:
+        """Seconds since the request started."""
+        return time.perf_counter() - self._started
+
+    def prefilled(self) -> None:
+        """The prompt is processed and the first token known."""
+        self._decoding = time.perf_counter()
+        self.prefill_s = self._decoding - self._started
+
+    def add(self, cycle: Cycle) -> None:
+        """Count one cycle."""
+        self._lengths.append(len(cycle.ids))
+        self._accepted.append((cycle.drafted, cycle.accepted))
+        self._draft_s += cycle.draft_s
+        self._verify_s += cycle.verify_s
+        self.misses = self.misses + 1 if cycle.drafted and not cycle.accepted else 0
+
+    def below(self, band: float) -> bool:
+        """True once, when the mean acceptance length of the last cycles is under ``band``."""
+        recent = self._lengths[-ALARM_CYCLES:]
+        if self._alarmed or len(recent) < ALARM_CYCLES or sum(recent) / len(recent) >= band:
+            return False
+        self._alarmed = True
+        return True
+
+    def _per_position(self) -> tuple[float, ...]:
+        widest = max((drafted for drafted, _ in self._accepted), default=0)
+        shares = []
+        for slot in range(1, widest + 1):
+            reached = [accepted >= slot for drafted, accepted in self._accepted if drafted >= slot]
+            shares.append(sum(reached) / len(reached))
+        return tuple(shares)
+
+    def stats(self, emitted: int) -> Stats:
+        """The figures of a reply of ``emitted`` tokens."""
+        total = self.elapsed()
+        decode = total - self.prefill_s if self.prefill_s else 0.0
+        cycles = len(self._lengths)
+        after_first = max(emitted - 1, 0)
+        return Stats(
+            acceptance_lengths=tuple(self._lengths),
+            acceptance_per_position=self._per_position(),
+            mean_acceptance_length=sum(self._lengths) / cycles if cycles else None,
+            turn_acceptance_length=emitted / cycles if cycles else None,
+            tokens_per_s=after_first / decode if decode > 0 else 0.0,
+            end_to_end_tokens_per_s=emitted / total if total > 0 else 0.0,
+            ttft_s=self.prefill_s,
+            prefill_s=self.prefill_s,
+            decode_s=decode,
+            draft_s=self._draft_s,
+            verify_s=self._verify_s,
+            other_s=max(decode - self._draft_s - self._verify_s, 0.0),
+            engine=self.engine,
+            mode=self.mode,
+            block_size=self.block,
+            seed=self.seed,
+        )

@@ -1,0 +1,152 @@
+"""One request from prompt to ``Finished``: the one loop of the project, for DFlash and AR alike.
+
+Turns the runner's cycles into events: stop ids and strings, limits, cancel, text, figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from dflash_local.chat.channels import channel_parser
+from dflash_local.chat.template import Rendered
+from dflash_local.chat.text_stream import TextStream
+from dflash_local.engine.figures import ALARM_CYCLES, Figures
+from dflash_local.engine.reference import Cycle
+from dflash_local.engine.sampling import Sampler
+from dflash_local.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    Origin,
+    Piece,
+    PrefillProgress,
+    Started,
+    Step,
+    Usage,
+)
+from dflash_local.request import Request, fresh_seed
+
+if TYPE_CHECKING:
+    from dflash_local.engine.session import Session
+
+HOPELESS_CYCLES = 32  # this many cycles in a row without one accepted draft: stop drafting
+
+
+class Generation:
+    """The state of one reply. Use ``events()`` once."""
+
+    def __init__(
+        self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]
+    ) -> None:
+        self.session, self.runner, self.request, self.rendered = session, session.runner, request, rendered
+        self.cancelled = cancelled
+        self.drafting = request.mode == "dflash"
+        self.block = (request.block_size or session.facts.block_size) if self.drafting else 1
+        self.seed = request.sampling.seed if request.sampling.seed is not None else fresh_seed()
+        room = session.facts.context - len(rendered.ids)
+        self.limit = min(request.limits.max_new_tokens, room)
+        self.emitted = 0
+        self.figures = Figures(session.facts.engine, request.mode, self.block, self.seed)
+        self.stream: TextStream | None = None
+        if session.tokenizer is not None:
+            channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
+            self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
+
+    @torch.inference_mode()
+    def events(self) -> Iterator[Event]:
+        """PrefillProgress*, Started, (Step | Notice)*, Finished."""
+        prompt = self.rendered.ids
+        if self.limit == 0:
+            yield Started(len(prompt), 0, 0.0)
+            yield self._finish("length")
+            return
+        reused = self.session.reuse(prompt, self.drafting)
+        first = yield from self._prefill(reused)
+        self.figures.prefilled()
+        yield Started(len(prompt), reused, self.figures.prefill_s)
+        if first is None:
+            yield self._finish("cancelled")
+            return
+        reason = yield from self._emit(Cycle((first,), 0, 0, 0, 0.0, 0.0))
+        while reason is None:
+            if self.cancelled():
+                reason = "cancelled"
+                break
+            self.runner.launch()
+            for cycle in self.runner.collect():
+                self.figures.add(cycle)
+                reason = yield from self._emit(cycle)
+            yield from self._watch()
+        self.runner.rewind(len(prompt) + self.emitted)
+        yield from self._flush()
+        yield self._finish(reason)
+
+    def _prefill(self, reused: int) -> Generator[Event, None, int | None]:
+        """Process the prompt; returns the first token, or None when cancelled."""
+        prompt, runner = self.rendered.ids, self.runner
+        ids = torch.tensor(prompt, dtype=torch.long, device=runner.target.device)
+        sampler = Sampler(self.request.sampling, self.seed, runner.target.vocab_size, ids)
+        runner.begin(sampler, self.session.stop_ids, self.block, self.drafting)
+        first: int | None = None
+        for step in runner.prefill(prompt, self.rendered.stable):
+            if step.point is not None:
+                self.session.remember(step.point)
+            yield PrefillProgress(step.done, step.total)
+            if self.cancelled():
+                return None
+            first = step.first
+        return first
+
+    def _emit(self, cycle: Cycle) -> Generator[Event, None, FinishReason | None]:
+        """Hand out a cycle's tokens as a ``Step``; returns why the reply ends here, if it does."""
+        reason: FinishReason | None = None
+        ids = cycle.ids[: self.limit - self.emitted]
+        if ids[-1] in self.session.stop_ids:
+            reason = "stop"
+        elif self.emitted + len(ids) == self.limit:
+            reason = "length"
+        pieces: tuple[Piece, ...] = ()
+        if self.stream is not None:
+            origins: list[Origin] = ["accepted" if i < cycle.accepted else "bonus" for i in range(len(ids))]
+            shown = ids[:-1] if reason == "stop" else ids  # a stop id has no text
+            pushed = self.stream.push(shown, origins[: len(shown)])
+            pieces = pushed.pieces
+            if pushed.stop_at is not None:
+                ids, reason = ids[: pushed.stop_at], "stop"
+        self.emitted += len(ids)
+        yield Step(pieces, ids, cycle.drafted, cycle.accepted, cycle.rows, self.figures.elapsed())
+        return reason
+
+    def _flush(self) -> Iterator[Event]:
+        """Text that was held back for a stop string or a split character."""
+        pieces = self.stream.finish() if self.stream is not None else ()
+        if pieces:
+            yield Step(pieces, (), 0, 0, 0, self.figures.elapsed())
+
+    def _watch(self) -> Iterator[Event]:
+        """Alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""
+        if not self.drafting:
+            return
+        if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
+            self.block = 1
+            self.runner.set_block(1)
+            yield Notice(
+                f"no draft was accepted in {HOPELESS_CYCLES} cycles: continuing without drafts; "
+                "is this the drafter of this target?",
+                "warning",
+            )
+        band = self.session.facts.acceptance_band
+        if band is not None and self.figures.below(band):
+            yield Notice(
+                f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; likely causes: a drafter of another "
+                "generation, thinking mode the drafter was not trained for, text unlike its training",
+                "warning",
+            )
+
+    def _finish(self, reason: FinishReason) -> Finished:
+        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), self.figures.stats(self.emitted))

@@ -1,0 +1,120 @@
+"""From two folders to a ``Session``: contract first, then weights, then caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.chat.stop_ids import stop_ids
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.engine.proposer import DFlashProposer
+from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.session import Session, SessionFacts
+from dflash_local.errors import UsageError
+from dflash_local.events import LoadProgress
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter import Drafter, drafter_dtype
+from dflash_local.models.load_target import Placement, load_target, placement
+from dflash_local.models.pair import PairFacts, check_pair
+from dflash_local.models.target_facts import TargetFacts
+from dflash_local.models.transformers_target import TransformersTarget
+
+DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a pair is loaded.
+
+    Attributes:
+        dtype: auto, float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N, mps, or balanced
+            (spread over all GPUs). quantize: nf4 or int8 through bitsandbytes, or None.
+        allow_mismatch: load a pair whose contract fails; acceptance may be near 1.
+        context: tokens the session may hold; None takes the target's own limit.
+        draft: False loads the target alone. draft_window: context rows the drafter looks back on.
+        attention_factor: overrides the drafter's YaRN amplitude (ENGINE 1.6).
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    quantize: str | None = None
+    allow_mismatch: bool = False
+    context: int | None = None
+    draft: bool = True
+    draft_window: int | None = None
+    attention_factor: float | None = None
+
+
+def load(
+    pair: Pair, options: LoadOptions | None = None, progress: Callable[[LoadProgress], None] | None = None
+) -> Session:
+    """Check, read and place a pair.
+
+    Raises:
+        CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
+        UsageError: options this machine or family cannot take.
+    """
+    options = options or LoadOptions()
+    say = progress or (lambda _: None)
+    say(LoadProgress("checking", 0.0))
+    where = placement(options.device, options.dtype, options.quantize)
+    target_files = Checkpoint.open(pair.target)
+    drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and options.draft else None
+    contract: PairFacts | None = None
+    if drafter_files is not None:
+        contract = check_pair(target_files, drafter_files, allow_mismatch=options.allow_mismatch)
+    facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
+    say(LoadProgress("target", 0.1))
+    model = load_target(pair.target, facts, where)
+    target = TransformersTarget(model, contract.drafter.taps if contract else ())
+    proposer: DFlashProposer | None = None
+    if contract is not None and drafter_files is not None:
+        say(LoadProgress("drafter", 0.8))
+        drafter = Drafter.load(
+            drafter_files,
+            device=target.device,
+            dtype=drafter_dtype(target.dtype),
+            attention_factor=options.attention_factor,
+        )
+        proposer = DFlashProposer(drafter, target, options.draft_window)
+    say(LoadProgress("ready", 1.0))
+    context = _context(facts, contract, options.context)
+    return _session(pair, target, proposer, contract, where, context)
+
+
+def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
+    """Tokens the session may hold: the smaller of both models' limits, or less on demand."""
+    limit = facts.text_config.get("max_position_embeddings") or DEFAULT_CONTEXT
+    if contract is not None and contract.context is not None:
+        limit = min(limit, contract.context)
+    if wanted is None:
+        return int(limit)
+    if not 1 <= wanted <= limit:
+        raise UsageError(f"context {wanted} is outside 1..{limit}")
+    return wanted
+
+
+def _session(
+    pair: Pair,
+    target: TransformersTarget,
+    proposer: DFlashProposer | None,
+    contract: PairFacts | None,
+    where: Placement,
+    context: int,
+) -> Session:
+    tokenizer = Tokenizer.load(pair.target)
+    facts = SessionFacts(
+        target=pair.name if pair.bundled else str(pair.target),
+        drafter=None if proposer is None else (f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)),
+        engine=ReferenceRunner.name,
+        dtype=where.quantize or str(where.dtype).removeprefix("torch."),
+        device=where.device,
+        block_size=contract.drafter.block_size if contract else 1,
+        context=context,
+        has_tokenizer=tokenizer is not None,
+        notices=(*contract.notices, *proposer.drafter.notices) if contract and proposer else (),
+        acceptance_band=pair.acceptance_band,
+    )
+    runner = ReferenceRunner(target, proposer, context)
+    return Session(runner, facts, tokenizer, stop_ids(pair.target), pair.target)

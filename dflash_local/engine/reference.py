@@ -1,0 +1,227 @@
+"""The reference runner: draft, verify, accept, commit, eagerly, one cycle at a time.
+
+Exact and slow; the oracle of the fused runner. Autoregressive decoding is the same cycle with no
+drafts. Knows ids and positions, nothing of text, requests or events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from dflash_local.engine.sampling import Sampler
+from dflash_local.errors import EngineError, NumericsError
+from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
+
+PREFILL_CHUNK = 1024
+
+
+class Proposer(Protocol):
+    """What a runner needs of a drafter (``engine.proposer`` wraps the real one; tests plant others)."""
+
+    @property
+    def length(self) -> int:
+        """Context positions held."""
+
+    def extend(self, taps: torch.Tensor, start: int) -> None:
+        """Take the taps [m, T x H] of newly committed tokens at positions ``start ..``."""
+
+    def truncate(self, length: int) -> None:
+        """Forget context after ``length``."""
+
+    def propose(self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+        """``count`` drafted ids for the positions after ``start``, where the anchor stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified."""
+
+    ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    rows: int
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Tokens done of tokens to do; a snapshot if one was taken here; the first token with the last step."""
+
+    done: int
+    total: int
+    point: TargetSnapshot | None
+    first: int | None
+
+
+def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
+    """Number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
+
+    Args:
+        drafts: [m] proposed ids. chosen: [m + 1] the target's choice after the anchor and each draft.
+    """
+    matches = (drafts == chosen[:-1]).long().cumprod(0).sum()
+    accepted, *ids = torch.cat((matches.view(1), chosen)).tolist()  # the cycle's one transfer to the host
+    return accepted, ids[: accepted + 1]
+
+
+class ReferenceRunner:
+    """Holds the token sequence: ``ids``, of which all but the last (the anchor) get committed.
+
+    A cycle's rows are committed when the next one starts, or by ``rewind``: so a stop string found
+    late is undone exactly, for recurrent targets too.
+    """
+
+    name = "reference"
+
+    def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
+        self.target, self.proposer, self.context = target, proposer, context
+        self.ids: list[int] = []
+        self.committed: list[int] = []  # ids whose state the target holds
+        self._pending: Forward | None = None
+        self._cycles: list[Cycle] = []
+        self._stop_ids: frozenset[int] = frozenset()
+        self._block = 1
+
+    def begin(self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool) -> None:
+        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken."""
+        self._sampler, self._stop_ids, self._block = sampler, stop_ids, block
+        self._with_taps = with_drafts and self.proposer is not None
+        self._cycles.clear()
+
+    def set_block(self, block: int) -> None:
+        """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
+        self._block = block
+
+    def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
+        """Process prompt ``ids`` beyond what is committed, a chunk per step, and choose the first token.
+
+        Args:
+            ids: the whole prompt; ``committed`` is a proper prefix of it.
+            stable: position to take a snapshot at, if it lies in the part to process.
+        """
+        start = at = len(self.committed)
+        if start >= len(ids):
+            raise EngineError("nothing of the prompt was left to process")
+        self.ids = list(ids)
+        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
+        while at < len(ids):
+            end = min(at + PREFILL_CHUNK, len(ids))
+            if at < stable < end:
+                end = stable
+            out = self.target.prefill(tensor[at:end], self._with_taps)
+            self._extend(out.taps, at)
+            self.committed += self.ids[at:end]
+            at = end
+            first = self._first(out.hidden[-1:], tensor) if at == len(ids) else None
+            point = self.target.snapshot() if at == stable and self.target.is_recurrent else None
+            yield PrefillStep(at - start, len(ids) - start, point, first)
+
+    def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> int:
+        noise = self._sampler.noise(len(prompt), 1)
+        chosen = self._sampler.choose(self._logits(hidden), prompt[:0], noise)
+        self._sampler.emitted(chosen)
+        self.ids.append(int(chosen))
+        return self.ids[-1]
+
+    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
+        if taps is not None and self.proposer is not None:
+            self.proposer.extend(taps, start)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.target.head(hidden)
+        if not bool(torch.isfinite(logits).all()):
+            raise NumericsError(
+                "the target produced logits that are not finite", "the request ended; try --dtype float32 or bfloat16"
+            )
+        return logits
+
+    def launch(self) -> None:
+        """Run one cycle; ``collect`` hands it out."""
+        self._commit_pending(len(self.ids) - 1)
+        start = len(self.committed)
+        rows = min(self._block, self.context - start)
+        clock = time.perf_counter()
+        noise = self._sampler.noise(start + 1, rows)
+        drafts = self._drafts(start, rows - 1, noise)
+        drafted = self._now()
+        anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
+        out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
+        chosen = self._sampler.choose(self._logits(out.hidden), drafts, noise)
+        accepted, ids = accept(drafts, chosen)
+        done = self._now()
+        self._pending = out
+        for i, token in enumerate(ids):
+            if token in self._stop_ids:
+                del ids[i + 1 :]
+                break
+        self._sampler.emitted(chosen[: len(ids)])
+        self.ids += ids
+        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted))
+
+    def _drafts(self, start: int, count: int, noise: torch.Tensor | None) -> torch.Tensor:
+        if count == 0 or self.proposer is None:
+            return torch.empty(0, dtype=torch.long, device=self.target.device)
+        drafts = self.proposer.propose(self.ids[-1], start, count, self._sampler, noise)
+        if drafts.shape != (count,):
+            raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
+        low, high = torch.stack((drafts.min(), drafts.max())).tolist()
+        if low < 0 or high >= self.target.vocab_size:
+            wrong = low if low < 0 else high
+            raise EngineError(f"the drafter proposed token {wrong}, the vocabulary has {self.target.vocab_size}")
+        return drafts
+
+    def _now(self) -> float:
+        """Host clock with the device idle, so that draft and verify can be told apart."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
+
+    def collect(self) -> list[Cycle]:
+        """Cycles finished since the last call."""
+        cycles, self._cycles = self._cycles, []
+        return cycles
+
+    def rewind(self, length: int) -> None:
+        """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
+
+        Reaches back to the start of the last cycle, not further.
+        """
+        if length < len(self.committed):
+            raise EngineError(f"cannot rewind to {length}, {len(self.committed)} tokens are committed")
+        del self.ids[length:]
+        self._commit_pending(length - 1)
+
+    def _commit_pending(self, length: int) -> None:
+        """Commit rows of the last verify until ``length`` tokens are committed."""
+        start, pending = len(self.committed), self._pending
+        self._pending = None
+        if pending is None or length <= start:
+            return
+        rows = length - start
+        self.target.commit(rows)
+        self._extend(pending.taps[:rows] if pending.taps is not None else None, start)
+        self.committed += self.ids[start:length]
+
+    def restart(self, length: int, point: TargetSnapshot | None) -> None:
+        """Keep the first ``length`` committed tokens; a recurrent target needs their snapshot."""
+        self._pending = None
+        if point is not None:
+            self.target.restore(point)
+        elif length == 0:
+            self.target.clear()
+        elif length != self.target.length:
+            self.target.truncate(length)
+        if self.proposer is not None:
+            self.proposer.truncate(length)
+        del self.committed[length:]
+        self.ids = list(self.committed)
+
+    def close(self) -> None:
+        """Drop the models."""
+        del self.target, self.proposer

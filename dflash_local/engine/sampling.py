@@ -1,0 +1,122 @@
+"""How a token is chosen from logits: penalties, temperature, filters, shared noise.
+
+The drafter and the verifier use the same noise, so the same seed gives the same text with any
+drafter, any block length, or none (ENGINE 2.3 iii). Knows rows of logits, nothing of models.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_local.engine.noise import gumbel
+from dflash_local.request import SamplingParams
+
+
+def log_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Log-probabilities [M, V] float32 after temperature, top-k, top-p and min-p; -inf where filtered.
+
+    The filters act one after the other, each on what the one before left, renormalised; tokens that
+    tie with the last one kept are kept too. Every filter keeps at least the best token.
+    """
+    scaled = logits.float() / params.temperature
+    vocab = scaled.shape[-1]
+    if 0 < params.top_k < vocab:
+        smallest = scaled.topk(params.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
+    logp = scaled.log_softmax(-1)
+    if params.top_p < 1.0:
+        ordered = logp.sort(dim=-1, descending=True).values
+        mass = ordered.exp()
+        before = mass.cumsum(-1) - mass
+        kept = (before < params.top_p).sum(-1, keepdim=True).clamp_(min=1)
+        logp = logp.masked_fill(logp < ordered.gather(-1, kept - 1), float("-inf")).log_softmax(-1)
+    if params.min_p > 0.0:
+        best = logp.amax(-1, keepdim=True)
+        floor = best + torch.log(torch.tensor(params.min_p, device=logp.device))
+        logp = logp.masked_fill(logp < torch.minimum(floor, best), float("-inf")).log_softmax(-1)
+    return logp
+
+
+class Penalties:
+    """Token counts of the prompt and the reply, and the logit changes they cause.
+
+    Repetition (CTRL, arXiv 1909.05858) counts prompt and reply; presence and frequency the reply only.
+    """
+
+    def __init__(self, params: SamplingParams, vocab: int, prompt: torch.Tensor) -> None:
+        self._params = params
+        self._seen = torch.zeros(vocab, dtype=torch.int32, device=prompt.device)
+        self._reply = torch.zeros_like(self._seen)
+        self._add(self._seen, prompt)
+
+    @staticmethod
+    def _add(counts: torch.Tensor, ids: torch.Tensor) -> None:
+        counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
+
+    def extend(self, ids: torch.Tensor) -> None:
+        """Count emitted tokens."""
+        self._add(self._seen, ids)
+        self._add(self._reply, ids)
+
+    def apply(self, logits: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        """Penalised float32 logits [M, V]; row i sees the counted tokens and the first i ``drafts``."""
+        rows = len(logits)
+        extra = torch.zeros(rows, logits.shape[-1], dtype=torch.int32, device=logits.device)
+        for i in range(1, rows):
+            extra[i:, drafts[i - 1]] += 1
+        logits = logits.float()
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            penalised = torch.where(
+                logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty
+            )
+            logits = torch.where(self._seen + extra > 0, penalised, logits)
+        reply = self._reply + extra
+        logits = logits - params.presence_penalty * (reply > 0)
+        return logits - params.frequency_penalty * reply
+
+
+class Sampler:
+    """Chooses the target's tokens and the drafter's proposals for one request.
+
+    Args:
+        params: the request's sampling parameters. seed: 64-bit seed of the noise.
+        vocab: width of the logits. prompt: ids [P] that penalties count.
+    """
+
+    def __init__(self, params: SamplingParams, seed: int, vocab: int, prompt: torch.Tensor) -> None:
+        self.params, self.seed, self.vocab = params, seed, vocab
+        self._device = prompt.device
+        self._penalties = Penalties(params, vocab, prompt) if params.penalised else None
+
+    def noise(self, first: int, rows: int) -> torch.Tensor | None:
+        """Noise for the tokens at ``first ..``, drawn once per cycle for drafter and verifier; None when greedy."""
+        if self.params.greedy:
+            return None
+        return gumbel(self.seed, first, rows, self.vocab, self._device)
+
+    def emitted(self, ids: torch.Tensor) -> None:
+        """Tell the penalties what was emitted."""
+        if self._penalties is not None:
+            self._penalties.extend(ids)
+
+    def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """The drafter's proposals [m] from its logits [m, V]: the noisy argmax, no filters."""
+        if noise is None:
+            return logits.argmax(-1)
+        return (logits.float() / self.params.temperature + noise).argmax(-1)
+
+    def scores(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """Perturbed scores [M, V] whose argmax is the target's choice in each row.
+
+        Row i assumes that the first i of ``drafts`` were emitted.
+        """
+        if self._penalties is not None:
+            logits = self._penalties.apply(logits, drafts)
+        if noise is None:
+            return logits
+        return log_probabilities(logits, self.params) + noise
+
+    def choose(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """The target's tokens [M], one for each row of ``logits`` [M, V]."""
+        return self.scores(logits, drafts, noise).argmax(-1)

@@ -1,0 +1,140 @@
+"""A loaded pair: what it is, which prompt tokens its caches can keep, and ``generate``.
+
+One request at a time. Knows the runner and the tokenizer, nothing of queues or screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local.chat.template import Rendered, render
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.engine.generation import Generation
+from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.errors import ContextError, EngineError, UsageError
+from dflash_local.events import Event
+from dflash_local.models.transformers_target import TargetSnapshot
+from dflash_local.request import Request
+
+KEPT_SNAPSHOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What is loaded, for screens, JSON and reports."""
+
+    target: str
+    drafter: str | None
+    engine: str
+    dtype: str
+    device: str
+    block_size: int
+    context: int
+    has_tokenizer: bool
+    notices: tuple[str, ...] = ()
+    acceptance_band: float | None = None
+
+
+class Session:
+    """A target, its drafter and their caches, ready to answer one request after another."""
+
+    def __init__(
+        self,
+        runner: ReferenceRunner,
+        facts: SessionFacts,
+        tokenizer: Tokenizer | None,
+        stop_ids: frozenset[int],
+        folder: Path | None = None,
+    ) -> None:
+        self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
+        self.folder = folder
+        self._snapshots: list[TargetSnapshot] = []
+        self._broken: EngineError | None = None
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """Answer ``request``: events up to and including ``Finished``.
+
+        Args:
+            cancelled: asked between cycles and between prompt chunks; True ends the reply there.
+
+        Raises:
+            ContextError: the prompt is longer than the context.
+            UsageError: the request asks for what this pair cannot do.
+            EngineError: the engine broke; caches are dropped, the next request starts cold.
+        """
+        rendered = self.render(request)
+        self._check(request, rendered)
+        try:
+            yield from Generation(self, request, rendered, cancelled).events()
+        except BaseException:
+            # Whatever broke, half-written caches must not answer the next request.
+            self.reset()
+            raise
+
+    def render(self, request: Request) -> Rendered:
+        """The prompt's ids: the chat template's, or the ids given."""
+        if request.prompt_ids:
+            return Rendered(request.prompt_ids, len(request.prompt_ids), False)
+        if self.tokenizer is None:
+            raise UsageError(f"{self.facts.target} has no tokenizer", "give the prompt as --prompt-ids 1,2,3")
+        return render(self.tokenizer, request.messages, thinking=request.thinking)
+
+    def _check(self, request: Request, rendered: Rendered) -> None:
+        count, context = len(rendered.ids), self.facts.context
+        if count > context:
+            raise ContextError(
+                f"the prompt has {count} tokens, the context holds {context}", "shorten it or load a larger context"
+            )
+        vocab = self.runner.target.vocab_size
+        for token in rendered.ids:
+            if not 0 <= token < vocab:
+                raise UsageError(f"prompt id {token} is outside the vocabulary of {vocab}")
+        if request.limits.stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer", f"{self.facts.target} has none")
+        if request.mode == "dflash":
+            if self.runner.proposer is None:
+                raise UsageError(f"{self.facts.target} was loaded without a drafter", "pass --drafter or --mode ar")
+            if request.block_size is not None and request.block_size > self.facts.block_size:
+                raise UsageError(
+                    f"block size {request.block_size} is larger than the trained one, {self.facts.block_size}",
+                    f"use 1..{self.facts.block_size}",
+                )
+
+    def reuse(self, ids: tuple[int, ...], with_drafts: bool) -> int:
+        """Keep what the caches hold of a new prompt; returns the number of its tokens kept.
+
+        A KV-only target keeps the longest common prefix; a recurrent one the longest snapshot (or the
+        present state) within it. At least the prompt's last token is always processed again.
+        """
+        runner = self.runner
+        common = 0
+        for held, wanted in zip(runner.committed, ids[:-1], strict=False):
+            if held != wanted:
+                break
+            common += 1
+        if with_drafts and runner.proposer is not None:
+            common = min(common, runner.proposer.length)
+        point: TargetSnapshot | None = None
+        if runner.target.is_recurrent and common < len(runner.committed):
+            point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
+            common = point.length if point else 0
+        runner.restart(common, point)
+        self._snapshots = [s for s in self._snapshots if s.length <= common]
+        return common
+
+    def remember(self, point: TargetSnapshot | None) -> None:
+        """Keep a snapshot for later turns (recurrent targets only)."""
+        if point is not None and self.runner.target.is_recurrent:
+            self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
+
+    def reset(self) -> None:
+        """Forget every cached token."""
+        self._snapshots.clear()
+        self.runner.restart(0, None)
+
+    def close(self) -> None:
+        """Release the model."""
+        self._snapshots.clear()
+        self.runner.close()

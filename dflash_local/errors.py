@@ -1,0 +1,138 @@
+"""The exception tree and its one table of exit codes and HTTP statuses.
+
+Every error a user can cause or repair is a ``DFlashError``: one line that names the thing, and a
+hint that names the fix. Knows nothing of how errors are shown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Codes(NamedTuple):
+    """How one kind of error leaves the program: process exit code and HTTP status."""
+
+    exit_code: int
+    http_status: int
+
+
+class DFlashError(Exception):
+    """An error with a one-line message and, where there is one, the fix.
+
+    Args:
+        message: what is wrong, naming the offending value.
+        hint: what to do about it; empty when nothing can be advised.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    @property
+    def kind(self) -> str:
+        """The class name, used as the error type in JSON and HTTP answers."""
+        return type(self).__name__
+
+    @property
+    def codes(self) -> Codes:
+        """Exit code and HTTP status of the nearest class listed in ``CODES``."""
+        return next(CODES[cls] for cls in type(self).__mro__ if cls in CODES)
+
+    @property
+    def exit_code(self) -> int:
+        """Process exit code, see ``CODES``."""
+        return self.codes.exit_code
+
+    @property
+    def http_status(self) -> int:
+        """HTTP status, see ``CODES``."""
+        return self.codes.http_status
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form printed on stderr under ``--json``."""
+        return {
+            "error": {
+                "type": self.kind,
+                "message": self.message,
+                "hint": self.hint,
+                "exit_code": self.exit_code,
+            }
+        }
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(DFlashError):
+    """A bad argument, option or request field."""
+
+
+class ContextError(UsageError):
+    """A prompt that does not fit the context."""
+
+
+class SettingsError(DFlashError):
+    """A bad value in the environment, the settings file or the registry."""
+
+
+class UnknownModelError(SettingsError):
+    """A name that is neither a bundled pair, a registry row nor a folder."""
+
+
+class BusyError(DFlashError):
+    """The queue is full."""
+
+
+class DownloadError(DFlashError):
+    """A download that failed: not found, gated, offline, network."""
+
+
+class DoesNotFitError(DFlashError):
+    """Not enough memory or disk."""
+
+
+class CheckpointError(DFlashError):
+    """A file of a checkpoint is missing, damaged or not what it claims."""
+
+
+class PairError(CheckpointError):
+    """A drafter and a target that do not belong together."""
+
+
+class TemplateError(CheckpointError):
+    """A chat template that fails, tries to escape, or takes too long."""
+
+
+class EngineError(DFlashError):
+    """The engine broke: the session must be loaded again."""
+
+
+class NumericsError(EngineError):
+    """The target produced NaN or infinite logits; the request ends, the session stays."""
+
+
+class ExactnessError(EngineError):
+    """``certify`` found a divergence that is not a near-tie."""
+
+
+class MissingDependencyError(DFlashError):
+    """A library that this operation needs is not installed."""
+
+
+class Interrupted(DFlashError):
+    """The user pressed Ctrl-C."""
+
+
+CODES: dict[type[DFlashError], Codes] = {
+    DFlashError: Codes(1, 500),
+    UsageError: Codes(2, 400),
+    SettingsError: Codes(3, 500),
+    UnknownModelError: Codes(3, 404),
+    BusyError: Codes(1, 429),
+    DownloadError: Codes(4, 502),
+    DoesNotFitError: Codes(5, 507),
+    CheckpointError: Codes(6, 500),
+    EngineError: Codes(7, 500),
+    Interrupted: Codes(130, 499),
+}

@@ -1,0 +1,153 @@
+"""What the engine says while it works: frozen, JSON-able records, no tensors, no behaviour.
+
+One stream of these serves the CLI, the screens, the endpoint, the benchmarks and the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Channel = Literal["thinking", "final", "tool"]
+Origin = Literal["accepted", "bonus"]
+FinishReason = Literal["stop", "length", "cancelled"]
+Mode = Literal["dflash", "ar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of one channel, safe to show, with where its last token came from.
+
+    ``accepted`` is a drafted token the target agreed with, ``bonus`` a token the target chose
+    itself (also the first token of a reply and every token in ``ar`` mode).
+    """
+
+    text: str
+    channel: Channel = "final"
+    origin: Origin = "bonus"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; a stop id counts, what the model wrote after it does not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one finished request. Times in seconds.
+
+    Attributes:
+        acceptance_lengths: accepted drafts + 1 for each cycle, raw: cut at a stop id but not at
+            ``max_new_tokens``. The first token of a reply belongs to no cycle.
+        acceptance_per_position: share of cycles in which draft slot k (1-based) was accepted.
+        mean_acceptance_length: mean of ``acceptance_lengths`` (per cycle).
+        turn_acceptance_length: completion tokens / cycles (the model cards' definition, per turn).
+        tokens_per_s: decode rate, first token excluded; ``end_to_end_tokens_per_s`` includes prefill.
+        draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
+    """
+
+    acceptance_lengths: tuple[int, ...]
+    acceptance_per_position: tuple[float, ...]
+    mean_acceptance_length: float | None
+    turn_acceptance_length: float | None
+    tokens_per_s: float
+    end_to_end_tokens_per_s: float
+    ttft_s: float
+    prefill_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    other_s: float
+    engine: str
+    mode: Mode
+    block_size: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Loading of a pair: what is happening and how far it is (0..1)."""
+
+    stage: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """Download of one repository: bytes done of bytes in all."""
+
+    repo: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits; ``position`` requests are before it."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prompt tokens processed of prompt tokens to process (reused ones not counted)."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is processed. ``reused_tokens`` of it were still in the caches."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One cycle (or, with ``rows`` 0, the first token of the reply).
+
+    Attributes:
+        pieces: text that became safe to show; may lag behind ``token_ids``.
+        token_ids: ids emitted by this cycle, in order, after cutting at a stop or the limit.
+        drafted: tokens proposed. accepted: of these, kept by the target (raw, before any cut at
+            ``max_new_tokens``). rows: rows the target verified.
+        t_s: seconds since the request started.
+    """
+
+    pieces: tuple[Piece, ...]
+    token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    rows: int
+    t_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the user should know: an alarm, a fallback, an override."""
+
+    message: str
+    level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request."""
+
+    reason: FinishReason
+    usage: Usage
+    stats: Stats
+
+
+Event = Queued | LoadProgress | PullProgress | PrefillProgress | Started | Step | Notice | Finished
+
+
+def as_dict(event: Event) -> dict[str, Any]:
+    """The JSON form of an event: its fields and, under ``event``, its name."""
+    return {"event": type(event).__name__, **asdict(event)}

@@ -1,0 +1,173 @@
+"""A checkpoint folder: its config and its safetensors files, opened header first, read tensor by tensor.
+
+Never opens a pickle, never imports code that came with a checkpoint (``auto_map`` is not looked at).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.config_values import read_json, shown
+from dflash_local.models.safetensors_header import AGAIN, TensorInfo, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Checkpoint", "TensorInfo", "name_list"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+HUGE = 1e6  # weights of trained models stay under a few hundred
+NAMED = 8  # tensor names listed in one message
+
+
+def name_list(names: Iterable[str]) -> str:
+    """Tensor names for a message: the first few, then how many more."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(shown(name)[1:-1] for name in ordered[:NAMED]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder whose config and headers have been read and found consistent; no tensor read yet."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read ``config.json`` and every safetensors header of ``folder``.
+
+        Raises:
+            CheckpointError: naming the file that is missing or damaged and what to do.
+        """
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder", "give the folder that holds config.json")
+        config = read_json(folder / "config.json", "a checkpoint folder holds config.json and model.safetensors")
+        return cls(folder, config, _read_headers(folder))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def read(
+        self,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        names: Iterable[str] | None = None,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stream tensors file by file, each checked for NaN and infinity before it is handed on.
+
+        Args:
+            dtype: what floating tensors become (float8 and integers stay as stored); None keeps all.
+            names: only these; all when None.
+            on_notice: called with one line for a tensor that is suspicious but usable.
+
+        Raises:
+            CheckpointError: naming the tensor that is not finite or not there, or the damaged file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        wanted = list(self.tensors) if names is None else list(names)
+        absent = [name for name in wanted if name not in self.tensors]
+        if absent:
+            raise CheckpointError(f"{self.folder} has no tensor {name_list(absent)}", AGAIN)
+        for file, in_file in _by_file(self.tensors[name] for name in wanted).items():
+            try:
+                with safe_open(file, framework="pt", device="cpu") as stream:  # type: ignore[no-untyped-call]
+                    for info in in_file:
+                        yield info.name, _checked(info, stream.get_tensor(info.name), device, dtype, on_notice)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read: {shown(str(error))}", AGAIN) from error
+
+
+def _read_headers(folder: Path) -> dict[str, TensorInfo]:
+    if (folder / SINGLE).exists():
+        return read_header(folder / SINGLE)
+    if (folder / INDEX).exists():
+        return _read_sharded(folder)
+    if any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} has shards but no {INDEX}", AGAIN)
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_FORMATS)
+    if others:
+        raise CheckpointError(
+            f"{folder} holds {name_list(others)} but no {SINGLE}: safetensors only",
+            "convert it to safetensors, or take a revision that has it; other formats are never opened",
+        )
+    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}", AGAIN)
+
+
+def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
+    """All headers an index names, checked against the index."""
+    index = folder / INDEX
+    weight_map = read_json(index, AGAIN).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map", AGAIN)
+    for name, shard in weight_map.items():
+        # A shard is a plain file name: a path could lead out of the folder.
+        if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
+            raise CheckpointError(f"{index} places {shown(name)} in {shown(shard)}, which is not a shard's name", AGAIN)
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(weight_map.values())):
+        for name, info in read_header(folder / shard).items():
+            if name in tensors:
+                raise CheckpointError(f"tensor {shown(name)} is in both {tensors[name].file} and {info.file}", AGAIN)
+            tensors[name] = info
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise CheckpointError(f"{folder / shard} lacks the tensor {shown(name)} that {INDEX} places there", AGAIN)
+    return tensors
+
+
+def _by_file(infos: Iterable[TensorInfo]) -> dict[Path, list[TensorInfo]]:
+    files: dict[Path, list[TensorInfo]] = {}
+    for info in infos:
+        files.setdefault(info.file, []).append(info)
+    return files
+
+
+def _checked(
+    info: TensorInfo,
+    tensor: torch.Tensor,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    on_notice: Callable[[str], None] | None,
+) -> torch.Tensor:
+    """The tensor on its device, known to be finite before and after the cast."""
+    if tuple(tensor.shape) != info.shape:
+        raise CheckpointError(f"{info.file} changed while it was read ({info.name})", AGAIN)
+    tensor = tensor.to(device)
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return tensor
+    if tensor.element_size() == 1:  # float8 has no min and max in torch: not checked here
+        return tensor
+    peak = _peak(tensor)
+    if peak is None:
+        raise CheckpointError(f"tensor {info.name} in {info.file} holds NaN or infinity", AGAIN)
+    if dtype is not None and tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+        if _peak(tensor) is None:
+            raise CheckpointError(f"tensor {info.name} in {info.file} does not fit {dtype} (largest value {peak:g})")
+    if on_notice is not None and peak > HUGE:
+        on_notice(f"tensor {info.name} has values up to {peak:g}: the weights look damaged")
+    if on_notice is not None and peak == 0 and info.name.endswith("weight"):
+        on_notice(f"tensor {info.name} is all zeros: the weights look damaged")
+    return tensor
+
+
+def _peak(tensor: torch.Tensor) -> float | None:
+    """The largest absolute value, None when any value is NaN or infinite. One pass, no copy."""
+    import torch
+
+    low, high = torch.aminmax(tensor)
+    peak = max(abs(low.item()), abs(high.item()))
+    return float(peak) if peak < float("inf") else None

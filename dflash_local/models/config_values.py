@@ -1,0 +1,132 @@
+"""Bounded readers for numbers, flags and JSON files that came with a checkpoint.
+
+Owns the rule that no value of a config reaches an allocation unchecked. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 * 2**20  # the index of a 384-expert model is about 20 MB
+SHOWN = 80  # characters of an offending value in a message
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut: a config may hold megabytes (and ints too long to print)."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def read_json(file: Path, hint: str = "") -> dict[str, Any]:
+    """The JSON object in ``file``, at most ``MAX_JSON_BYTES`` long; CheckpointError naming the file."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_JSON_BYTES + 1)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist", hint) from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}", hint) from error
+    if len(raw) > MAX_JSON_BYTES:
+        raise CheckpointError(f"{file} is larger than {MAX_JSON_BYTES} bytes", hint)
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise CheckpointError(f"{file} is nested too deeply", hint) from None
+    except ValueError as error:  # also UnicodeDecodeError and over-long integers
+        raise CheckpointError(f"{file} is not valid JSON: {shown(str(error))}", hint) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, it holds {shown(value)}", hint)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One JSON object of a config, read key by key with bounds.
+
+    Attributes:
+        values: the object, or several merged by the caller in order of precedence.
+        where: what to call it in an error, e.g. ``/models/x/config.json``.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def present(self, key: str) -> bool:
+        """True when the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def missing(self, key: str) -> CheckpointError:
+        """The error for a required key that is absent or null."""
+        return CheckpointError(f"{self.where}: {key} is missing", "the checkpoint is incomplete; pull it again")
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """A required whole number in ``low..high``."""
+        value = self.values.get(key)
+        if value is None:
+            raise self.missing(key)
+        return self.check_integer(key, value, low, high)
+
+    def check_integer(self, key: str, value: object, low: int, high: int) -> int:
+        """``value`` if it is a whole number in ``low..high``, else an error naming ``key``."""
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise CheckpointError(f"{self.where}: {key} must be a whole number, got {shown(value)}")
+        if not low <= value <= high:
+            raise CheckpointError(f"{self.where}: {key} {shown(value)} is outside {low}..{high}")
+        return value
+
+    def optional_integer(self, key: str, low: int, high: int) -> int | None:
+        """Like ``integer``, but None when the key is absent or null."""
+        return self.integer(key, low, high) if self.present(key) else None
+
+    def number(self, key: str, low: float, high: float) -> float:
+        """A required finite number in ``low..high``."""
+        value = self.values.get(key)
+        if value is None:
+            raise self.missing(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CheckpointError(f"{self.where}: {key} must be a number, got {shown(value)}")
+        if not low <= value <= high or not math.isfinite(value):
+            raise CheckpointError(f"{self.where}: {key} {shown(value)} is outside {low:g}..{high:g}")
+        return float(value)
+
+    def optional_number(self, key: str, low: float, high: float) -> float | None:
+        """Like ``number``, but None when the key is absent or null."""
+        return self.number(key, low, high) if self.present(key) else None
+
+    def optional_flag(self, key: str) -> bool | None:
+        """True, False, or None when the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{self.where}: {key} must be true or false, got {shown(value)}")
+        return value
+
+    def optional_list(self, key: str, longest: int) -> list[Any] | None:
+        """A list of at most ``longest`` entries, or None when the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise CheckpointError(f"{self.where}: {key} must be a list, got {shown(value)}")
+        if len(value) > longest:
+            raise CheckpointError(f"{self.where}: {key} has {len(value)} entries, at most {longest} are allowed")
+        return value
+
+    def inner(self, key: str) -> dict[str, Any]:
+        """A nested object, empty when the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.where}: {key} must be an object, got {shown(value)}")
+        return value

@@ -1,0 +1,208 @@
+"""The DFlash drafter: one class for every published checkpoint, plain PyTorch (ENGINE.md 1.2 to 1.5).
+
+A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and
+values projected from the target's taps. It has no embedding and no head: both are the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from dflash_local.models.block_mask import BlockMasks
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.context_cache import ContextCache
+from dflash_local.models.drafter_config import DrafterConfig
+from dflash_local.models.drafter_weights import DrafterWeights, random_weights, read_weights
+from dflash_local.models.rope import RopeTable, rotate
+
+
+def drafter_dtype(target_dtype: torch.dtype) -> torch.dtype:
+    """The dtype to run a drafter in behind a target of ``target_dtype``.
+
+    float16 becomes bfloat16: the fusion of the taps overflows float16 and acceptance falls to nothing
+    (ENGINE.md 0.2 rule 4).
+    """
+    return torch.bfloat16 if target_dtype == torch.float16 else target_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """RMSNorm with the rounding of Qwen3RMSNorm: float32 inside, one rounding before the weight."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        shape = x.shape[-1:]
+        if x.dtype == torch.float32 and self.weight.dim() == 1:
+            return functional.rms_norm(x, shape, self.weight, self.eps)
+        return functional.rms_norm(x, shape, None, self.eps) * self.weight
+
+
+class Drafter:
+    """A loaded drafter. Every method is deterministic; none keeps state outside the cache it is given.
+
+    Taps and embeddings may come in any dtype and from any device; they are cast to the drafter's.
+    """
+
+    def __init__(self, config: DrafterConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
+        self.config = config
+        self.device = weights.fc.device
+        self.dtype = weights.fc.dtype
+        self.notices = notices
+        self._weights = weights
+        self._rope = RopeTable(config.rope, config.head_dim, self.device, self.dtype)
+        self._masks = BlockMasks(config.num_heads // config.num_kv_heads, self.device, self.dtype)
+        eps = config.rms_norm_eps
+        self._hidden_norm = _Norm(weights.hidden_norm, eps)
+        self._context_key_norm = _Norm(weights.context_key_norm, eps)
+        self._final_norm = _Norm(weights.norm, eps)
+        self._norms = tuple(
+            (_Norm(layer.input_norm, eps), _Norm(layer.query_key_norm, eps), _Norm(layer.post_norm, eps))
+            for layer in weights.layers
+        )
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        attention_factor: float | None = None,
+    ) -> Drafter:
+        """Read a drafter. ``attention_factor`` overrides the rope amplitude (Kimi-K2.5: ENGINE.md 1.6).
+
+        Raises:
+            CheckpointError: config, tensor names, shapes or values are not a DFlash drafter's.
+        """
+        _refuse_float16(dtype)
+        config = DrafterConfig.from_json(checkpoint.config, checkpoint.folder / "config.json")
+        notices: list[str] = []
+        weights = read_weights(checkpoint, config, torch.device(device), dtype, notices.append)
+        return cls(config.with_attention_factor(attention_factor), weights, tuple(notices))
+
+    @classmethod
+    def random(
+        cls,
+        config: DrafterConfig,
+        *,
+        target_hidden: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Drafter:
+        """A drafter with random weights, the same for the same seed: test material."""
+        _refuse_float16(dtype)
+        return cls(config, random_weights(config, target_hidden, seed, torch.device(device), dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights on the device; K and V projections count twice (see DrafterWeights)."""
+        return self._weights.nbytes
+
+    def new_cache(self, capacity: int = 256, draft_window: int | None = None) -> ContextCache:
+        """An empty cache for one sequence.
+
+        Args:
+            capacity: rows allocated at first; it doubles when full.
+            draft_window: attend only to the last so many context rows, at their absolute positions.
+        """
+        config = self.config
+        return ContextCache(
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            capacity=capacity,
+            draft_window=draft_window,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    @torch.no_grad()
+    def write_context(self, cache: ContextCache, taps: torch.Tensor, start: int) -> None:
+        """Project the taps of newly committed tokens into the cache, once and for good.
+
+        Args:
+            taps: [m, number of taps x target hidden], the tapped layers' outputs side by side.
+            start: absolute position of the first row; must be ``cache.length``.
+        """
+        if start != cache.length:
+            raise ValueError(f"context rows must follow the {cache.length} cached ones, got start {start}")
+        rows, weights = taps.shape[0], self._weights
+        if rows == 0:
+            return
+        feature = self._hidden_norm(functional.linear(self._own(taps), weights.fc))
+        projected = functional.linear(feature, weights.context_kv, weights.context_kv_bias)
+        config = self.config
+        keys, values = projected.view(rows, 2, config.num_layers * config.num_kv_heads, config.head_dim).unbind(1)
+        keys = rotate(self._context_key_norm(keys), *self._rope.rows(start, rows))
+        cache.reserve(start + rows)
+        for buffer, new in ((cache.keys, keys), (cache.values, values)):
+            per_layer = new.view(rows, config.num_layers, config.num_kv_heads, config.head_dim)
+            buffer[:, :, start : start + rows] = per_layer.permute(1, 2, 0, 3)
+        cache.length = start + rows
+
+    @torch.no_grad()
+    def draft_hidden(self, cache: ContextCache, embeddings: torch.Tensor, start: int) -> torch.Tensor:
+        """The block's hidden states after the final norm; row k predicts position ``start + k``.
+
+        A pure function of the cache's committed rows and the embeddings: the block's own keys and
+        values go into scratch rows behind ``cache.length`` and are forgotten.
+
+        Args:
+            embeddings: [B, hidden], the target's embedding of the anchor and B-1 mask ids.
+            start: absolute position of the anchor; must be ``cache.length``.
+
+        Returns:
+            [B, hidden]. Row 0 (the anchor) predicts nothing of use.
+        """
+        if start != cache.length:
+            raise ValueError(f"the anchor's position must be the cache's length {cache.length}, got {start}")
+        x = self._own(embeddings)
+        cache.reserve(start + x.shape[0])
+        cos_sin = self._rope.rows(start, x.shape[0])
+        for index in range(self.config.num_layers):
+            x = self._layer(index, x, cache, cos_sin)
+        return self._final_norm(x)
+
+    def _own(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == self.dtype and x.device == self.device:
+            return x
+        return x.to(device=self.device, dtype=self.dtype)
+
+    def _layer(
+        self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        layer = self._weights.layers[index]
+        input_norm, query_key_norm, post_norm = self._norms[index]
+        rows, config = x.shape[0], self.config
+        start, end = cache.length, cache.length + rows
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = functional.linear(input_norm(x), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(rows, heads + 2 * kv_heads, config.head_dim)
+        queries_keys = rotate(query_key_norm(qkv[:, : heads + kv_heads]), *cos_sin)
+        keys, values = cache.keys[index], cache.values[index]
+        keys[:, start:end] = queries_keys[:, heads:].transpose(0, 1)
+        values[:, start:end] = qkv[:, heads + kv_heads :].transpose(0, 1)
+        first, mask = self._masks.visible(config.windows[index], config.causal[index], start, rows, cache.draft_window)
+        # Query heads that share a key head become extra rows of it: one attention call, no repeated keys.
+        queries = queries_keys[:, :heads].reshape(rows, kv_heads, -1, config.head_dim).permute(1, 0, 2, 3)
+        attended = functional.scaled_dot_product_attention(
+            queries.reshape(1, kv_heads, -1, config.head_dim),
+            keys[:, first:end].unsqueeze(0),
+            values[:, first:end].unsqueeze(0),
+            attn_mask=mask,
+        )
+        attended = attended.view(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+        x = x + functional.linear(attended, layer.output, layer.output_bias)
+        gate, up = functional.linear(post_norm(x), layer.gate_up).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def _refuse_float16(dtype: torch.dtype) -> None:
+    if dtype == torch.float16:
+        raise ValueError("a drafter never runs in float16; take drafter_dtype(target dtype)")

@@ -1,0 +1,246 @@
+"""What a DFlash drafter is, read from its raw config.json: both schemas, every number bounded.
+
+Owns the list of tensors such a drafter must have. Torch-free: nothing here allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.config_values import Fields, shown
+from dflash_local.models.rope_parameters import MAX_POSITION, RopeParameters
+
+ARCHITECTURES = ("DFlashDraftModel",)
+# Relatives with other forward passes (convolutions, selectors, anchors that predict).
+RELATIVES = {"dflash2": "dflash2", "dspark": "dspark", "domino": "domino", "eagle": "EAGLE"}
+MIN_BLOCK, MAX_BLOCK = 2, 64
+MAX_LAYERS, MAX_TAPS, MAX_TARGET_LAYERS = 128, 64, 1024
+MAX_WIDTH, MAX_VOCAB, MAX_WINDOW = 2**18, 2**23, 2**24
+# Options of other trainers that change the forward pass, with the value at which they change nothing.
+NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1, "output_multiplier": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """The shape and behaviour of one drafter.
+
+    Attributes:
+        windows: per layer, how many keys a row sees including its own; None is all.
+        causal: per layer, whether a row of the block is blind to later rows of the block.
+        block_size: the trained block, anchor included.
+        taps: 0-based target layers whose outputs are concatenated, in this order.
+        vocab_size, max_position_embeddings, num_target_layers, target_hidden_size: None if not said.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    layer_types: tuple[str, ...]
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    attention_bias: bool
+    block_size: int
+    mask_token_id: int
+    taps: tuple[int, ...]
+    rope: RopeParameters
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    num_target_layers: int | None = None
+    target_hidden_size: int | None = None
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any], source: Path) -> DrafterConfig:
+        """Read a drafter's ``config.json``; every key is looked up in ``dflash_config`` first.
+
+        Raises:
+            CheckpointError: naming ``source``, the key and its value.
+        """
+        where = str(source)
+        check_architecture(config, where)
+        nested = Fields(config, where).inner("dflash_config")
+        fields = Fields({**config, **{k: v for k, v in nested.items() if v is not None}}, where)
+        _refuse_variants(fields)
+        layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+        hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
+        heads, kv_heads, head_dim = _heads(fields, hidden)
+        types, windows, causal = _attention_pattern(fields, Fields(config, where), Fields(nested, where), layers)
+        eps = fields.optional_number("rms_norm_eps", 1e-12, 0.1)
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=1e-6 if eps is None else eps,
+            layer_types=types,
+            windows=windows,
+            causal=causal,
+            attention_bias=bool(fields.optional_flag("attention_bias")),
+            block_size=fields.integer("block_size", MIN_BLOCK, MAX_BLOCK),
+            mask_token_id=fields.integer("mask_token_id", 0, MAX_VOCAB),
+            taps=_taps(fields),
+            rope=RopeParameters.from_json(config, where),
+            vocab_size=fields.optional_integer("vocab_size", 1, MAX_VOCAB),
+            max_position_embeddings=fields.optional_integer("max_position_embeddings", 1, MAX_POSITION),
+            num_target_layers=fields.optional_integer("num_target_layers", 1, MAX_TARGET_LAYERS),
+            target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
+        )
+
+    def with_attention_factor(self, attention_factor: float | None) -> DrafterConfig:
+        """The same drafter with another rope amplitude (ENGINE.md 1.6); None changes nothing."""
+        if attention_factor is None:
+            return self
+        return replace(self, rope=replace(self.rope, attention_factor=attention_factor))
+
+    def tensor_shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases."""
+        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_heads * head, self.num_kv_heads * head
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (hidden, len(self.taps) * target_hidden),
+            "hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+        }
+        for layer in range(self.num_layers):
+            at = f"layers.{layer}"
+            shapes |= {
+                f"{at}.input_layernorm.weight": (hidden,),
+                f"{at}.post_attention_layernorm.weight": (hidden,),
+                f"{at}.self_attn.q_proj.weight": (queries, hidden),
+                f"{at}.self_attn.k_proj.weight": (keys, hidden),
+                f"{at}.self_attn.v_proj.weight": (keys, hidden),
+                f"{at}.self_attn.o_proj.weight": (hidden, queries),
+                f"{at}.self_attn.q_norm.weight": (head,),
+                f"{at}.self_attn.k_norm.weight": (head,),
+                f"{at}.mlp.gate_proj.weight": (inner, hidden),
+                f"{at}.mlp.up_proj.weight": (inner, hidden),
+                f"{at}.mlp.down_proj.weight": (hidden, inner),
+            }
+            if self.attention_bias:
+                shapes |= {
+                    f"{at}.self_attn.q_proj.bias": (queries,),
+                    f"{at}.self_attn.k_proj.bias": (keys,),
+                    f"{at}.self_attn.v_proj.bias": (keys,),
+                    f"{at}.self_attn.o_proj.bias": (hidden,),
+                }
+        return shapes
+
+    def fingerprint(self) -> dict[str, object]:
+        """The fields by which a registry tells generations of one repository apart."""
+        window = next((w for w in self.windows if w is not None), None)
+        return {
+            "layers": self.num_layers,
+            "taps": list(self.taps),
+            "mask_id": self.mask_token_id,
+            "block": self.block_size,
+            "window": window,
+        }
+
+
+def check_architecture(config: Mapping[str, Any], where: str) -> None:
+    """Refuse anything but a DFlash drafter, by name; ``auto_map`` plays no part."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if name in ARCHITECTURES:
+        return
+    for mark, relative in RELATIVES.items():
+        if isinstance(name, str) and mark in name.lower():
+            raise CheckpointError(
+                f"{where}: {shown(name)} is a {relative} drafter; {relative} drafters are not supported yet",
+                "use a drafter of architecture DFlashDraftModel",
+            )
+    what = f"architecture {shown(name)}" if name is not None else "no architecture"
+    raise CheckpointError(
+        f"{where}: {what} is not a drafter's; supported: {', '.join(ARCHITECTURES)}",
+        "give the DFlash drafter of this target, not the target or another model",
+    )
+
+
+def _refuse_variants(fields: Fields) -> None:
+    for key, neutral in NOT_SUPPORTED.items():
+        value = fields.values.get(key)
+        if value is not None and value != neutral:
+            raise CheckpointError(f"{fields.where}: {key} {shown(value)} is not supported yet")
+    activation = fields.values.get("hidden_act")
+    if activation not in (None, "silu"):
+        raise CheckpointError(f"{fields.where}: hidden_act {shown(activation)} is not supported; drafters use silu")
+
+
+def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
+    """Query heads, key heads, head width, mutually consistent."""
+    heads = fields.integer("num_attention_heads", 1, 4096)
+    kv_heads = fields.optional_integer("num_key_value_heads", 1, 4096) or heads
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{fields.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+    head_dim = fields.optional_integer("head_dim", 2, 4096)
+    if head_dim is None:
+        if hidden % heads:
+            raise CheckpointError(
+                f"{fields.where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+                " and head_dim is not given"
+            )
+        head_dim = hidden // heads
+    if head_dim % 2:
+        raise CheckpointError(f"{fields.where}: head_dim {head_dim} is odd; rotary embedding needs pairs")
+    return heads, kv_heads, head_dim
+
+
+def _taps(fields: Fields) -> tuple[int, ...]:
+    """The tapped layers: required, since a guess is wrong for 14 of 20 published drafters."""
+    taps = fields.optional_list("target_layer_ids", MAX_TAPS)
+    if taps is None:
+        raise fields.missing("target_layer_ids")
+    if not taps:
+        raise CheckpointError(f"{fields.where}: target_layer_ids is empty; a drafter needs at least one tap")
+    return tuple(fields.check_integer("target_layer_ids", tap, 0, MAX_TARGET_LAYERS - 1) for tap in taps)
+
+
+def _attention_pattern(
+    fields: Fields, top: Fields, nested: Fields, layers: int
+) -> tuple[tuple[str, ...], tuple[int | None, ...], tuple[bool, ...]]:
+    """Layer types, windows and causality.
+
+    Causality: top-level ``is_causal``, else ``dflash_config.causal``, else by type: a sliding layer is
+    causal inside the block, a full one is not. ``layer_types`` missing with ``use_swa``: all sliding,
+    none causal. With ``layer_types`` given the window is read from the raw JSON whatever
+    ``use_sliding_window`` says, since transformers' Qwen3Config drops it (ENGINE.md 0.2, 1.4).
+    """
+    given = fields.optional_list("layer_types", MAX_LAYERS)
+    windowed = given is None and bool(fields.optional_flag("use_swa"))
+    types = _layer_types(fields, given, layers, windowed)
+    explicit = top.optional_flag("is_causal")
+    if explicit is None:
+        explicit = nested.optional_flag("causal")
+    if explicit is None and windowed:
+        explicit = False
+    sliding = [kind == "sliding_attention" for kind in types]
+    width = fields.integer("sliding_window", 1, MAX_WINDOW) if any(sliding) else None
+    causal = tuple(slides if explicit is None else explicit for slides in sliding)
+    return types, tuple(width if slides else None for slides in sliding), causal
+
+
+def _layer_types(fields: Fields, given: list[Any] | None, layers: int, windowed: bool) -> tuple[str, ...]:
+    if given is None:
+        # Qwen3Config's own default: the layers from max_window_layers (28 unless said) on slide.
+        first = fields.optional_integer("max_window_layers", 0, MAX_WINDOW)
+        first = 28 if first is None else first
+        if windowed or not (fields.optional_flag("use_sliding_window") and fields.present("sliding_window")):
+            first = 0 if windowed else layers
+        return tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(layers))
+    if len(given) != layers:
+        raise CheckpointError(f"{fields.where}: layer_types has {len(given)} entries for {layers} layers")
+    for kind in given:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise CheckpointError(f"{fields.where}: layer type {shown(kind)} is not supported in a drafter")
+    return tuple(given)

@@ -1,0 +1,148 @@
+"""Loads a target folder through transformers: dtype, devices, bitsandbytes, and what must not slip through.
+
+Never runs code from a checkpoint, never opens a pickle. Knows nothing of drafters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
+from dflash_local.models.target_facts import TargetFacts
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Their experts are fused three-dimensional tensors, which bitsandbytes leaves in bf16 without a word.
+EXPERT_FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss", "deepseek_v3")
+SHARDED = "balanced"
+
+Quantize = Literal["nf4", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and in what a target is loaded: a torch device or ``balanced`` over all GPUs, a dtype, a weight format."""
+
+    device: str
+    dtype: torch.dtype
+    quantize: Quantize | None = None
+
+
+def placement(device: str, dtype: str, quantize: str | None) -> Placement:
+    """Resolve ``auto`` and refuse what this machine or torch does not know.
+
+    CPU defaults to float32, every accelerator to bfloat16.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device != SHARDED:
+        _check_device(device)
+    elif not torch.cuda.is_available():
+        raise UsageError("device 'balanced' spreads a target over several GPUs; none is visible here", "use cpu")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}", f"use auto, {', '.join(DTYPES)}")
+    if quantize not in (None, "nf4", "int8"):
+        raise UsageError(f"unknown quantisation {quantize!r}", "use nf4 or int8")
+    return Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}", "use auto, cpu, cuda, cuda:1, mps or balanced") from None
+    if kind.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device {device!r} is not supported", "use auto, cpu, cuda, cuda:1, mps or balanced")
+    if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
+        raise UsageError(f"device {device!r} is not there", "dflash doctor lists what torch sees; --device cpu works anywhere")
+    if kind.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device 'mps' is not there", "--device cpu works anywhere")
+
+
+def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
+    """The transformers model in eval mode, every weight accounted for and finite.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
+        UsageError: a weight format this family cannot take.
+        MissingDependencyError: bitsandbytes is wanted and not installed.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
+    options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
+    quantization = _quantization(facts, where)
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        raise CheckpointError(f"{folder}: transformers cannot load this target: {_first_line(error)}") from error
+    _check_loading(folder, info)
+    _check_finite(folder, model)
+    return model.eval().requires_grad_(False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _quantization(facts: TargetFacts, where: Placement) -> Any:
+    """The quantization_config to pass to from_pretrained, or None to follow the checkpoint."""
+    held = facts.text_config.get("quantization_config") or {}
+    if held.get("quant_method") == "mxfp4" and where.quantize is None:
+        from transformers import Mxfp4Config
+
+        # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.
+        return Mxfp4Config(dequantize=True)
+    if where.quantize is None:
+        return None
+    if facts.family in EXPERT_FAMILIES:
+        raise UsageError(
+            f"{where.quantize} of {facts.model_type} is refused: bitsandbytes leaves its fused experts in 16 bits",
+            "load it in bfloat16, or a dense target in 4 bits",
+        )
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError(
+            f"--quantize {where.quantize} needs bitsandbytes", "pip install bitsandbytes"
+        ) from None
+    from transformers import BitsAndBytesConfig
+
+    if where.quantize == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=where.dtype, bnb_4bit_use_double_quant=True
+    )
+
+
+def _check_loading(folder: Path, info: dict[str, Any]) -> None:
+    """transformers fills missing tensors with random numbers and only warns; here that is an error."""
+    for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has a wrong shape")):
+        names = sorted(str(n[0] if isinstance(n, (tuple, list)) else n) for n in info.get(key) or ())
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{folder}: tensor {names[0]}{more} {what}", "download the target again")
+    extra = sorted(info.get("unexpected_keys") or ())
+    if extra:
+        raise CheckpointError(
+            f"{folder}: tensor {extra[0]} belongs to no part of {folder.name}'s architecture",
+            f"{len(extra)} tensors are not claimed; the configuration may be another model's",
+        )
+
+
+def _check_finite(folder: Path, model: Any) -> None:
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinite values", "download the target again")

@@ -1,0 +1,174 @@
+"""The pair's contract: a drafter and a target that belong together, checked before a weight moves.
+
+Works on configs and headers alone (ARCHITECTURE.md 4, CK-10 to CK-16). Allocates nothing; the
+tensor check is the one the drafter's loader uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_local.errors import PairError
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_config import MAX_BLOCK, DrafterConfig
+from dflash_local.models.drafter_weights import check_tensors
+from dflash_local.models.target_facts import TargetFacts
+
+PADDING_MULTIPLE = 64
+MAX_PADDING_ROWS = 1024
+OVERRIDE = "--allow-mismatch runs it anyway; acceptance may be near 1"
+
+
+@dataclass(frozen=True, slots=True)
+class PairFacts:
+    """A pair that passed. ``block_size`` is the one to run (1 is autoregressive); ``context`` the
+    largest both were made for, None if neither says."""
+
+    drafter: DrafterConfig
+    target: TargetFacts
+    notices: tuple[str, ...]
+    block_size: int
+    context: int | None
+
+
+class _Doubts:
+    """Mismatches that could run: errors, or notices when the user allows them."""
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self.notices: list[str] = []
+
+    def raise_or_note(self, message: str) -> None:
+        if not self._allowed:
+            raise PairError(message, OVERRIDE)
+        self.notices.append(f"{message}; allowed, acceptance may be near 1")
+
+
+def check_pair(
+    target: Checkpoint,
+    drafter: Checkpoint,
+    *,
+    block_size: int | None = None,
+    allow_mismatch: bool = False,
+    generations: Sequence[Mapping[str, object]] = (),
+) -> PairFacts:
+    """Check the whole contract.
+
+    Args:
+        block_size: wanted block; None is the trained one, 1 drafts nothing.
+        allow_mismatch: what could run at all becomes a notice instead of an error.
+        generations: known fingerprints of this drafter, one must match; null matches anything.
+
+    Raises:
+        PairError: the two do not belong together. CheckpointError: one of them is damaged.
+    """
+    facts = TargetFacts.from_checkpoint(target)
+    config = DrafterConfig.from_json(drafter.config, drafter.folder / "config.json")
+    doubts = _Doubts(allow_mismatch)
+    _check_taps(config, facts, doubts)
+    _check_widths(config, facts, drafter)
+    check_tensors(drafter.tensors, config, facts.hidden_size, str(drafter.folder))
+    _check_vocabulary(config, facts, doubts)
+    _check_generation(config, generations, doubts)
+    block = _block_size(config, block_size, doubts)
+    context = _context(config, facts, doubts.notices)
+    return PairFacts(config, facts, tuple(doubts.notices), block, context)
+
+
+def check_tokenizer_size(facts: TargetFacts, size: int) -> None:
+    """Refuse a tokenizer with ids beyond the target's embedding (CK-10); fewer ids are padding."""
+    if size > facts.embedding_rows:
+        raise PairError(
+            f"the tokenizer has {size} ids, the target's embedding {facts.embedding_rows} rows",
+            "the tokenizer belongs to another model",
+        )
+
+
+def _check_taps(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
+    last = facts.num_layers - 1
+    for tap in config.taps:
+        if tap >= last:
+            raise PairError(
+                f"target_layer_ids names layer {tap}, but the target has {facts.num_layers} layers"
+                f" and taps must be below {last}",
+                "the drafter was made for another target",
+            )
+    taps = list(config.taps)
+    if len(set(taps)) != len(taps):
+        doubts.raise_or_note(f"target_layer_ids {taps} holds a layer twice (target layers: {facts.num_layers})")
+    elif taps != sorted(taps):
+        doubts.raise_or_note(f"target_layer_ids {taps} is not in order (target layers: {facts.num_layers})")
+    if config.num_target_layers not in (None, facts.num_layers):
+        doubts.raise_or_note(
+            f"the drafter was made for a target of {config.num_target_layers} layers, this one has {facts.num_layers}"
+        )
+
+
+def _check_widths(config: DrafterConfig, facts: TargetFacts, drafter: Checkpoint) -> None:
+    hint = "the drafter was made for another target"
+    if config.target_hidden_size not in (None, facts.hidden_size):
+        raise PairError(
+            f"the drafter expects target hidden size {config.target_hidden_size}, the target has {facts.hidden_size}",
+            hint,
+        )
+    # The block is embedded by the target, so its rows are as wide as the target whatever fc maps.
+    if config.hidden_size != facts.hidden_size:
+        raise PairError(f"drafter hidden size {config.hidden_size}, target hidden size {facts.hidden_size}", hint)
+    info = drafter.tensors.get("fc.weight")
+    wanted = len(config.taps) * facts.hidden_size
+    if info is not None and len(info.shape) == 2 and info.shape[1] != wanted:
+        raise PairError(
+            f"fc.weight takes {info.shape[1]} features, {len(config.taps)} taps of a target"
+            f" with hidden size {facts.hidden_size} give {wanted}",
+            hint,
+        )
+
+
+def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
+    """The mask id must be a row of the target's embedding, and the vocabularies agree up to padding.
+
+    The padding rule: sizes may differ by at most 1024 rows and 1 % of the larger, and the larger must
+    be a multiple of 64 (Qwen3: 151669 ids, 151936 rows). A drafter has no table of its own, so its
+    vocab_size sizes nothing: it only tells which vocabulary it was trained on.
+    """
+    mask, rows = config.mask_token_id, facts.embedding_rows
+    if mask >= rows:
+        raise PairError(f"mask_token_id {mask} is outside the target's embedding of {rows} rows", "wrong target")
+    if mask in facts.eos_ids:
+        doubts.raise_or_note(f"mask_token_id {mask} is the target's end-of-sequence id")
+    if config.vocab_size is not None and not _padding_only(config.vocab_size, facts.vocab_size):
+        doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {facts.vocab_size}")
+
+
+def _padding_only(one: int, other: int) -> bool:
+    small, large = sorted((one, other))
+    gap = large - small
+    return gap == 0 or (gap <= MAX_PADDING_ROWS and 100 * gap <= large and large % PADDING_MULTIPLE == 0)
+
+
+def _check_generation(config: DrafterConfig, generations: Sequence[Mapping[str, object]], doubts: _Doubts) -> None:
+    own = config.fingerprint()
+    if generations and not any(
+        all(value is None or own.get(key) == value for key, value in known.items()) for known in generations
+    ):
+        doubts.raise_or_note(f"the drafter {own} is none of the generations the registry knows")
+
+
+def _block_size(config: DrafterConfig, wanted: int | None, doubts: _Doubts) -> int:
+    trained = config.block_size
+    if wanted is None:
+        return trained
+    if not 1 <= wanted <= MAX_BLOCK:
+        raise PairError(f"block size {wanted} is outside 1..{MAX_BLOCK}", f"the drafter was trained with {trained}")
+    if wanted > trained:
+        doubts.raise_or_note(f"block size {wanted} is larger than the trained {trained}")
+    return wanted
+
+
+def _context(config: DrafterConfig, facts: TargetFacts, notices: list[str]) -> int | None:
+    drafted, held = config.max_position_embeddings, facts.max_position_embeddings
+    if drafted is not None and held is not None and drafted < held:
+        notices.append(f"the drafter was made for {drafted} positions, the target for {held}: context is {drafted}")
+    limits = [limit for limit in (drafted, held) if limit is not None]
+    return min(limits) if limits else None

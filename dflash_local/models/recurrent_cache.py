@@ -1,0 +1,122 @@
+"""State of the recurrent layers and its exact rollback: committed state, raw tape, fold.
+
+A verify leaves the committed state untouched and records each token's raw inputs (the tape);
+committing m tokens folds the first m of them, one by one (ENGINE 3.6). Knows nothing of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.kernels import gated_delta
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Sizes of one Gated-DeltaNet layer: channels of the convolution, its width, heads, key and value dims."""
+
+    channels: int
+    width: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSnapshot:
+    """A copy of every layer's committed state."""
+
+    state: tuple[torch.Tensor, ...]
+    conv: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the copy holds."""
+        return sum(x.numel() * x.element_size() for x in (*self.state, *self.conv))
+
+
+class RecurrentCache:
+    """Committed state and tape of all recurrent layers that share a device, stacked for one fold.
+
+    Attributes:
+        state: [layers, heads, key_dim, value_dim] float32, committed.
+        conv: [layers, channels, width-1], the last inputs of the convolution, committed.
+    """
+
+    def __init__(self, layers: int, shape: RecurrentShape, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.device, self.dtype = device, dtype
+        self.state = torch.zeros(layers, shape.heads, shape.key_dim, shape.value_dim, device=device)
+        self.conv = torch.zeros(layers, shape.channels, shape.width - 1, device=device, dtype=dtype)
+        self.recording = False
+        self._allocate_tape(8)
+
+    def _allocate_tape(self, rows: int) -> None:
+        layers, heads = self.state.shape[:2]
+        self._tape_rows = rows
+        self._k = self.state.new_empty(layers, heads, rows, self.shape.key_dim)
+        self._v = self.state.new_empty(layers, heads, rows, self.shape.value_dim)
+        self._gates = self.state.new_empty(2, layers, heads, rows)
+        self._inputs = self.conv.new_empty(layers, self.shape.channels, self.shape.width - 1 + rows)
+
+    def begin(self, rows: int, recording: bool) -> None:
+        """Start a forward over ``rows`` tokens that records them (verify) or commits them at once (prefill)."""
+        self.recording = recording
+        if recording and rows > self._tape_rows:
+            self._allocate_tape(rows)
+
+    def window(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The convolution's input [channels, width-1 + M]: the committed tail, then the new ``inputs`` [channels, M]."""
+        joined = torch.cat((self.conv[layer], inputs), dim=-1)
+        if self.recording:
+            self._inputs[layer, :, : joined.shape[-1]] = joined
+        else:
+            self.conv[layer] = joined[:, inputs.shape[-1] :]
+        return joined
+
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        """Outputs [heads, M, value_dim] of the new tokens; shapes as ``gated_delta.block``."""
+        if not self.recording:
+            out, self.state[layer] = gated_delta.chunked(q, k, v, g, beta, self.state[layer])
+            return out
+        rows = k.shape[1]
+        self._k[layer, :, :rows] = k
+        self._v[layer, :, :rows] = v
+        self._gates[0, layer, :, :rows] = g
+        self._gates[1, layer, :, :rows] = beta
+        return gated_delta.block(q, k, v, g, beta, self.state[layer])[0]
+
+    def commit(self, rows: int) -> None:
+        """Fold the first ``rows`` tokens of the tape into the committed state."""
+        if rows == 0:
+            return
+        layers, heads = self.state.shape[:2]
+        gated_delta.fold(
+            self.state.view(layers * heads, self.shape.key_dim, self.shape.value_dim),
+            self._k[:, :, :rows].reshape(layers * heads, rows, -1),
+            self._v[:, :, :rows].reshape(layers * heads, rows, -1),
+            self._gates[0, :, :, :rows].reshape(layers * heads, rows),
+            self._gates[1, :, :, :rows].reshape(layers * heads, rows),
+        )
+        self.conv.copy_(self._inputs[:, :, rows : rows + self.shape.width - 1])
+
+    def tape(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Copies of the tape's first ``rows`` tokens (k, v, g, beta, conv inputs), for tests."""
+        kept = self._inputs[:, :, : rows + self.shape.width - 1]
+        parts = (self._k[:, :, :rows], self._v[:, :, :rows], self._gates[0, :, :, :rows], self._gates[1, :, :, :rows])
+        return tuple(x.clone() for x in (*parts, kept))
+
+    def clear(self) -> None:
+        """Back to the state before any token."""
+        self.state.zero_()
+        self.conv.zero_()

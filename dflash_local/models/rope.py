@@ -1,0 +1,95 @@
+"""Rotary position embedding: inverse frequencies of four kinds, cos/sin tables that grow by doubling.
+
+Float32 throughout, in the operation order of transformers' ``ROPE_INIT_FUNCTIONS``: the drafters were
+trained with those bits, and at position 1e5 the last bit of a frequency is an angle of 0.006.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dflash_local.models.rope_parameters import RopeParameters
+
+FIRST_ROWS = 512
+
+
+def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
+    """Radians per position, float32 [head_dim / 2], on the CPU."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    powers = rope.theta**exponents
+    if rope.kind == "yarn":
+        return _yarn(rope, powers, head_dim)
+    plain = 1.0 / powers
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    return plain
+
+
+def _yarn(rope: RopeParameters, powers: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Fast dimensions keep their frequency, slow ones are stretched, a linear ramp lies between."""
+
+    def dimension(rotations: float) -> float:
+        turns = rope.original_positions / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # as in the reference: no division by zero
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return (1.0 / (rope.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+
+
+def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are stretched, short ones kept, a smooth blend lies between."""
+    wavelength = 2 * math.pi / plain
+    longest_kept = rope.original_positions / rope.high_freq_factor
+    shortest_stretched = rope.original_positions / rope.low_freq_factor
+    stretched = torch.where(wavelength > shortest_stretched, plain / rope.factor, plain)
+    spread = rope.high_freq_factor - rope.low_freq_factor
+    smooth = (rope.original_positions / wavelength - rope.low_freq_factor) / spread
+    blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
+    between = (wavelength >= longest_kept) & (wavelength <= shortest_stretched)
+    return torch.where(between, blended, stretched)
+
+
+class RopeTable:
+    """cos and signed sin of absolute positions, in the model's dtype, grown by doubling.
+
+    The sin half that multiplies the swapped input carries the sign, so that a rotation is
+    ``x * cos + roll(x, head_dim / 2) * signed_sin``.
+    """
+
+    def __init__(self, rope: RopeParameters, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._half = head_dim // 2
+        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
+        self._factor = rope.attention_factor
+        self._dtype = dtype
+        self._cos = self._signed_sin = torch.empty(0, 1, head_dim, device=device, dtype=dtype)
+
+    def rows(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin of positions ``start .. start+count-1``, each [count, 1, head_dim]."""
+        end = start + count
+        if end > len(self._cos):
+            self._grow(end)
+        return self._cos[start:end], self._signed_sin[start:end]
+
+    def _grow(self, least: int) -> None:
+        size = max(FIRST_ROWS, 1 << (least - 1).bit_length())
+        positions = torch.arange(size, device=self._frequencies.device, dtype=torch.float32)
+        angles = torch.outer(positions, self._frequencies).unsqueeze(1)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        self._cos = torch.cat((cos, cos), -1).to(self._dtype)
+        self._signed_sin = torch.cat((-sin, sin), -1).to(self._dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate-half (neox) rotation of ``x`` [rows, heads, head_dim] over the whole head."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin

@@ -1,0 +1,166 @@
+"""The header of one safetensors file, checked entry by entry before any tensor is touched.
+
+The format: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes without
+hole or overlap (https://huggingface.co/docs/safetensors). Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.config_values import shown
+
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_ENTRIES = 50_000
+MAX_RANK = 8
+AGAIN = "the download is damaged or incomplete: download the checkpoint again"
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64,
+}  # fmt: skip
+
+# What people find in place of weights, by first bytes.
+IMPOSTORS = (
+    (b"version https://git-lfs", "is a git-lfs pointer, not the weights"),
+    (b"<", "is a web page, not weights"),
+    (b"PK\x03\x04", "is a pickle or zip archive; only safetensors is read"),
+    (b"\x80\x02", "is a pickle; only safetensors is read"),
+    (b"\x80\x04", "is a pickle; only safetensors is read"),
+    (b"\x80\x05", "is a pickle; only safetensors is read"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as its file's header describes it. ``dtype`` is the safetensors name (``BF16``)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file, bytes."""
+        return math.prod(self.shape) * BITS[self.dtype] // 8
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of ``file`` by name.
+
+    Raises:
+        CheckpointError: naming the file, when it is missing, truncated, too long, has holes or
+            overlaps, declares too much, or is not safetensors at all.
+    """
+    header, data_bytes = _read_json_part(file)
+    header.pop("__metadata__", None)
+    if len(header) > MAX_ENTRIES:
+        raise CheckpointError(f"{file} declares {len(header)} tensors, at most {MAX_ENTRIES} are read", AGAIN)
+    tensors: dict[str, TensorInfo] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        info, begin, end = _entry(file, name, entry)
+        tensors[name] = info
+        spans.append((begin, end, name))
+    _check_spans(file, spans, data_bytes)
+    return tensors
+
+
+def _read_json_part(file: Path) -> tuple[dict[str, Any], int]:
+    """The header's JSON object and the number of bytes that follow it."""
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing", AGAIN)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(32)
+            _refuse_impostor(file, start)
+            length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+            if length > MAX_HEADER_BYTES:
+                raise CheckpointError(
+                    f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are read", AGAIN
+                )
+            if length < 2 or 8 + length > size:
+                raise CheckpointError(f"{file} is truncated: {size} bytes do not hold its header", AGAIN)
+            stream.seek(8)
+            raw = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}", AGAIN) from error
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+    except RecursionError:
+        raise CheckpointError(f"{file} has a header that is nested too deeply", AGAIN) from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} has a damaged safetensors header: {shown(str(error))}", AGAIN) from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file} has a damaged safetensors header: not a JSON object", AGAIN)
+    return header, size - 8 - length
+
+
+def _refuse_impostor(file: Path, start: bytes) -> None:
+    # A real header may begin with the byte "<" by chance of its length: its ninth byte is "{".
+    if start[8:9] == b"{" and struct.unpack("<Q", start[:8])[0] <= MAX_HEADER_BYTES:
+        return
+    for magic, what in IMPOSTORS:
+        if start.lstrip().startswith(magic):
+            raise CheckpointError(f"{file} {what}", AGAIN)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without repeated keys: a repeated tensor name has no single meaning."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice!r} is there twice")
+    return result
+
+
+def _entry(file: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
+    """One entry of the header, its dtype, shape and offsets checked against each other."""
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{file}: tensor {shown(name)} has a damaged entry", AGAIN)
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(f"{file}: tensor {shown(name)} has the unknown dtype {shown(dtype)}", AGAIN)
+    if not _whole_numbers(shape) or len(shape) > MAX_RANK:
+        raise CheckpointError(f"{file}: tensor {shown(name)} has the impossible shape {shown(shape)}", AGAIN)
+    if not _whole_numbers(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{file}: tensor {shown(name)} has the impossible offsets {shown(offsets)}", AGAIN)
+    begin, end = offsets
+    bits = math.prod(shape) * BITS[dtype]
+    if (end - begin) * 8 != bits:
+        raise CheckpointError(
+            f"{file}: tensor {shown(name)} of shape {list(shape)} and dtype {dtype} needs {bits // 8} bytes,"
+            f" its entry spans {end - begin}",
+            AGAIN,
+        )
+    return TensorInfo(name, dtype, tuple(shape), file), begin, end
+
+
+def _whole_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**62 for item in value
+    )
+
+
+def _check_spans(file: Path, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+    """The tensors must cover the data exactly: in order, no hole, no overlap, nothing after."""
+    expected = 0
+    for begin, end, name in sorted(spans):
+        if begin != expected:
+            kind = "a hole before" if begin > expected else "an overlap at"
+            raise CheckpointError(f"{file} has {kind} tensor {shown(name)} (byte {begin}, expected {expected})", AGAIN)
+        expected = end
+    if expected > data_bytes:
+        raise CheckpointError(f"{file} is truncated: {data_bytes} bytes of data, its header needs {expected}", AGAIN)
+    if expected < data_bytes:
+        raise CheckpointError(f"{file} has {data_bytes - expected} bytes after its last tensor", AGAIN)

@@ -1,0 +1,205 @@
+"""Any transformers causal language model as a DFlash target: taps, block verify, exact rollback.
+
+Runs the model's own decoder layers one by one over our caches. Slow beside the fused engine,
+exact, and its oracle. Knows token ids and positions, nothing of text or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.gated_deltanet import GatedDeltaNet
+from dflash_local.models.kv_cache import KVCache
+from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentSnapshot
+
+LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a pass over M tokens left behind.
+
+    Attributes:
+        hidden: [M, H], after the final norm.
+        taps: [M, taps x H] in the order of the tap list, or None when none were asked for.
+    """
+
+    hidden: torch.Tensor
+    taps: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSnapshot:
+    """A point the target can return to: its length and, for recurrent targets, copies of the state."""
+
+    length: int
+    recurrent: tuple[RecurrentSnapshot, ...]
+
+
+class TransformersTarget:
+    """A loaded target and its caches. Batch 1; ids are one-dimensional int64 tensors on ``device``.
+
+    Args:
+        model: a transformers ``...ForCausalLM`` of a supported family, in eval mode.
+        taps: 0-based decoder layers whose outputs the drafter reads; never the last one.
+    """
+
+    def __init__(self, model: Any, taps: Sequence[int] = ()) -> None:
+        self.model = model
+        decoder = model.get_decoder()
+        self.config: Any = decoder.config
+        self._embed, self._layers, self._norm = decoder.embed_tokens, list(decoder.layers), decoder.norm
+        self._rotary, self._head = decoder.rotary_emb, model.get_output_embeddings()
+        self.taps = tuple(taps)
+        self._tap_order = {layer: i for i, layer in enumerate(self.taps)}
+        self.device: torch.device = self._embed.weight.device
+        self.dtype: torch.dtype = self._norm.weight.dtype
+        self.hidden_size: int = self.config.hidden_size
+        self.vocab_size: int = self._head.weight.shape[0]
+        self._types = layer_types(self.config, len(self._layers))
+        self._window = getattr(self.config, "sliding_window", None)
+        self._eager = self.config._attn_implementation == "eager"
+        # Text-only positions: the three axes of a multimodal rope carry the same numbers.
+        self._axes = 3 if "mrope_section" in (getattr(self.config, "rope_parameters", None) or {}) else 0
+        self.kv = KVCache()
+        self.recurrent = self._replace_recurrent_layers()
+
+    def _replace_recurrent_layers(self) -> tuple[RecurrentCache, ...]:
+        """Put our Gated-DeltaNet in place of the model's, with one stacked cache per device."""
+        groups: dict[torch.device, list[GatedDeltaNet]] = {}
+        for layer, kind in zip(self._layers, self._types, strict=True):
+            if kind == "linear_attention":
+                if not isinstance(layer.linear_attn, GatedDeltaNet):
+                    layer.linear_attn = GatedDeltaNet(layer.linear_attn)
+                groups.setdefault(layer.linear_attn.A_log.device, []).append(layer.linear_attn)
+        caches = []
+        for device, modules in groups.items():
+            cache = RecurrentCache(len(modules), modules[0].shape, device=device, dtype=self.dtype)
+            for slot, module in enumerate(modules):
+                module.attach(cache, slot)
+            caches.append(cache)
+        return tuple(caches)
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self.kv.length
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True when a rollback needs snapshots (Gated-DeltaNet layers)."""
+        return bool(self.recurrent)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embedding rows [M, H] as the first layer sees them; the drafter borrows them for its block."""
+        return self._embed(ids)  # type: ignore[no-any-return]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] of hidden rows [M, H]."""
+        return self._head(hidden)  # type: ignore[no-any-return]
+
+    def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
+        """Run committed tokens [M]: every one of them is part of the text from now on."""
+        out = self._run(ids, recording=False, with_taps=with_taps)
+        self.kv.length += len(ids)
+        return out
+
+    def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
+        """Run a block [M] without committing it; ``commit`` keeps a prefix of it."""
+        return self._run(ids, recording=True, with_taps=with_taps)
+
+    def commit(self, rows: int) -> None:
+        """Keep the first ``rows`` tokens of the last ``verify``."""
+        for cache in self.recurrent:
+            cache.commit(rows)
+        self.kv.length += rows
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens after ``length``. KV-only targets; a recurrent one restores a snapshot."""
+        if self.is_recurrent and length != self.length:
+            raise RuntimeError("a recurrent state cannot be truncated")
+        self.kv.length = min(length, self.kv.length)
+
+    def snapshot(self) -> TargetSnapshot:
+        """A point ``restore`` can return to, as long as no shorter length was restored in between."""
+        copies = tuple(RecurrentSnapshot((c.state.clone(),), (c.conv.clone(),)) for c in self.recurrent)
+        return TargetSnapshot(self.length, copies)
+
+    def restore(self, point: TargetSnapshot) -> None:
+        """Return to a snapshot."""
+        for cache, copy in zip(self.recurrent, point.recurrent, strict=True):
+            cache.state.copy_(copy.state[0])
+            cache.conv.copy_(copy.conv[0])
+        self.kv.length = point.length
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.kv.clear()
+        for cache in self.recurrent:
+            cache.clear()
+
+    def _run(self, ids: torch.Tensor, *, recording: bool, with_taps: bool) -> Forward:
+        rows, start = len(ids), self.kv.length
+        self.kv.reserve(start + rows)
+        for cache in self.recurrent:
+            cache.begin(rows, recording)
+        hidden = self._embed(ids.unsqueeze(0))
+        positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
+        rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
+        masks = self._masks(start, rows, hidden)
+        taps: list[torch.Tensor | None] = [None] * len(self.taps)
+        for i, layer in enumerate(self._layers):
+            hidden = layer(
+                hidden,
+                attention_mask=masks.get(self._types[i]),
+                position_ids=positions,
+                past_key_values=self.kv,
+                use_cache=True,
+                position_embeddings=rotary,
+            )
+            if with_taps and i in self._tap_order:
+                taps[self._tap_order[i]] = hidden[0].to(self.device)
+        joined = torch.cat([t for t in taps if t is not None], dim=-1) if with_taps else None
+        return Forward(self._norm(hidden)[0].to(self.device), joined)
+
+    def _masks(self, start: int, rows: int, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Attention masks [1, 1, rows, start+rows] for each layer type that needs one."""
+        masks: dict[str, torch.Tensor] = {}
+        kinds = set(self._types) & {"full_attention", "sliding_attention"}
+        for kind in kinds:
+            window = self._window if kind == "sliding_attention" else None
+            if window is not None and start + rows <= window:
+                window = None
+            # SDPA is causal by itself on a fresh cache, and one row sees everything.
+            if not self._eager and window is None and (rows == 1 or start == 0):
+                continue
+            masks[kind] = self._mask(start, rows, window, hidden)
+        return masks
+
+    def _mask(self, start: int, rows: int, window: int | None, hidden: torch.Tensor) -> torch.Tensor:
+        query = torch.arange(start, start + rows, device=hidden.device).unsqueeze(1)
+        key = torch.arange(start + rows, device=hidden.device).unsqueeze(0)
+        seen = key <= query
+        if window is not None:
+            seen &= key > query - window
+        if not self._eager:
+            return seen[None, None]
+        hidden_value = torch.finfo(hidden.dtype).min
+        return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, hidden_value)[None, None]
+
+
+def layer_types(config: Any, layers: int) -> tuple[str, ...]:
+    """Kind of each decoder layer; a config without ``layer_types`` has full attention throughout."""
+    types = tuple(getattr(config, "layer_types", None) or ("full_attention",) * layers)
+    unknown = sorted(set(types) - set(LAYER_TYPES))
+    if unknown:
+        raise CheckpointError(
+            f"layer type {unknown[0]!r} of {config.model_type} is not supported",
+            f"supported: {', '.join(LAYER_TYPES)}",
+        )
+    return types

@@ -1,0 +1,183 @@
+"""The hardware probe: accelerators, driver, memory and disk, as plain values.
+
+Says what is there and why something could not be asked; judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off the bus
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One CUDA (or ROCm) device as torch sees it. Memory in bytes."""
+
+    name: str
+    memory: int
+    capability: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """The installed torch. ``cuda`` and ``hip`` are the versions it was built for, None for neither.
+
+    ``error`` tells why torch, or its devices, could not be used; empty when all went well.
+    """
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    mps: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What nvidia-smi says: the driver's version and the name of each GPU."""
+
+    version: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Main memory in bytes, already cut to the limit of the container, if there is one."""
+
+    total: int
+    available: int
+    limited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that exists or could be made: may we write there, and how many bytes are free."""
+
+    path: Path
+    writable: bool
+    free: int
+
+
+def probe_torch() -> TorchFacts | None:
+    """What torch offers; None when it is not installed.
+
+    The one place of the torch-free rooms that imports it: two to four seconds.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a driver too old is told once, in ``error``
+            import torch
+    except ModuleNotFoundError as error:
+        return None if error.name == "torch" else TorchFacts("", error=str(error))
+    except (ImportError, OSError, RuntimeError) as error:
+        return TorchFacts("", error=str(error))  # a library torch was linked to is missing or of another version
+    gpus: tuple[Gpu, ...] = ()
+    problem = ""
+    if torch.version.cuda or torch.version.hip:
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            problem = str(told[0].message) if told and not count else ""
+            gpus = tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+        except (RuntimeError, AssertionError) as error:
+            problem = str(error)
+    mps = getattr(torch.backends, "mps", None)
+    return TorchFacts(
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        gpus=gpus,
+        mps=bool(mps and mps.is_available()),
+        error=problem,
+    )
+
+
+def _gpu(properties: object) -> Gpu:
+    """One device's properties, read by name: their class is private to torch."""
+    major, minor = getattr(properties, "major", 0), getattr(properties, "minor", 0)
+    return Gpu(
+        name=str(getattr(properties, "name", "unknown")),
+        memory=int(getattr(properties, "total_memory", 0)),
+        capability=f"{major}.{minor}",
+    )
+
+
+def nvidia_driver() -> Driver | None:
+    """The NVIDIA driver and its GPUs, asked without torch; None when there is none to ask."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return None
+    command = [smi, "--query-gpu=driver_version,name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.partition(",") for line in answer.stdout.splitlines() if "," in line]
+    if not rows:
+        return None
+    return Driver(version=rows[0][0].strip(), gpus=tuple(name.strip() for _, _, name in rows))
+
+
+def memory(cgroup: Path = CGROUP) -> Memory:
+    """Main memory of the machine, or of the container this runs in when that has less."""
+    machine = psutil.virtual_memory()
+    limit, used = _container_limit(cgroup)
+    if limit is None or limit >= machine.total:
+        return Memory(machine.total, machine.available, limited=False)
+    return Memory(limit, max(0, min(machine.available, limit - used)), limited=True)
+
+
+def _container_limit(cgroup: Path) -> tuple[int | None, int]:
+    """The cgroup's limit and its use without file cache that can be given back, in bytes."""
+    for limit_name, used_name, stat_name, cached in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        limit = _number(cgroup / limit_name)
+        if limit is not None:
+            return limit, max(0, (_number(cgroup / used_name) or 0) - _stat(cgroup / stat_name, cached))
+    return None, 0
+
+
+def _number(path: Path) -> int | None:
+    """The number in a one-line file; None when absent or when it says ``max``."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(path: Path, name: str) -> int:
+    """One value of a ``name value`` file; 0 when absent."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+    return int(values[0]) if values and values[0].isdigit() else 0
+
+
+def folder(path: Path) -> Folder:
+    """What can be done with a folder; one that does not exist is judged by the nearest one above it."""
+    above = path
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    writable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+    return Folder(path, writable, shutil.disk_usage(above).free)

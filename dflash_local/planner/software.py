@@ -1,0 +1,108 @@
+"""The software probe: installed versions, the C compiler, who owns a command.
+
+Reads package metadata only and imports none of the packages; judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+# The ranges of pyproject.toml, needed where the package runs without its metadata.
+OLDEST_PYTHON = (3, 10)
+OLDEST_TORCH = (2, 11)
+OLDEST_TRANSFORMERS = (5, 17)
+TRANSFORMERS_BELOW = (6,)
+OURS = "dflash-local"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """The C compiler Triton would call, and whether Python's headers are there for it."""
+
+    path: str | None
+    headers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command name: what the shell runs, where this environment keeps it, which packages provide it.
+
+    ``is_ours``: the file this environment keeps under the name starts dflash-local.
+    """
+
+    name: str
+    found: Path | None
+    here: Path
+    providers: tuple[str, ...]
+    is_ours: bool
+
+    @property
+    def found_here(self) -> bool:
+        """True when the shell runs the file of this environment."""
+        return self.found is not None and self.here.exists() and self.found.samefile(self.here)
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a distribution; None when it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def missing_requirements(package: str = OURS) -> tuple[str, ...]:
+    """Names of required distributions that are not installed.
+
+    Extras are left out, and requirements that hold on some platforms only.
+    """
+    try:
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return ()
+    names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in lines if ";" not in line]
+    return tuple(name for name in names if version_of(name) is None)
+
+
+def c_compiler(chosen: str | None) -> Compiler:
+    """The compiler named by the variable CC, else gcc, else clang: what Triton would call."""
+    found = shutil.which(chosen) if chosen else None
+    if not chosen:
+        found = next((path for path in map(shutil.which, ("gcc", "clang")) if path), None)
+    return Compiler(found, headers=(Path(sysconfig.get_path("include")) / "Python.h").is_file())
+
+
+def command(name: str) -> Command:
+    """Who answers to a command name in this shell and in this environment."""
+    suffix = ".exe" if sys.platform == "win32" else ""
+    providers = sorted(
+        {
+            distribution.metadata["Name"]
+            for distribution in metadata.distributions()
+            for entry in distribution.entry_points
+            if entry.group == "console_scripts" and entry.name == name
+        }
+    )
+    here = Path(sysconfig.get_path("scripts")) / f"{name}{suffix}"
+    found = shutil.which(name)
+    return Command(name, Path(found) if found else None, here, tuple(providers), starts_us(here))
+
+
+def starts_us(script: Path) -> bool:
+    """True when a console script calls this package (a Windows launcher is trusted: its text is packed)."""
+    try:
+        content = script.read_bytes()
+    except OSError:
+        return False
+    return script.suffix == ".exe" or b"dflash_local" in content

@@ -1,0 +1,158 @@
+"""What a user asks for: messages, sampling parameters and limits, checked in this one place.
+
+The CLI, the endpoint and the screens all build a ``Request``; nothing below re-validates it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_local.errors import UsageError
+from dflash_local.events import Mode
+
+GREEDY_BELOW = 1e-5  # a temperature under this is greedy (RELIABILITY EN-15)
+MAX_TEMPERATURE = 5.0
+MAX_SEED = 2**64 - 1
+MAX_NEW_TOKENS = 1_000_000
+MAX_STOPS = 128
+MAX_STOP_CHARS = 1_000
+MAX_MESSAGE_CHARS = 8_000_000
+MAX_BLOCK_SIZE = 64
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a value that is not a finite number within ``low..high``, naming it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r} is outside {low:g}..{high:g}")
+
+
+def check_integer(name: str, value: int, low: int, high: int) -> None:
+    """Refuse a value that is not an integer within ``low..high``, naming it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        raise UsageError(f"{name} {value} is outside {low}..{high}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's token is chosen. Temperature 0 (or under 1e-5) is greedy.
+
+    Filters act in the order penalties, temperature, top-k, top-p, min-p. ``top_k`` 0 is off and one
+    above the vocabulary is the vocabulary; ``top_p`` 0 keeps the best token alone. A ``seed`` of
+    None draws a fresh 64-bit number when the request starts.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        check_integer("top_k", self.top_k, 0, 2**31)
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, MAX_SEED)
+
+    @property
+    def greedy(self) -> bool:
+        """True when no noise is drawn."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        """True when any penalty changes the logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a reply ends: at this many tokens, or before any of these strings."""
+
+    max_new_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("max_new_tokens", self.max_new_tokens, 0, MAX_NEW_TOKENS)
+        if len(self.stop) > MAX_STOPS:
+            raise UsageError(f"{len(self.stop)} stop strings given, {MAX_STOPS} allowed")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise UsageError(f"a stop string must be non-empty text, got {text!r}")
+            if len(text) > MAX_STOP_CHARS:
+                raise UsageError(f"a stop string of {len(text)} characters is longer than {MAX_STOP_CHARS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. ``thinking`` is kept apart and templates may drop it."""
+
+    role: Role
+    content: str
+    thinking: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise UsageError(f"unknown role {self.role!r}", f"use one of {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise UsageError(f"the content of a {self.role} message must be text, got {self.content!r}")
+        if len(self.content) > MAX_MESSAGE_CHARS:
+            raise UsageError(f"a {self.role} message has {len(self.content)} characters, {MAX_MESSAGE_CHARS} allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One reply to produce.
+
+    Exactly one of ``messages`` (rendered through the chat template) and ``prompt_ids`` (used as
+    they are) is given. ``block_size`` None means the drafter's trained one; 1 proposes nothing.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    limits: Limits = field(default_factory=Limits)
+    mode: Mode = "dflash"
+    block_size: int | None = None
+    thinking: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.messages) == bool(self.prompt_ids):
+            raise UsageError("give either messages or prompt ids", "an empty prompt is not a request")
+        if self.messages and not any(m.content.strip() for m in self.messages if m.role != "system"):
+            raise UsageError("the prompt is empty", "type something to answer")
+        for token_id in self.prompt_ids:
+            check_integer("prompt id", token_id, 0, 2**31)
+        if self.mode not in ("dflash", "ar"):
+            raise UsageError(f"unknown mode {self.mode!r}", "use dflash or ar")
+        if self.block_size is not None:
+            check_integer("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+
+
+def user_request(prompt: str, system: str = "", **fields: object) -> Request:
+    """A single-turn request from one prompt text and an optional system text."""
+    head: Iterable[Message] = (Message("system", system),) if system else ()
+    return Request(messages=(*head, Message("user", prompt)), **fields)  # type: ignore[arg-type]
+
+
+def fresh_seed() -> int:
+    """A seed that has not been seen before: 64 random bits."""
+    return secrets.randbits(64)

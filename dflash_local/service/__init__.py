@@ -1,0 +1,1 @@
+"""One session, one worker, many listeners. Knows no torch, no models, no screens."""

@@ -1,0 +1,120 @@
+"""A bounded mailbox of events that merges ``Step`` events when its reader is slow.
+
+The worker puts and never waits; the reader loses no token and no text, only the cycle borders.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from dflash_local.errors import DFlashError
+from dflash_local.events import Channel, Event, Notice, Origin, Piece, PrefillProgress, Queued, Step
+
+CAPACITY = 64
+WAIT_S = 0.5  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Several ``Step`` events on their way to becoming one."""
+
+    runs: list[tuple[Channel, Origin, list[str]]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    rows: int = 0
+    t_s: float = 0.0
+
+    def add(self, step: Step) -> None:
+        for piece in step.pieces:
+            if self.runs and self.runs[-1][:2] == (piece.channel, piece.origin):
+                self.runs[-1][2].append(piece.text)
+            else:
+                self.runs.append((piece.channel, piece.origin, [piece.text]))
+        self.token_ids.extend(step.token_ids)
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self.rows += step.rows
+        self.t_s = step.t_s
+
+    def as_step(self) -> Step:
+        pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
+        return Step(pieces, tuple(self.token_ids), self.drafted, self.accepted, self.rows, self.t_s)
+
+
+class Listener:
+    """An iterator over one request's events; raises the request's error where it ended with one.
+
+    When ``capacity`` events wait, a further ``Step`` is merged into the newest waiting one, and a
+    further ``Notice`` replaces the oldest. Progress events replace their predecessor. It is an
+    object and not a generator, so that a reader interrupted by Ctrl-C can go on reading.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = max(1, capacity)
+        self._waiting: deque[Event | _Merged] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: DFlashError | None = None
+
+    def put(self, event: Event) -> None:
+        """Add an event; never waits for the reader."""
+        with self._changed:
+            if self._ended:
+                return
+            if isinstance(event, Step):
+                self._put_step(event)
+            elif isinstance(event, (Queued, PrefillProgress)) and self._last_is(type(event)):
+                self._waiting[-1] = event
+            else:
+                if isinstance(event, Notice) and len(self._waiting) >= self._capacity:
+                    self._drop_oldest_notice()
+                self._waiting.append(event)
+            self._changed.notify_all()
+
+    def end(self, error: DFlashError | None = None) -> None:
+        """No event follows; the reader gets what waits and then the error, if there is one."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self._changed.notify_all()
+
+    def __iter__(self) -> Listener:
+        return self
+
+    def __next__(self) -> Event:
+        with self._changed:
+            while not self._waiting:
+                if self._ended:
+                    if self._error is not None:
+                        raise self._error
+                    raise StopIteration
+                self._changed.wait(WAIT_S)
+            event = self._waiting.popleft()
+        return event.as_step() if isinstance(event, _Merged) else event
+
+    def _last_is(self, kind: type) -> bool:
+        return bool(self._waiting) and isinstance(self._waiting[-1], kind)
+
+    def _put_step(self, step: Step) -> None:
+        if len(self._waiting) < self._capacity:
+            self._waiting.append(step)
+            return
+        for index in range(len(self._waiting) - 1, -1, -1):
+            waiting = self._waiting[index]
+            if isinstance(waiting, Step):
+                merged = _Merged()
+                merged.add(waiting)
+                self._waiting[index] = waiting = merged
+            if isinstance(waiting, _Merged):
+                waiting.add(step)
+                return
+        self._waiting.append(step)
+
+    def _drop_oldest_notice(self) -> None:
+        for index, waiting in enumerate(self._waiting):
+            if isinstance(waiting, Notice):
+                del self._waiting[index]
+                return

@@ -1,0 +1,280 @@
+"""Owns the one session: a worker thread, a bounded queue, cancelling, and who listens to what.
+
+Every caller (CLI, screens, endpoint) submits a ``Request`` here. Knows events and errors only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from dflash_local.errors import BusyError, DFlashError, EngineError, ExactnessError, NumericsError
+from dflash_local.events import Event, Finished, Queued, Stats, Usage
+from dflash_local.request import Request
+from dflash_local.service.listener import CAPACITY, Listener
+
+MAX_QUEUE = 8
+CLOSE_S = 30.0  # a cycle or a prefill chunk ends well within this
+
+
+class Facts(Protocol):
+    """What a session says of itself; the service reads two of these, screens all."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def drafter(self) -> str | None: ...
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def has_tokenizer(self) -> bool: ...
+
+    @property
+    def notices(self) -> tuple[str, ...]: ...
+
+
+class Session(Protocol):
+    """The engine's session, as the service sees it."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
+
+    def close(self) -> None: ...
+
+
+class Ticket:
+    """One submitted request: its events, and the way to cancel it."""
+
+    def __init__(self, request: Request, withdraw: Callable[[Ticket], None]) -> None:
+        self.request = request
+        self._withdraw = withdraw
+        self._cancelled = threading.Event()
+        self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
+        self._first = Listener()
+        self._listeners = [self._first]
+        self._end: tuple[Finished | None, DFlashError | None] | None = None
+
+    def events(self) -> Iterator[Event]:
+        """The request's events from the first on; asked for again, it goes on where it was.
+
+        Raises:
+            DFlashError: the request failed, after the events that came before.
+        """
+        return self._first
+
+    def listen(self, capacity: int = CAPACITY) -> Iterator[Event]:
+        """A further listener, from now on; after the end it gets the ``Finished`` or the error."""
+        listener = Listener(capacity)
+        with self._lock:
+            if self._end is None:
+                self._listeners.append(listener)
+            else:
+                finished, error = self._end
+                if finished is not None:
+                    listener.put(finished)
+                listener.end(error)
+        return listener
+
+    def cancel(self) -> None:
+        """Stop the reply within one cycle, or leave the queue; ends as ``Finished('cancelled')``."""
+        self._cancelled.set()
+        self._withdraw(self)
+
+    @property
+    def cancelled(self) -> bool:
+        """True when ``cancel`` was called, whether or not it came in time."""
+        return self._cancelled.is_set()
+
+    @property
+    def done(self) -> bool:
+        """True when nothing follows."""
+        return self._end is not None
+
+    def publish(self, event: Event) -> None:
+        """Give an event to every listener (for the service)."""
+        with self._lock:
+            if self._end is not None:
+                return
+            for listener in self._listeners:
+                listener.put(event)
+            if isinstance(event, Finished):
+                self._finish(event, None)
+
+    def fail(self, error: DFlashError) -> None:
+        """End the request with an error (for the service)."""
+        with self._lock:
+            if self._end is None:
+                self._finish(None, error)
+
+    def _finish(self, finished: Finished | None, error: DFlashError | None) -> None:
+        self._end = (finished, error)
+        for listener in self._listeners:
+            listener.end(error)
+
+
+class Service:
+    """Runs one request at a time on the session, in the order they came.
+
+    Args:
+        session: used by the worker thread alone from now on.
+        max_queue: requests that may wait besides the running one.
+    """
+
+    def __init__(self, session: Session, max_queue: int = MAX_QUEUE) -> None:
+        self._session = session
+        self._max_queue = max_queue
+        self._waiting: deque[Ticket] = deque()
+        self._running: Ticket | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._broken: EngineError | None = None
+        self._worker = threading.Thread(target=self._work, name="dflash-service", daemon=True)
+        self._worker.start()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def facts(self) -> Facts:
+        """What was loaded, and how."""
+        return self._session.facts
+
+    @property
+    def broken(self) -> bool:
+        """True after an engine error: the session must be loaded again."""
+        return self._broken is not None
+
+    def submit(self, request: Request) -> Ticket:
+        """Queue a request.
+
+        Raises:
+            BusyError: the queue is full.
+            EngineError: the session is broken or closed.
+        """
+        with self._changed:
+            if self._broken is not None:
+                raise EngineError(f"the session is broken: {self._broken.message}", "load the model again")
+            if self._closed:
+                raise EngineError("the session is closed", "load the model again")
+            if len(self._waiting) >= self._max_queue:
+                raise BusyError(
+                    f"{len(self._waiting)} requests are waiting already, as many as may wait", "try again in a moment"
+                )
+            ticket = Ticket(request, self._withdraw)
+            self._waiting.append(ticket)
+            ticket.publish(Queued(len(self._waiting) - 1 + (self._running is not None)))
+            self._changed.notify_all()
+        return ticket
+
+    def close(self) -> None:
+        """Cancel everything, let the worker close the session, and wait for it."""
+        with self._changed:
+            self._closed = True
+            tickets = [*self._waiting, *([self._running] if self._running else [])]
+            self._changed.notify_all()
+        for ticket in tickets:
+            ticket.cancel()
+        if threading.current_thread() is not self._worker:
+            self._worker.join(CLOSE_S)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """A cancelled ticket that has not begun ends at once and frees its place."""
+        with self._changed:
+            if ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+            self._tell_positions()
+        ticket.publish(self._nothing_done(ticket.request))
+
+    def _tell_positions(self) -> None:
+        for index, ticket in enumerate(self._waiting):
+            ticket.publish(Queued(index + (self._running is not None)))
+
+    def _work(self) -> None:
+        while (ticket := self._next()) is not None:
+            self._serve(ticket)
+            with self._changed:
+                self._running = None
+        self._session.close()
+
+    def _next(self) -> Ticket | None:
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            self._running = self._waiting.popleft()
+            self._tell_positions()
+            return self._running
+
+    def _serve(self, ticket: Ticket) -> None:
+        """Run one request to its one end: ``Finished`` or one typed error."""
+        if self._broken is not None:
+            ticket.fail(EngineError(f"the session is broken: {self._broken.message}", "load the model again"))
+            return
+        error: DFlashError | None = None
+        try:
+            for event in self._session.generate(ticket.request, lambda: ticket.cancelled):
+                ticket.publish(event)
+            if not ticket.done:
+                error = EngineError("the engine ended a reply without saying why")
+        except DFlashError as raised:
+            error = raised
+        except Exception as raised:  # one of the three broad ones: an unknown fault must not kill the worker
+            error = EngineError(
+                f"the engine failed: {type(raised).__name__}: {raised}", "run again with --debug for the traceback"
+            )
+            error.__cause__ = raised
+        # A request that failed by its own input, logits or memory leaves the session healthy.
+        if isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError)):
+            self._broken = error
+        if error is not None:
+            ticket.fail(error)
+
+    def _nothing_done(self, request: Request) -> Finished:
+        """The end of a request that was cancelled before it began."""
+        facts = self._session.facts
+        stats = Stats(
+            acceptance_lengths=(),
+            acceptance_per_position=(),
+            mean_acceptance_length=None,
+            turn_acceptance_length=None,
+            tokens_per_s=0.0,
+            end_to_end_tokens_per_s=0.0,
+            ttft_s=0.0,
+            prefill_s=0.0,
+            decode_s=0.0,
+            draft_s=0.0,
+            verify_s=0.0,
+            other_s=0.0,
+            engine=facts.engine,
+            mode=request.mode,
+            block_size=request.block_size or facts.block_size,
+            seed=request.sampling.seed or 0,
+        )
+        return Finished("cancelled", Usage(0, 0), stats)

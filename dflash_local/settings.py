@@ -1,0 +1,203 @@
+"""Where files live and what the user wishes by default: the only reader of ``os.environ``.
+
+Reads XDG folders, ``DFLASH_*`` variables and ``settings.json``; refuses to know what uses them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import SettingsError
+from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
+
+APP = "dflash-local"
+SETTINGS_FILE = "settings.json"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Quiet and private libraries; set only where the user has not decided otherwise.
+LIBRARY_DEFAULTS = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting: what is allowed, in words, and the reader of its value.
+
+    ``read`` takes the JSON value or the variable's text and raises ValueError for a bad one.
+    """
+
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(value)
+    return value.strip()
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(value)
+        return str(value)
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if not isinstance(value, str) or value.strip().lower() not in words:
+        raise ValueError(value)
+    return words[value.strip().lower()]
+
+
+def _temperature(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(value)
+    number = float(value)
+    if not math.isfinite(number) or not 0.0 <= number <= MAX_TEMPERATURE:
+        raise ValueError(value)
+    return number
+
+
+def _tokens(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(value)
+    number = int(value)
+    if not 0 <= number <= MAX_NEW_TOKENS:
+        raise ValueError(value)
+    return number
+
+
+KEYS: dict[str, Key] = {
+    "model": Key("the name of a pair or a folder", _text),
+    "device": Key("auto, cpu, cuda, cuda:N, mps or balanced", _text),
+    "dtype": Key(", ".join(DTYPES), _one_of(DTYPES)),
+    "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _temperature),
+    "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
+    "thinking": Key("true or false", _flag),
+    "history": Key("true or false", _flag),
+    "debug": Key("true or false", _flag),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The user's folders and wishes. A folder is None when there is no home to put it in.
+
+    A wish of None was not expressed, and the command's own default holds. A ``DFLASH_`` variable
+    wins over the file, an option of the command line over both.
+    """
+
+    environ: Mapping[str, str]
+    config_dir: Path | None
+    data_dir: Path | None
+    cache_dir: Path | None
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    thinking: bool | None = None
+    history: bool = True
+    debug: bool = False
+
+    @property
+    def no_color(self) -> bool:
+        """True when ``NO_COLOR`` is set and not empty (https://no-color.org)."""
+        return bool(self.environ.get("NO_COLOR"))
+
+    @property
+    def term(self) -> str:
+        """The terminal's type, ``dumb`` meaning that it understands no control sequence."""
+        return self.environ.get("TERM", "")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process, or of the given environment.
+
+    Raises:
+        SettingsError: a value is not allowed; names the variable or the file and key.
+    """
+    env = dict(os.environ if environ is None else environ)
+    config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
+    wishes = _from_file(config / SETTINGS_FILE) if config else {}
+    wishes.update(_from_variables(env))
+    return Settings(
+        environ=env,
+        config_dir=config,
+        data_dir=_folder(env, "XDG_DATA_HOME", ".local/share", "data"),
+        cache_dir=_folder(env, "XDG_CACHE_HOME", ".cache", "cache"),
+        **wishes,
+    )
+
+
+def quiet_libraries() -> None:
+    """Turn off the telemetry, progress bars and chatter of the libraries; call before importing them."""
+    for name, value in LIBRARY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -> Path | None:
+    """One of our folders: ``DFLASH_HOME`` holds all, else XDG (relative paths are ignored, as it says)."""
+    own = env.get("DFLASH_HOME")
+    if own:
+        if not Path(own).is_absolute():
+            raise SettingsError(f"DFLASH_HOME={own!r} is not an absolute path", "give a full path such as /data/dflash")
+        return Path(own) / kind
+    xdg = env.get(variable, "")
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / APP
+    home = env.get("HOME") or env.get("USERPROFILE")
+    return Path(home) / below_home / APP if home else None
+
+
+def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
+    wishes = {}
+    for name, key in KEYS.items():
+        variable = f"DFLASH_{name.upper()}"
+        if env.get(variable, "") != "":
+            wishes[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
+    return wishes
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """The keys of the settings file; an absent file has none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", "make it readable or remove it") from error
+    except ValueError as error:
+        raise SettingsError(f"{path} is not JSON: {error}", "correct it or remove it") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold one JSON object", f"allowed keys: {', '.join(KEYS)}")
+    wishes = {}
+    for name, value in content.items():
+        if name not in KEYS:
+            close = difflib.get_close_matches(name, KEYS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SettingsError(f"{path}: unknown key {name!r}", f"{hint}allowed keys: {', '.join(KEYS)}")
+        wishes[name] = _read(KEYS[name], value, f"{path}: {name} = {json.dumps(value)}")
+    return wishes
+
+
+def _read(key: Key, value: Any, where: str) -> Any:
+    try:
+        return key.read(value)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{where} is not allowed", f"allowed: {key.allowed}") from error

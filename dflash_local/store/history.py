@@ -1,0 +1,250 @@
+"""Chats on disk: one file per chat, appended record by record, one writer at a time.
+
+A chat goes on whatever happens to its file: ``Recorder`` turns every failure into one warning.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import BusyError, DFlashError, UsageError
+from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
+from dflash_local.store.paths import CHAT_SUFFIX, chat_path
+from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn
+
+if sys.platform != "win32":
+    import fcntl
+
+BAD_SUFFIX = ".bad"
+
+
+class ChatFile:
+    """An open chat that this process alone appends to."""
+
+    def __init__(self, path: Path, descriptor: int, seq: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._seq = seq
+
+    @classmethod
+    def create(cls, folder: Path, model: str, system: str, turns: Sequence[Turn] = ()) -> ChatFile:
+        """A new file of its own, with what was said so far.
+
+        Raises:
+            OSError: no permission, disk full.
+        """
+        make_private(folder)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        path = chat_path(folder, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        chat = cls(path, os.open(path, flags, FILE_MODE), len(turns) + 1)
+        _lock(chat._descriptor)  # the name is ours alone already
+        try:
+            chat._write(encode_chat(model, system, turns))
+        except OSError:
+            chat.close()
+            path.unlink(missing_ok=True)
+            raise
+        return chat
+
+    @classmethod
+    def resume(cls, path: Path) -> tuple[ChatFile, Chat]:
+        """An existing chat, to be gone on with; a line cut by a crash is moved to a ``.bad`` file.
+
+        Raises:
+            BusyError: another process has it open. UsageError: a newer version wrote it.
+            OSError: it cannot be read or written.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        try:
+            if not _lock(descriptor):
+                raise BusyError(f"{path.stem} is open in another dflash", "this chat goes on in a file of its own")
+            raw = path.read_bytes()
+            chat = decode(raw)
+            if chat.newer:
+                raise UsageError(
+                    f"{path.stem} was written by a newer version of dflash-local and is only read",
+                    "this chat goes on in a file of its own",
+                )
+            if len(raw) > chat.good_bytes:
+                _quarantine(path, raw[chat.good_bytes :])
+                os.ftruncate(descriptor, chat.good_bytes)
+            elif raw and not raw.endswith(b"\n"):
+                os.write(descriptor, b"\n")
+            opened, descriptor = cls(path, descriptor, chat.last_seq + 1), -1
+            return opened, chat
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def turn(self, turn: Turn) -> None:
+        """Append a turn; it is on the disk when this returns."""
+        self._append(encode_turn(self._seq, turn))
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Append another record: ``system`` (content) or ``drop`` (count)."""
+        self._append(encode(kind, self._seq, **fields))
+
+    def close(self) -> None:
+        """Give the file free."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, line: bytes) -> None:
+        size = os.fstat(self._descriptor).st_size
+        try:
+            self._write(line)
+        except OSError:
+            os.ftruncate(self._descriptor, size)  # no half line where the disk was full
+            raise
+        self._seq += 1
+
+    def _write(self, raw: bytes) -> None:
+        view = memoryview(raw)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        os.fsync(self._descriptor)
+
+
+class Recorder:
+    """Keeps a chat on disk as long as it can; the first failure is one warning and the last try.
+
+    The file begins with the first turn, so that opening and leaving a chat leaves nothing.
+
+    Args:
+        folder: where chats are kept; None when there is no home folder.
+        warn: shows one line. keep: False records nothing and says nothing.
+    """
+
+    def __init__(self, folder: Path | None, warn: Callable[[str], None], keep: bool = True) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._keep = keep
+        self._file: ChatFile | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The chat's name once it has a file."""
+        return self._file.path.stem if self._file else None
+
+    def turn(self, model: str, system: str, turns: Sequence[Turn]) -> None:
+        """Record the last of ``turns``, and all of them when the file begins here."""
+        self._try(lambda file: file.turn(turns[-1]), lambda folder: ChatFile.create(folder, model, system, turns))
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Record something that happened to an existing file; nothing without one."""
+        if self._file is not None:
+            self._try(lambda file: file.record(kind, **fields), None)
+
+    def go_on(self, path: Path) -> None:
+        """Append to an existing chat from now on; where that is impossible, say so and begin anew."""
+        self.begin_anew()
+        if not self._keep:
+            return
+        try:
+            self._file, _ = ChatFile.resume(path)
+        except DFlashError as error:
+            self._warn(str(error))
+        except OSError as error:
+            self._stop(error)
+
+    def begin_anew(self) -> None:
+        """The next turn begins a new file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    close = begin_anew
+
+    def _try(self, append: Callable[[ChatFile], None], create: Callable[[Path], ChatFile] | None) -> None:
+        if not self._keep:
+            return
+        try:
+            if self._file is not None:
+                append(self._file)
+            elif create is not None:
+                if self._folder is None:
+                    raise OSError("there is no home folder (HOME is not set)")
+                self._file = create(self._folder)
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        self._keep = False
+        self.begin_anew()
+        self._warn(f"this chat is not kept any more: {error.strerror or error}")
+
+
+def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
+    """A chat by its name.
+
+    Raises:
+        UsageError: there is none of that name, or the name is no name.
+        DFlashError: it cannot be read.
+    """
+    path = chat_path(folder, name) if folder else None
+    try:
+        if path is None:
+            raise FileNotFoundError
+        return path, decode(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no chat {name!r}", "/load shows those there are") from error
+    except OSError as error:
+        raise DFlashError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
+    """Write a whole chat (``records.encode_chat``) under a name.
+
+    Raises:
+        UsageError: the name is taken and ``replace`` is False, or it is no name.
+        DFlashError: it cannot be written.
+    """
+    if folder is None:
+        raise DFlashError("there is no home folder to save in", "set HOME or DFLASH_HOME")
+    path = chat_path(folder, name)
+    if path.exists() and not replace:
+        raise UsageError(f"there is a chat {name!r} already", "choose another name")
+    try:
+        write_atomic(path, chat)
+    except OSError as error:
+        raise DFlashError(
+            f"{path} cannot be written: {error.strerror}", "free some space or set DFLASH_HOME"
+        ) from error
+    return path
+
+
+def names(folder: Path | None) -> list[str]:
+    """The chats there are, the newest last."""
+    if folder is None or not folder.is_dir():
+        return []
+    found = [(path.stat().st_mtime, path.stem) for path in folder.glob(f"*{CHAT_SUFFIX}")]
+    return [stem for _, stem in sorted(found)]
+
+
+def _quarantine(path: Path, tail: bytes) -> None:
+    bad = path.with_name(path.name + BAD_SUFFIX)
+    descriptor = os.open(bad, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(tail + b"\n")
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the file for this process; the lock ends with it, however it ends.
+
+    On Windows no chat is appended to by a second program: it goes on in a new file.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""Which folder of the user's holds what. Creates nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dflash_local.errors import UsageError
+from dflash_local.settings import Settings
+
+CHAT_SUFFIX = ".jsonl"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def chats_folder(settings: Settings) -> Path | None:
+    """Where conversations are kept; None when there is no home folder."""
+    return settings.data_dir / "chats" if settings.data_dir else None
+
+
+def chat_path(folder: Path, name: str) -> Path:
+    """The file of a chat, whose name may not leave the folder.
+
+    Raises:
+        UsageError: the name holds anything but letters, digits, dot, dash and underscore.
+    """
+    stem = name[: -len(CHAT_SUFFIX)] if name.endswith(CHAT_SUFFIX) else name
+    if not _NAME.fullmatch(stem):
+        raise UsageError(
+            f"{name!r} cannot be the name of a chat", "use up to 64 letters, digits, dots, dashes and underscores"
+        )
+    return folder / f"{stem}{CHAT_SUFFIX}"

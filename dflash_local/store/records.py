@@ -1,0 +1,135 @@
+"""The lines of a chat file: one JSON record per line, each with its version and sequence number.
+
+Bytes in, a conversation out; opens no file. A strict prefix of a JSON object is never a JSON
+object, so a line cut by a crash is always recognised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_local.errors import UsageError
+from dflash_local.request import Message, Role
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation and, for a reply, how it came.
+
+    Attributes:
+        stopped: the user ended it early. figures: speed, acceptance, seed; empty for the user's own.
+    """
+
+    role: Role
+    content: str
+    thinking: str = ""
+    stopped: bool = False
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def message(self) -> Message:
+        """What the model is given."""
+        return Message(self.role, self.content, self.thinking)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation as its file tells it.
+
+    Attributes:
+        newer: written by a newer version of this program: read what can be read, write nothing.
+        bad_lines: lines that are no record and were passed over. good_bytes: length of the file up
+            to the end of its last complete line.
+        last_seq: the highest sequence number, -1 without any record.
+    """
+
+    model: str
+    system: str
+    turns: tuple[Turn, ...]
+    newer: bool
+    bad_lines: int
+    good_bytes: int
+    last_seq: int
+
+
+def encode(kind: str, seq: int, **fields: Any) -> bytes:
+    """One record as a line."""
+    record = {"version": VERSION, "seq": seq, "kind": kind, **fields}
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def encode_turn(seq: int, turn: Turn) -> bytes:
+    """A turn as a line."""
+    rest = {"thinking": turn.thinking, "stopped": turn.stopped, "figures": turn.figures}
+    return encode("turn", seq, role=turn.role, content=turn.content, **{k: v for k, v in rest.items() if v})
+
+
+def encode_chat(model: str, system: str, turns: Sequence[Turn]) -> bytes:
+    """A whole conversation, as ``decode`` reads it."""
+    lines = [encode("chat", 0, model=model, system=system)]
+    lines += [encode_turn(seq, turn) for seq, turn in enumerate(turns, start=1)]
+    return b"".join(lines)
+
+
+def decode(raw: bytes) -> Chat:
+    """The conversation that the lines tell, in the order of their sequence numbers."""
+    whole = raw.rfind(b"\n") + 1
+    lines = raw[:whole].split(b"\n")
+    tail = raw[whole:]
+    if tail and _record(tail) is not None:  # complete but for its line end
+        lines, whole = [*lines, tail], len(raw)
+        tail = b""
+    records = [record for line in lines if line.strip() and (record := _record(line)) is not None]
+    bad = sum(1 for line in lines if line.strip()) - len(records) + bool(tail)
+    records.sort(key=lambda record: record["seq"])
+    model, system, turns = "", "", list[Turn]()
+    for record in records:
+        if record["kind"] == "chat":
+            model, system = _text(record, "model"), _text(record, "system")
+        elif record["kind"] == "system":
+            system = _text(record, "content")
+        elif record["kind"] == "drop":
+            count = record.get("count")
+            turns = turns[: max(0, len(turns) - (count if isinstance(count, int) else 0))]
+        elif record["kind"] == "turn":
+            turn = _turn(record)
+            bad += turn is None
+            turns += [turn] if turn else []
+    newer = any(record["version"] > VERSION for record in records)
+    return Chat(model, system, tuple(turns), newer, bad, whole, max((r["seq"] for r in records), default=-1))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    numbers = (record.get("version"), record.get("seq"))
+    return record if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers) else None
+
+
+def _turn(record: dict[str, Any]) -> Turn | None:
+    figures = record.get("figures")
+    try:
+        turn = Turn(
+            record.get("role"),  # type: ignore[arg-type]  # Message checks it
+            record.get("content"),  # type: ignore[arg-type]
+            _text(record, "thinking"),
+            record.get("stopped") is True,
+            figures if isinstance(figures, dict) else {},
+        )
+        return turn if turn.message else None
+    except UsageError:
+        return None
+
+
+def _text(record: dict[str, Any], name: str) -> str:
+    value = record.get(name, "")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,191 @@
+"""``dflash doctor``: each finding is judged, each problem has a fix, a missing GPU is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_local.cli import doctor
+from dflash_local.cli.main import main
+from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
+from dflash_local.planner.software import Command, Compiler
+
+GIB = 2**30
+DRIVER = Driver("470.10", ("NVIDIA T4",))
+CPU_BUILD = TorchFacts("2.13.0+cpu")
+CUDA_BUILD = TorchFacts("2.13.0", cuda="13.0")
+
+
+@pytest.fixture
+def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without a GPU and without a problem, whatever this one is."""
+    monkeypatch.setattr(doctor.hardware, "probe_torch", lambda: CPU_BUILD)
+    monkeypatch.setattr(doctor.hardware, "nvidia_driver", lambda: None)
+    monkeypatch.setattr(doctor.hardware, "memory", lambda: Memory(16 * GIB, 12 * GIB, limited=False))
+    monkeypatch.setattr(doctor.hardware, "folder", lambda path: Folder(path, True, 50 * GIB))
+    monkeypatch.setattr(doctor.software, "missing_requirements", lambda: ())
+    monkeypatch.setattr(doctor.software, "version_of", {"transformers": "5.23.0"}.get)
+    here = tmp_path / "dflash"
+    here.write_text("from dflash_local.cli.main import main\n")
+    monkeypatch.setattr(doctor.software, "command", lambda name: Command(name, here, here, ("dflash-local",), True))
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_machine_without_gpu_has_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check for check in report["checks"]}
+    assert report["problems"] == 0
+    assert found["gpu"]["status"] == "info" and "CPU" in found["gpu"]["value"]
+    for name in ("python", "torch", "triton", "c compiler", "bitsandbytes", "fla", "transformers"):
+        assert found[name]["value"]
+    for name in ("memory", "disk", "model cache", "data folder", "command dflash", "settings"):
+        assert found[name]["status"] == "ok"
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_problem_exits_1_and_shows_its_fix(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.software, "version_of", {"transformers": "4.57.0"}.get)
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert "problem transformers" in shown.out and "-> pip install 'transformers>=5.17,<6'" in shown.out
+    assert "1 problem." in shown.out and "\x1b" not in shown.out
+
+
+@pytest.mark.usefixtures("healthy")
+def test_bad_settings_are_a_finding_not_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_DTYPE", "float3")
+    assert main(["doctor", "--json"]) == 1
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert "DFLASH_DTYPE" in found["settings"]["value"] and found["settings"]["fix"]
+
+
+def test_the_real_machine_can_be_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == (1 if report["problems"] else 0)
+    assert all(check["fix"] for check in report["checks"] if check["status"] == "problem")
+    assert report["checks"][0]["value"].startswith(".".join(map(str, sys.version_info[:3])))
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "word"),
+    [
+        (None, "problem", "not installed"),
+        (TorchFacts("", error="libcudart.so.13 is missing"), "problem", "libcudart"),
+        (TorchFacts("2.10.1+cpu"), "problem", "too old"),
+        (CPU_BUILD, "ok", "CPU build"),
+        (CUDA_BUILD, "ok", "CUDA 13.0"),
+        (TorchFacts("2.13.0", hip="7.1"), "ok", "ROCm 7.1"),
+    ],
+)
+def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> None:
+    check = doctor.check_torch(facts)
+    assert (check.status, word in check.value, bool(check.fix)) == (status, True, status == "problem")
+
+
+@pytest.mark.parametrize(
+    ("facts", "driver", "visible", "status", "word"),
+    [
+        (TorchFacts("2.13.0", cuda="13.0", gpus=(Gpu("H200", 140 * GIB, "9.0"),)), None, None, "ok", "140 GiB"),
+        (TorchFacts("2.13.0", mps=True), None, None, "ok", "MPS"),
+        (CPU_BUILD, None, None, "info", "none found"),
+        (CPU_BUILD, DRIVER, None, "problem", "without CUDA"),
+        (CUDA_BUILD, DRIVER, None, "problem", "driver 470.10"),
+        (CUDA_BUILD, DRIVER, "", "info", "hidden"),
+    ],
+)
+def test_the_gpu_is_judged(
+    facts: TorchFacts, driver: Driver | None, visible: str | None, status: str, word: str
+) -> None:
+    check = doctor.check_gpu(facts, driver, visible)
+    assert (check.status, word in check.value, bool(check.fix)) == (status, True, status == "problem")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "gpu", "status"),
+    [
+        (Compiler("gcc", headers=True), True, "ok"),
+        (Compiler(None, headers=True), True, "problem"),
+        (Compiler("gcc", headers=False), True, "problem"),
+        (Compiler(None, headers=False), False, "info"),
+    ],
+)
+def test_a_missing_compiler_is_a_problem_only_with_a_gpu(compiler: Compiler, gpu: bool, status: str) -> None:
+    check = doctor.check_compiler(compiler, gpu)
+    assert (check.status, bool(check.fix)) == (status, status == "problem")
+
+
+@pytest.mark.parametrize("version", [None, "5.16.2", "6.0.0"])
+def test_transformers_outside_its_range_is_a_problem(version: str | None) -> None:
+    check = doctor.check_transformers(version)
+    assert check.status == "problem" and ">=5.17,<6" in check.fix
+
+
+def test_python_too_old_is_a_problem() -> None:
+    assert doctor.check_python((3, 9)).status == "problem" and doctor.check_python((3, 10)).status == "ok"
+
+
+def test_little_memory_is_a_problem_and_a_limit_is_named() -> None:
+    check = doctor.check_memory(Memory(4 * GIB, GIB, limited=True))
+    assert check.status == "problem" and "container" in check.value
+
+
+def test_folders_that_cannot_be_written_are_problems(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    found = {check.name: check for check in doctor.check_folders(tmp_path / "file" / "hub", tmp_path / "file" / "data")}
+    assert found["model cache"].status == found["data folder"].status == "problem"
+    assert "HF_HOME" in found["model cache"].fix and "DFLASH_HOME" in found["data folder"].fix
+
+
+def test_no_home_folder_is_information() -> None:
+    assert [check.status for check in doctor.check_folders(None, None)] == ["info"]
+
+
+class TestCommandName:
+    """Who answers to ``dflash``, when others use the name too."""
+
+    @pytest.fixture
+    def scripts(self, tmp_path: Path) -> tuple[Path, Path]:
+        ours, other = tmp_path / "ours", tmp_path / "other"
+        ours.write_text("from dflash_local.cli.main import main\n")
+        other.write_text("from dflash.cli import main\n")
+        return ours, other
+
+    def test_ours_is_ok(self, scripts: tuple[Path, Path]) -> None:
+        ours, _ = scripts
+        assert doctor.check_command(Command("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
+
+    def test_another_package_in_this_environment_is_named(self, scripts: tuple[Path, Path]) -> None:
+        ours, other = scripts
+        both = ("dflash-local", "dflash-mlx")
+        for here, is_ours in ((ours, True), (other, False)):
+            check = doctor.check_command(Command("dflash", here, here, both, is_ours))
+            assert check.status == "problem" and "dflash-mlx" in check.value and "dflash-local" in check.fix
+
+    def test_another_program_first_on_the_path(self, scripts: tuple[Path, Path]) -> None:
+        ours, other = scripts
+        check = doctor.check_command(Command("dflash", other, ours, ("dflash-local",), True))
+        assert check.status == "problem" and str(other) in check.value and "dflash-local" in check.fix
+
+    def test_another_installation_of_ours_is_information(self, scripts: tuple[Path, Path], tmp_path: Path) -> None:
+        ours, _ = scripts
+        second = tmp_path / "second"
+        second.write_bytes(ours.read_bytes())
+        assert doctor.check_command(Command("dflash", second, ours, ("dflash-local",), True)).status == "info"
+
+    def test_not_on_the_path_or_not_installed_is_information(self, scripts: tuple[Path, Path]) -> None:
+        ours, other = scripts
+        absent = ours.with_name("absent")
+        for command in (
+            Command("dflash", None, ours, ("dflash-local",), True),
+            Command("dflash", None, absent, (), False),
+        ):
+            assert doctor.check_command(command).status == "info"

@@ -1,0 +1,106 @@
+"""The hardware probe: memory within a container's limit, the driver, folders, torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from dflash_local.planner import hardware
+
+GIB = 2**30
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text, encoding="ascii")
+    return folder
+
+
+def test_memory_without_a_container_is_the_machines(tmp_path: Path) -> None:
+    found = hardware.memory(tmp_path)
+    assert found.total == psutil.virtual_memory().total
+    assert 0 < found.available <= found.total and not found.limited
+
+
+def test_memory_is_cut_to_the_containers_limit_and_file_cache_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = SimpleNamespace(total=64 * GIB, available=60 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    stat = f"anon 5\ninactive_file {2 * GIB}\nactive_file 7\n"
+    write(tmp_path, memory__max=f"{8 * GIB}\n", memory__current=f"{5 * GIB}\n", memory__stat=stat)
+    assert hardware.memory(tmp_path) == hardware.Memory(8 * GIB, 5 * GIB, limited=True)
+
+
+@pytest.mark.parametrize("limit", ["max\n", f"{2**62}\n"])
+def test_a_limit_above_the_machine_is_none(tmp_path: Path, limit: str) -> None:
+    write(tmp_path, memory__max=limit, memory__current="1\n", memory__stat="")
+    assert not hardware.memory(tmp_path).limited
+
+
+def test_memory_reads_the_older_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB, available=60 * GIB))
+    old = tmp_path / "memory"
+    old.mkdir()
+    write(old, memory__limit_in_bytes=f"{4 * GIB}", memory__usage_in_bytes=f"{GIB}", memory__stat="")
+    assert hardware.memory(tmp_path) == hardware.Memory(4 * GIB, 3 * GIB, limited=True)
+
+
+def test_a_folder_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    found = hardware.folder(tmp_path / "not" / "yet")
+    assert found.writable and found.free > 0 and not (tmp_path / "not").exists()
+
+
+def test_a_file_in_the_way_makes_a_folder_unwritable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert not hardware.folder(tmp_path / "file" / "cache").writable
+
+
+def test_no_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    assert hardware.nvidia_driver() is None
+
+
+def test_the_driver_and_its_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: "smi")
+    answer = SimpleNamespace(stdout="580.95, NVIDIA H200\n580.95, NVIDIA H200\n")
+    monkeypatch.setattr(hardware.subprocess, "run", lambda *args, **kwargs: answer)
+    assert hardware.nvidia_driver() == hardware.Driver("580.95", ("NVIDIA H200", "NVIDIA H200"))
+
+
+@pytest.mark.parametrize(
+    "failure", [subprocess.TimeoutExpired("smi", 5), subprocess.CalledProcessError(9, "smi"), OSError("gone")]
+)
+def test_a_failing_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: "smi")
+    monkeypatch.setattr(hardware.subprocess, "run", fail)
+    assert hardware.nvidia_driver() is None
+
+
+def test_torch_is_described() -> None:
+    torch = pytest.importorskip("torch")
+    found = hardware.probe_torch()
+    assert found is not None
+    assert (found.version, found.cuda) == (str(torch.__version__), torch.version.cuda)
+    assert len(found.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def test_a_missing_torch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert hardware.probe_torch() is None
+
+
+def test_a_torch_whose_libraries_do_not_load_tells_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = hardware.probe_torch()
+    assert found is not None and found.version == "" and "libcudart.so.13" in found.error

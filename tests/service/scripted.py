@@ -1,0 +1,104 @@
+"""A session without a model: it plays a script, so that the rooms above the engine can be tested."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dflash_local.errors import DFlashError
+from dflash_local.events import Event, Finished, FinishReason, Piece, PrefillProgress, Started, Stats, Step, Usage
+from dflash_local.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedFacts:
+    """What the scripted session says of itself."""
+
+    target: str = "scripted"
+    drafter: str | None = "scripted drafter"
+    engine: str = "reference"
+    dtype: str = "float32"
+    device: str = "cpu"
+    block_size: int = 4
+    context: int = 512
+    has_tokenizer: bool = True
+    notices: tuple[str, ...] = ()
+
+
+STATS = Stats(
+    acceptance_lengths=(3, 2),
+    acceptance_per_position=(1.0, 0.5, 0.0),
+    mean_acceptance_length=2.5,
+    turn_acceptance_length=3.0,
+    tokens_per_s=120.0,
+    end_to_end_tokens_per_s=100.0,
+    ttft_s=0.01,
+    prefill_s=0.01,
+    decode_s=0.05,
+    draft_s=0.02,
+    verify_s=0.02,
+    other_s=0.01,
+    engine="reference",
+    mode="dflash",
+    block_size=4,
+    seed=99,
+)
+HELLO = (
+    Step((Piece("Hello"),), (10,), 0, 0, 0, 0.01),
+    Step((Piece(", wor", origin="accepted"), Piece("ld")), (11, 12, 13), 3, 2, 4, 0.02),
+    Step((Piece("!", origin="accepted"), Piece("\n")), (14, 15), 3, 1, 4, 0.03),
+)
+
+
+@dataclass(slots=True)
+class ScriptedSession:
+    """Answers every request with ``steps``; one step is one cycle.
+
+    Attributes:
+        faults: raised instead of finishing, one per request, None meaning no fault.
+        gate: when given, each step waits for it (a slow engine). on_step: called before each step.
+    """
+
+    facts: ScriptedFacts = field(default_factory=ScriptedFacts)
+    steps: Sequence[Step] = HELLO
+    faults: list[Exception | None] = field(default_factory=list)
+    gate: threading.Event | None = None
+    on_step: Callable[[int], None] | None = None
+    requests: list[Request] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+    closed: bool = False
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        self.requests.append(request)
+        self.threads.add(threading.get_ident())
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, DFlashError) and fault.message.startswith("at once"):
+            raise fault
+        yield PrefillProgress(5, 5)
+        yield Started(5, 0, 0.01)
+        tokens, reason = 0, "stop"
+        for index, step in enumerate(self.steps):
+            if self.on_step:
+                self.on_step(index)
+            while self.gate is not None and not self.gate.is_set() and not cancelled():
+                time.sleep(0.002)
+            if cancelled():
+                reason = "cancelled"
+                break
+            tokens += len(step.token_ids)
+            yield step
+        if fault is not None:
+            raise fault
+        yield self._finished(request, tokens, reason)
+
+    def _finished(self, request: Request, tokens: int, reason: FinishReason) -> Finished:
+        seed = request.sampling.seed if request.sampling.seed is not None else STATS.seed
+        stats = replace(STATS, mode=request.mode, seed=seed, block_size=request.block_size or self.facts.block_size)
+        if request.mode == "ar":
+            stats = replace(stats, acceptance_lengths=(), mean_acceptance_length=None, tokens_per_s=60.0, decode_s=0.1)
+        return Finished(reason, Usage(5, tokens), stats)
+
+    def close(self) -> None:
+        self.closed = True

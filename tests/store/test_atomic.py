@@ -1,0 +1,64 @@
+"""Whole-file writes and private folders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dflash_local.store.atomic import make_private, write_atomic
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def open_umask() -> object:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_st_06_files_are_0600_and_folders_0700_whatever_the_umask(tmp_path: Path, open_umask: object) -> None:
+    write_atomic(tmp_path / "a" / "b" / "file", "secret")
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+    assert mode(tmp_path / "a" / "b" / "file") == 0o600
+
+
+def test_st_06_a_closed_umask_does_not_take_the_owners_rights(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        write_atomic(tmp_path / "file", b"x")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "file") == 0o600
+
+
+def test_the_old_content_stays_until_the_new_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, "new" * 1000)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"], "no temporary file stays"
+
+
+def test_replacing_keeps_one_file_with_the_new_content(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        write_atomic(tmp_path / "file", text)
+    assert (tmp_path / "file").read_text() == "two" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_making_a_folder_that_is_there_changes_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    make_private(tmp_path)
+    assert mode(tmp_path) == 0o755

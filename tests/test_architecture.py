@@ -1,0 +1,284 @@
+"""The rules of the house, read off the source with ``ast``: floors, torch-free rooms, habits."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dflash_local"
+
+FLOORS = {
+    **dict.fromkeys(("__init__", "errors", "events", "request", "settings", "terminal"), 0),
+    "catalog": 1,
+    **dict.fromkeys(("store", "planner"), 2),
+    **dict.fromkeys(("chat", "kernels"), 3),
+    "models": 4,
+    "engine": 5,
+    **dict.fromkeys(("service", "bench", "train"), 6),
+    **dict.fromkeys(("cli", "__main__"), 8),
+}
+TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
+    *("catalog", "store", "planner", "chat", "service", "cli", "__main__")
+}
+HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla", "textual", "gradio"}
+# Where a torch-free room may import it after all, inside that function alone.
+HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
+
+BROAD_EXCEPTS = {"cli/main.py": 1, "service/service.py": 1}
+NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
+
+MAX_FILE_LINES = 330
+MAX_FUNCTION_LINES = 60
+# path or path::function -> why it is longer; an entry no longer needed fails.
+LONGER = {"dflash_local/cli/run.py::run": "one parameter per option of the command"}
+
+
+class Import(NamedTuple):
+    """One imported module or name: ``dflash_local.errors``, ``torch.nn``, ``typing.Self``."""
+
+    name: str
+    line: int
+    function: str  # outermost enclosing function, "" at module level
+    typing_only: bool
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    return tuple(_imports(tree_of(path), "", False))
+
+
+def _imports(node: ast.AST, function: str, typing_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, function, typing_only) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = "." * child.level + (child.module or "")
+            yield from (Import(f"{module}.{alias.name}", child.lineno, function, typing_only) for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            yield from _imports(ast.Module(body=child.body, type_ignores=[]), function, True)
+            yield from _imports(ast.Module(body=child.orelse, type_ignores=[]), function, typing_only)
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _imports(child, function or child.name, typing_only)
+        else:
+            yield from _imports(child, function, typing_only)
+
+
+def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def imported_room(name: str) -> str | None:
+    """The room an import of ours leads to; None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "dflash_local":
+        return None
+    inside = len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").is_file())
+    return parts[1] if inside else "__init__"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in sources()} <= set(FLOORS)
+
+
+def test_imports_are_absolute_and_go_down() -> None:
+    wrong = []
+    for path in sources():
+        room = room_of(path)
+        for item in imports_of(path):
+            other = imported_room(item.name)
+            if item.name.startswith("."):
+                wrong.append(f"{relative(path)}:{item.line} imports {item.name}, which is relative")
+            elif other and not item.typing_only and FLOORS.get(other, 99) > FLOORS[room]:
+                wrong.append(f"{relative(path)}:{item.line} ({room}) imports {item.name}, a higher floor")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_of_one_floor_form_no_circle() -> None:
+    below: dict[str, set[str]] = {room: set() for room in FLOORS}
+    for path in sources():
+        for item in imports_of(path):
+            other, room = imported_room(item.name), room_of(path)
+            if other and other != room and not item.typing_only and FLOORS.get(other) == FLOORS[room]:
+                below[room].add(other)
+    while below:  # take away the rooms that import no remaining room; a circle leaves some
+        free = [room for room, others in below.items() if not others & set(below)]
+        assert free, f"a circle among {sorted(below)}: {below}"
+        for room in free:
+            del below[room]
+
+
+def test_torch_free_rooms_import_no_heavy_library() -> None:
+    wrong = []
+    for path in sources():
+        if room_of(path) not in TORCH_FREE:
+            continue
+        for item in imports_of(path):
+            heavy = item.name.split(".")[0] in HEAVY or item.name.startswith("safetensors.torch")
+            allowed = item.typing_only or (item.function and HEAVY_ALLOWED.get(relative(path)) == item.function)
+            if heavy and not allowed:
+                wrong.append(f"{relative(path)}:{item.line} imports {item.name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_free_rooms_reach_no_heavy_library_when_imported() -> None:
+    modules = {module_of(path): path for path in sources()}
+
+    def at_import(path: Path) -> Iterator[str]:
+        return (item.name for item in imports_of(path) if not item.function and not item.typing_only)
+
+    def chain(module: str, seen: set[str]) -> list[str]:
+        for name in at_import(modules[module]):
+            if name.split(".")[0] in HEAVY or name.startswith("safetensors.torch"):
+                return [module, name]
+            parts = name.split(".")
+            for ours in (".".join(parts[:end]) for end in range(2, len(parts) + 1)):
+                if ours in modules and ours not in seen:
+                    seen.add(ours)
+                    found = chain(ours, seen)
+                    if found:
+                        return [module, *found]
+        return []
+
+    starts = [module_of(path) for path in sources() if room_of(path) in TORCH_FREE]
+    wrong = [" -> ".join(found) for module in starts if (found := chain(module, {module}))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_free_rooms_run_on_python_310() -> None:
+    wrong = []
+    for path in sources():
+        if room_of(path) in TORCH_FREE:
+            ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
+            newer = [item for item in imports_of(path) if item.name.split(".")[-1] in NEW_IN_311]
+            wrong += [f"{relative(path)}:{item.line} imports {item.name}" for item in newer]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_settings_reads_the_environment() -> None:
+    wrong = []
+    for path in sources():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
+                if isinstance(node.value, ast.Name) and node.value.id == "os" and relative(path) != "settings.py":
+                    wrong.append(f"{relative(path)}:{node.lineno}")
+        if relative(path) != "settings.py":
+            direct = [item for item in imports_of(path) if item.name in ("os.environ", "os.getenv")]
+            wrong += [f"{relative(path)}:{item.line}" for item in direct]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_console_prints() -> None:
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if relative(path) != "cli/console.py"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_broad_excepts_are_the_known_ones() -> None:
+    found: dict[str, int] = {}
+    for path in sources():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ExceptHandler):
+                kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+                names = {kind.id for kind in kinds if isinstance(kind, ast.Name)}
+                if node.type is None or names & {"Exception", "BaseException"}:
+                    found[relative(path)] = found.get(relative(path), 0) + 1
+    assert found == BROAD_EXCEPTS
+
+
+def _too_long(paths: Iterable[Path], root: Path) -> Iterator[str]:
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        if len(path.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES:
+            yield name
+        for node in functions_of(tree_of(path)):
+            if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES:
+                yield f"{name}::{node.name}"
+
+
+def test_files_and_functions_are_short() -> None:
+    everything = [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
+    assert set(_too_long(everything, ROOT)) == set(LONGER)
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent, plain = [], []
+    for path in sources():
+        body = tree_of(path).body
+        if ast.get_docstring(tree_of(path)) is None:
+            silent.append(relative(path))
+        imported = {item.name for item in imports_of(path)}
+        if any(not isinstance(node, (ast.Expr, ast.Assign)) for node in body):
+            plain += [relative(path)] if "__future__.annotations" not in imported else []
+    assert not silent, f"no module docstring: {silent}"
+    assert not plain, f"no 'from __future__ import annotations': {plain}"
+
+
+def test_names_say_something() -> None:
+    everything = [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
+    vague = [path for path in everything if set(path.stem.lower().split("_")) & VAGUE_NAMES and path.suffix != ".pyc"]
+    assert not vague
+
+
+def test_every_test_can_fail() -> None:
+    """A test asserts, expects an error, or calls a function of its file or a check_ function that does."""
+    hollow = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        functions = list(functions_of(tree_of(path)))
+        asserting = {node.name for node in functions if any(isinstance(inner, ast.Assert) for inner in ast.walk(node))}
+        for node in functions:
+            called = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+            expects = any(re.search(r"(^|\.)(raises|fail|(assert|check|expect)\w*)$", name) for name in called)
+            if node.name.startswith("test_") and not (node.name in asserting or called & asserting or expects):
+                hollow.append(f"{path.name}::{node.name}")
+    assert not hollow, f"no assertion in {hollow}"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import json, sys\n"
+        "from dflash_local.cli.main import main\n"
+        "code = main(['--help'])\n"
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    code, modules = json.loads(done.stderr.strip().splitlines()[-1])
+    assert code == 0 and "doctor" in done.stdout
+    assert not (HEAVY | {"tokenizers", "huggingface_hub", "numpy"}) & {name.split(".")[0] for name in modules}

@@ -1,0 +1,167 @@
+"""What is shipped: the tree README shows, the metadata, the constraints, the Makefile."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from dflash_local import __version__
+from dflash_local.cli.main import main
+from dflash_local.planner import software
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dflash_local"
+
+# Folders of a build machine and hosts of registries, as patterns that do not match themselves.
+FORBIDDEN_TEXT = re.compile(r"/[w]ork/|/[r]oot/|/opt/[w]heels|/opt/[p]ypi|\.\./[s]hared|[p]ypi\.org|[p]ythonhosted")
+
+
+def pyproject() -> dict[str, object]:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+    content: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return content
+
+
+def requirements(extra: str = "") -> dict[str, Requirement]:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    return {requirement.name.lower().replace("_", "-"): requirement for requirement in map(Requirement, lines)}
+
+
+def constraints() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower().replace("_", "-"): Version(version) for name, version in pairs}
+
+
+def _folders_on_disk() -> set[str]:
+    """Top folders, the package's rooms, and test folders that mirror no room; empty ones do not count."""
+
+    def inside(folder: Path) -> set[str]:
+        children = (child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))
+        files = {child: [f for f in child.rglob("*") if f.is_file() and f.suffix != ".pyc"] for child in children}
+        return {child.name for child, found in files.items() if found}
+
+    top = inside(ROOT) - {"build", "dist"}
+    rooms = inside(PACKAGE)
+    tests = inside(ROOT / "tests") - rooms
+    return top | {f"dflash_local/{room}" for room in rooms} | {f"tests/{folder}" for folder in tests}
+
+
+def _folders_in_readme() -> set[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^## The tree\n.*?^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert block, "README.md has no tree"
+    folders, top = set(), ""
+    for line in block.group(1).splitlines():
+        found = re.match(r"( *)([\w.]+)/ +\S", line)
+        if found and not found.group(2).startswith("."):
+            top = top if found.group(1) else found.group(2)
+            folders.add(f"{top}/{found.group(2)}" if found.group(1) else top)
+    return folders
+
+
+def test_readme_tree_matches_the_disk() -> None:
+    assert _folders_in_readme() == _folders_on_disk()
+
+
+def test_committed_text_names_no_build_machine() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    known = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if known.returncode:
+        pytest.skip("not a git checkout")
+    wrong = []
+    for path in (ROOT / name for name in known.stdout.split("\0") if name):
+        if path.is_file() and path.stat().st_size < 1_000_000 and b"\0" not in (content := path.read_bytes()):
+            found = set(FORBIDDEN_TEXT.findall(content.decode("utf-8", errors="replace")))
+            wrong += [f"{path.relative_to(ROOT)} mentions {word}" for word in found]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tested_versions_satisfy_the_declared_ranges() -> None:
+    pinned = constraints()
+    wanted = {**requirements(), **requirements("dev")}
+    assert set(wanted) <= set(pinned)
+    unmet = [f"{name} {pinned[name]}" for name, range_ in wanted.items() if pinned[name] not in range_.specifier]
+    assert not unmet
+
+
+def test_constraints_hold_no_local_builds() -> None:
+    assert not [name for name, version in constraints().items() if version.local]
+
+
+def test_bitsandbytes_is_asked_for_only_where_it_has_wheels() -> None:
+    marker = requirements()["bitsandbytes"].marker
+    assert marker is not None
+    for system, machine, wheels in (
+        ("linux", "x86_64", True),
+        ("linux", "aarch64", True),
+        ("linux", "riscv64", False),
+        ("win32", "AMD64", True),
+        ("darwin", "arm64", True),
+        ("darwin", "x86_64", False),
+    ):
+        assert marker.evaluate({"sys_platform": system, "platform_machine": machine}) is wheels, (system, machine)
+
+
+def test_doctor_judges_by_the_declared_ranges() -> None:
+    declared = requirements()
+    dotted = {name: ".".join(map(str, getattr(software, name))) for name in dir(software) if name.isupper()}
+    assert Version(__version__).release >= (0, 1)
+    assert str(declared["torch"].specifier) == f">={dotted['OLDEST_TORCH']}"
+    both = {f">={dotted['OLDEST_TRANSFORMERS']}", f"<{dotted['TRANSFORMERS_BELOW']}"}
+    assert {str(part) for part in declared["transformers"].specifier} == both
+    project = pyproject()["project"]
+    assert isinstance(project, dict) and project["requires-python"] == f">={dotted['OLDEST_PYTHON']}"
+
+
+def test_both_command_names_start_the_same_program() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    assert project["scripts"] == dict.fromkeys(("dflash", "dflash-local"), "dflash_local.cli.main:main")
+
+
+def test_readme_names_only_targets_that_exist() -> None:
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    named = set(re.findall(r"`make ([a-z-]+)", readme)) | set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_readme_names_only_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"\bdflash ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`|^```.*?^```", readme, re.DOTALL | re.M)))
+    )
+    assert main(["--help"]) == 0
+    offered = set(re.findall(r"^ +([a-z]+)\b", capsys.readouterr().out, re.MULTILINE))
+    assert {"demo", "chat", "run", "doctor"} <= named <= offered
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_calls_no_pip_once_installed(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def plan(target: str) -> str:
+        command = ["make", "-n", target]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "pip install" in plan("demo") and "pip install" in plan("test")
+    stamps = re.findall(r"touch (\S+)", plan("test"))
+    assert len(stamps) == 2
+    (tmp_path / ".venv").mkdir()
+    for stamp in stamps:
+        (tmp_path / stamp).touch()
+    (tmp_path / "pyproject.toml").touch()
+    assert "pip install" not in plan("demo") + plan("test") and "pytest" in plan("test")
+    with (tmp_path / "constraints.txt").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert "pip install" in plan("test")

@@ -1,0 +1,115 @@
+"""Where files go and what the user wishes, from an environment given as a mapping."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from dflash_local import settings
+from dflash_local.errors import SettingsError
+
+
+def write(home: Path, text: str) -> Path:
+    path = home / ".config" / "dflash-local" / "settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_folders_follow_xdg_then_home(tmp_path: Path) -> None:
+    plain = settings.load({"HOME": str(tmp_path)})
+    assert plain.data_dir == tmp_path / ".local" / "share" / "dflash-local"
+    assert plain.config_dir == tmp_path / ".config" / "dflash-local"
+    moved = settings.load({"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "c"), "XDG_DATA_HOME": "relative"})
+    assert moved.cache_dir == tmp_path / "c" / "dflash-local"
+    assert moved.data_dir == plain.data_dir, "the XDG rule: a relative path is ignored"
+
+
+def test_dflash_home_holds_everything(tmp_path: Path) -> None:
+    own = settings.load({"HOME": "/nowhere", "DFLASH_HOME": str(tmp_path)})
+    assert (own.config_dir, own.data_dir, own.cache_dir) == tuple(tmp_path / n for n in ("config", "data", "cache"))
+    with pytest.raises(SettingsError, match="DFLASH_HOME='here'"):
+        settings.load({"DFLASH_HOME": "here"})
+
+
+def test_st_03_without_home_there_are_no_folders_and_no_failure() -> None:
+    lost = settings.load({})
+    assert lost.config_dir is None and lost.data_dir is None and lost.history is True
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_DEVICE", "cuda:1")
+    assert settings.load().device == "cuda:1"
+
+
+def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
+    write(tmp_path, '{"temperature": 0.5, "model": "demo-hybrid", "history": false, "max_new_tokens": 7}')
+    env = {"HOME": str(tmp_path), "DFLASH_TEMPERATURE": "0.9", "DFLASH_THINKING": "on", "DFLASH_DTYPE": ""}
+    user = settings.load(env)
+    assert (user.temperature, user.model, user.history, user.thinking) == (0.9, "demo-hybrid", False, True)
+    assert user.max_new_tokens == 7 and user.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("DFLASH_TEMPERATURE", "hot", "a number from 0 to 5"),
+        ("DFLASH_TEMPERATURE", "nan", "a number from 0 to 5"),
+        ("DFLASH_HISTORY", "maybe", "true or false"),
+        ("DFLASH_DTYPE", "fp8", "auto, float32, bfloat16, float16"),
+        ("DFLASH_MAX_NEW_TOKENS", "-1", "a whole number"),
+    ],
+)
+def test_st_05_a_bad_variable_names_itself_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        settings.load({variable: value})
+    assert variable in refused.value.message and value in refused.value.message
+    assert allowed in refused.value.hint and refused.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('{"temperature": "9"}', 'temperature = "9"', "a number from 0 to 5"),
+        ('{"history": 3}', "history = 3", "true or false"),
+        ('{"model": null}', "model = null", "the name of a pair"),
+        ('{"temprature": 1}', "unknown key 'temprature'", "did you mean 'temperature'?"),
+        ("[1]", "must hold one JSON object", "allowed keys"),
+        ("{", "is not JSON", "correct it"),
+    ],
+)
+def test_st_05_a_bad_file_names_file_key_and_allowed(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(SettingsError) as refused:
+        settings.load({"HOME": str(tmp_path)})
+    assert str(path) in refused.value.message and message in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_no_color_counts_only_when_not_empty() -> None:
+    assert settings.load({"NO_COLOR": "1"}).no_color
+    assert not settings.load({"NO_COLOR": ""}).no_color
+    assert settings.load({"TERM": "dumb"}).term == "dumb"
+
+
+def test_libraries_are_quietened_only_where_the_user_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    settings.quiet_libraries()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true" and os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # so that it goes with the test
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    package = Path(settings.__file__).parent
+    readers = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            if name in ("environ", "getenv") and isinstance(getattr(node, "value", None), ast.Name):
+                if node.value.id == "os":  # type: ignore[attr-defined]
+                    readers.append(path.relative_to(package).as_posix())
+    assert set(readers) == {"settings.py"}
