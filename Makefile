@@ -51,8 +51,8 @@ test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
 	@$(TEST) $(OLDEST)/bin/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 lint: $(INSTALLED_DEV)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check --output-format concise .
+	@$(BIN)/ruff format --check --output-format concise .
 	@$(BIN)/mypy
 
 format: $(INSTALLED_DEV)

@@ -50,7 +50,8 @@ class Concealer:
         self._pattern = pattern
         self._controls = controls
         self._nonce = secrets.token_hex(8)
-        self.hidden: dict[str, str] = {}
+        self._markers: dict[str, str] = {}
+        self._hidden: dict[str, str] = {}
 
     def conceal(self, value: Any) -> Any:
         """``value`` (JSON-like) with every string in it made harmless."""
@@ -79,9 +80,16 @@ class Concealer:
     def _marker(self, text: str) -> str:
         if not text:
             return ""
-        marker = f"{self._nonce}{len(self.hidden):08x}"
-        self.hidden[marker] = text
-        return marker
+        if text not in self._markers:
+            marker = f"{self._nonce}{len(self._hidden):08x}"
+            self._markers[text], self._hidden[marker] = marker, text
+        return self._markers[text]
+
+    def reveal(self, text: str) -> str:
+        """``text`` with every marker replaced by what it hides."""
+        if not self._hidden:
+            return text
+        return re.sub(f"{self._nonce}[0-9a-f]{{8}}", lambda match: self._hidden.get(match[0], ""), text)
 
 
 def _shared(left: str, right: str) -> int:
@@ -106,13 +114,13 @@ def render(
         now: what ``strftime_now`` tells the template; the present by default.
 
     Raises:
-        UsageError: the template refuses the conversation (its own words are given).
+        UsageError: the template refuses the conversation (its own words are given), or nothing is left.
         TemplateError: it fails, tries to leave the sandbox, or takes over 2 s or 4 M characters.
     """
     if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
         raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
     if tokenizer.template is None:
-        return _render_plain(tokenizer, messages)
+        return _not_empty(_render_plain(tokenizer, messages))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     arguments: dict[str, Any] = {
         "messages": [_as_dict(message, concealer) for message in messages],
@@ -121,10 +129,16 @@ def render(
         **{name: text for name, text in _special_texts(tokenizer) if text},
     }
     texts = _ask(tokenizer.template, arguments, now or datetime.now(), messages)
-    ids = tokenizer.encode_rendering(texts[0], concealer.hidden)
-    history = tokenizer.encode_rendering(texts[1], concealer.hidden) if len(texts) > 1 else []
+    ids = tokenizer.encode_rendering(texts[0], concealer.reveal)
+    history = tokenizer.encode_rendering(texts[1], concealer.reveal) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
-    return Rendered(tuple(ids), stable, _opens_thinking(texts))
+    return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts)))
+
+
+def _not_empty(rendered: Rendered) -> Rendered:
+    if not rendered.ids:
+        raise UsageError("the prompt is empty: the messages come to no token", "type something to answer")
+    return rendered
 
 
 def _special_texts(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:

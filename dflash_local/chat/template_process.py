@@ -5,12 +5,14 @@ Knows frames and time limits; refuses to know what a template or a message is.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,18 @@ class TemplateProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
 
     def request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer of the worker. TemplateError when it takes over two seconds or dies."""
         data = json.dumps({**request, "max_chars": MAX_CHARS}).encode()
         with self._lock:
-            process = self._process if self._process and self._process.poll() is None else self._start()
-            answer = self._exchange(process, data, RENDER_S)
+            used = self._process if self._process and self._process.poll() is None else None
+            started = time.monotonic()
+            answer = self._exchange(used or self._start(), data, RENDER_S)
+            if answer is None and used and time.monotonic() - started < RENDER_S:
+                # Something else ended the waiting child (the system, short of memory): once more.
+                answer = self._exchange(self._start(), data, RENDER_S)
             if answer is None:
                 self._end()
                 raise TemplateError(

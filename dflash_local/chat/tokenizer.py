@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,15 @@ class Tokenizer:
         """Ids of plain text. Control tokens spelled in it stay text; a lone surrogate counts as U+FFFD."""
         return list(self._library.encode(clean(text), add_special_tokens=False).ids)
 
-    def encode_rendering(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+    def encode_rendering(self, text: str, reveal: Callable[[str], str] = str) -> list[int]:
         """Ids of a rendered template, where control texts are control tokens.
 
-        ``hidden`` maps equally long markers in ``text`` to what they stand for, which is plain text
-        whatever it spells. Spaces around tags behave as the tokenizer says: the library does the split.
+        ``reveal`` then puts hidden texts back, which are plain text whatever they spell (see
+        ``template.Concealer``). Spaces around tags behave as the tokenizer says: the library does the split.
         """
         if self.control_pattern is not None:
             text = self.control_pattern.sub(lambda match: self._private[match[0]], text)
-        if hidden:
-            text = re.sub("|".join(map(re.escape, hidden)), lambda match: hidden[match[0]], text)
-        return self.encode(text)
+        return self.encode(reveal(text))
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids, exactly as written by the model: no clean-up of spaces. Unknown ids are empty."""

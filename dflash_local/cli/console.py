@@ -33,13 +33,14 @@ class Console:
     def __init__(self, environ: Mapping[str, str], out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = out if out is not None else sys.stdout
         self.err = err if err is not None else sys.stderr
-        self._colour_out = self.out is not None and terminal.colour_enabled(self.out, environ)
-        self._colour_err = self.err is not None and terminal.colour_enabled(self.err, environ)
+        self._environ = environ
+        self._colour_out = terminal.colour_enabled(self.out, environ)
+        self._colour_err = terminal.colour_enabled(self.err, environ)
 
     @property
     def interactive(self) -> bool:
         """True when a person sits at both ends: stdin and stdout are terminals."""
-        return _is_terminal(sys.stdin) and _is_terminal(self.out)
+        return terminal.is_terminal(sys.stdin) and terminal.is_terminal(self.out)
 
     def data(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """Whole text for stdout, made safe."""
@@ -80,14 +81,15 @@ class Console:
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
         """A line on stderr that is rewritten in place and gone at the end; nothing off a terminal."""
-        if not _is_terminal(self.err):
+        if not terminal.is_terminal(self.err) or terminal.is_dumb(self._environ):
             yield lambda _text, _fraction: None
             return
         longest = 0
 
         def show(text: str, fraction: float) -> None:
             nonlocal longest
-            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, terminal.width() - 1)]
+            columns = terminal.width(stream=self.err, environ=self._environ)
+            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, columns - 1)]
             longest = max(longest, len(line))
             self.raw_note(f"\r{line.ljust(longest)}")
 
@@ -119,13 +121,6 @@ def hush_stdout() -> None:
         return
     with open(os.devnull, "w", encoding="ascii") as nothing:
         os.dup2(nothing.fileno(), descriptor)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # closed
-        return False
 
 
 def _one_line(text: str) -> str:

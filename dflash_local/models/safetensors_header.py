@@ -11,7 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dflash_local.errors import CheckpointError
 from dflash_local.models.config_values import shown
@@ -146,7 +146,7 @@ def _entry(file: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
     return TensorInfo(name, dtype, tuple(shape), file), begin, end
 
 
-def _whole_numbers(value: object) -> bool:
+def _whole_numbers(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**62 for item in value
     )

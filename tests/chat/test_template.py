@@ -185,6 +185,14 @@ def test_a_conversation_over_the_cap_is_refused_before_rendering(chatml: Tokeniz
         render(chatml, [Message("user", "x" * (4 * 2**20 + 1))], thinking=False)
 
 
+def test_en_04_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Callable[[str], Tokenizer]) -> None:
+    assert render(plain, [Message("user", "")], thinking=False).ids == plain.begin
+    tags = render(plain, [Message("user", "<|endoftext|><|endoftext|>")], thinking=False).ids
+    assert tags.count(plain.begin[0]) == 1
+    with pytest.raises(UsageError, match="empty"):
+        render(with_template("{# nothing #}"), [Message("user", "x")], thinking=False)
+
+
 def test_lone_surrogates_in_contents_become_replacement_characters(chatml: Tokenizer) -> None:
     ids = render(chatml, [Message("user", "a\ud83d b \ud83d\ude42")], thinking=False).ids
     assert "a\ufffd b 🙂" in chatml.decode(ids)
@@ -194,3 +202,23 @@ def test_the_worker_is_started_again_after_it_died(chatml: Tokenizer) -> None:
     first = render(chatml, [Message("user", "x")], thinking=False)
     PROCESS.close()
     assert render(chatml, [Message("user", "x")], thinking=False) == first
+    child = PROCESS._process
+    assert child is not None
+    child.stdin.close()  # type: ignore[union-attr]
+    assert render(chatml, [Message("user", "x")], thinking=False) == first
+    assert PROCESS._process is not child
+
+
+def test_the_worker_knows_neither_the_package_nor_the_environment(
+    with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    PROCESS.close()
+    render(with_template("{{ messages[0].content }}"), [Message("user", "x")], thinking=False)
+    child = PROCESS._process
+    assert child is not None
+    proc = Path(f"/proc/{child.pid}")
+    if not proc.is_dir():
+        pytest.skip("no /proc here")
+    assert b"secret" not in (proc / "environ").read_bytes()
+    assert b"libtorch" not in (proc / "maps").read_bytes()

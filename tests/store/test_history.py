@@ -42,7 +42,7 @@ def test_a_chat_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_every_line_carries_version_and_sequence_number(tmp_path: Path) -> None:
-    records = [json.loads(line) for line in write_chat(tmp_path).read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in write_chat(tmp_path).read_bytes().splitlines()]
     assert [record["seq"] for record in records] == [0, 1, 2, 3, 4]
     assert {record["version"] for record in records} == {VERSION}
 

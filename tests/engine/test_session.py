@@ -1,0 +1,277 @@
+"""EN ids of RELIABILITY.md on whole requests: limits, stops, cancel, faults, seeds, reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+import torch
+from engine_sessions import BLOCK, ask, random_prompt, target_of, text_of
+from families import VOCAB
+from proposers import Oracle, Planted, RandomDrafts
+
+from dflash_local.engine.session import Session
+from dflash_local.errors import ContextError, EngineError, NumericsError, UsageError
+from dflash_local.events import Notice, PrefillProgress, Started
+from dflash_local.request import Limits, Request, SamplingParams
+
+Build = Callable[..., Session]
+PROMPT = random_prompt(9)
+HYBRID = "qwen3_5"
+BOTH = pytest.mark.parametrize("family", ["qwen3", HYBRID])
+
+
+def oracle(family: str, wrong_every: int = 0) -> Oracle:
+    return Oracle(VOCAB, text_of(family, tuple(PROMPT)), wrong_every)
+
+
+def test_en_01_prompt_longer_than_the_context_names_both_counts(new_session: Build) -> None:
+    session = new_session("qwen3", RandomDrafts(VOCAB), context=20)
+    with pytest.raises(ContextError, match="21 tokens.*20") as error:
+        ask(session, random_prompt(21))
+    assert error.value.exit_code == 2 and error.value.http_status == 400
+    assert session.runner.target.length == 0, "nothing was run"
+
+
+@BOTH
+@pytest.mark.parametrize("room", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_en_02_prompt_close_to_the_context_finishes_with_length(new_session: Build, family: str, room: int) -> None:
+    session = new_session(family, oracle(family, 3), context=len(PROMPT) + room)
+    reply = ask(session, PROMPT)
+    assert reply.finished.reason == "length"
+    assert reply.ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:room]
+    assert session.runner.target.length <= session.facts.context
+
+
+@BOTH
+@pytest.mark.parametrize("new", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 30])
+def test_en_03_exactly_as_many_tokens_as_asked(new_session: Build, family: str, new: int) -> None:
+    for wrong_every in (0, 2, 1):
+        reply = ask(new_session(family, oracle(family, wrong_every)), PROMPT, new)
+        assert reply.ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:new]
+        assert reply.finished.reason == "length"
+        assert reply.finished.usage.completion_tokens == new
+
+
+def test_acceptance_lengths_are_raw_not_cut_at_the_limit(new_session: Build) -> None:
+    reply = ask(new_session("qwen3", oracle("qwen3")), PROMPT, 10)
+    assert reply.finished.stats.acceptance_lengths == (8, 8)
+    assert reply.finished.stats.turn_acceptance_length == 5.0
+
+
+@pytest.mark.parametrize("prompt", [[5], [0]])
+def test_en_04_one_token_prompts_work(new_session: Build, prompt: list[int]) -> None:
+    text = text_of("qwen3", tuple(prompt), 20)
+    assert ask(new_session("qwen3", Oracle(VOCAB, text)), prompt, 20).ids == list(text[1:])
+
+
+def test_en_04_no_prompt_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="prompt"):
+        Request(limits=Limits())
+
+
+@BOTH
+@pytest.mark.parametrize("at", range(0, 2 * BLOCK + 2))
+def test_en_05_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family: str, at: int) -> None:
+    """With an oracle the reply's token 0 is the prompt's, 8 and 16 are bonus tokens, the rest accepted drafts."""
+    text = list(text_of(family, tuple(PROMPT)))
+    stop = text[len(PROMPT) + at]
+    first = text.index(stop, len(PROMPT))
+    session = new_session(family, oracle(family), stop_ids=frozenset({stop}))
+    reply = ask(session, PROMPT, 40)
+    assert reply.finished.reason == "stop"
+    assert reply.ids == text[len(PROMPT) : first + 1]
+    assert session.runner.committed == text[:first], "the stop id and what follows are not in the cache"
+    assert session.runner.target.length == first
+    lengths = reply.finished.stats.acceptance_lengths
+    assert sum(lengths) == len(reply.ids) - 1, "a cycle is cut at its stop id"
+
+
+def test_en_06_a_stop_id_that_is_drafted_but_not_accepted_does_not_stop(new_session: Build) -> None:
+    text = text_of("qwen3", tuple(PROMPT))
+    unused = next(i for i in range(VOCAB) if i not in text)
+
+    class DraftsStop(Planted):
+        def token(self, position: int) -> int:
+            return unused
+
+    reply = ask(new_session("qwen3", DraftsStop(VOCAB), stop_ids=frozenset({unused})), PROMPT, 20)
+    assert reply.ids == list(text[len(PROMPT) : len(PROMPT) + 20])
+
+
+@BOTH
+@pytest.mark.parametrize("asked", [1, 2, 3, 4])
+def test_en_09_en_23_cancel_ends_within_a_cycle_and_reuse_equals_a_cold_start(
+    new_session: Build, family: str, asked: int
+) -> None:
+    """The n-th question is answered yes: in prefill, then before the second, third... cycle."""
+    text = list(text_of(family, tuple(PROMPT)))
+    session = new_session(family, oracle(family, 5))
+    calls = count(1)
+    reply = ask(session, PROMPT, 40, cancelled=lambda: next(calls) >= asked)
+    assert reply.finished.reason == "cancelled"
+    assert reply.ids == text[len(PROMPT) :][: len(reply.ids)] and len(reply.ids) < 40
+    assert next(calls) == asked + 1, "nothing was asked after the yes"
+    again = ask(session, PROMPT + reply.ids, 30)
+    cold = ask(new_session(family, oracle(family, 5)), PROMPT + reply.ids, 30)
+    assert again.ids == cold.ids == text[len(PROMPT) + len(reply.ids) :][:30]
+
+
+def poison(session: Session, monkeypatch: pytest.MonkeyPatch, call: int, row: int) -> None:
+    """Put one NaN into one row of the ``call``-th head product of the target."""
+    calls, head = count(1), session.runner.target.head
+
+    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(hidden).clone()
+        if next(calls) == call:
+            logits[min(row, len(logits) - 1), 3] = float("nan")
+        return logits
+
+    monkeypatch.setattr(session.runner.target, "head", poisoned)
+
+
+@BOTH
+@pytest.mark.parametrize(("call", "row"), [(1, 0), (2, 0), (3, 5)])
+def test_en_12_nan_in_a_verify_row_ends_the_request_and_poisons_nothing(
+    new_session: Build, family: str, call: int, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = new_session(family, oracle(family, 5))
+    with monkeypatch.context() as patch:
+        poison(session, patch, call, row)
+        with pytest.raises(NumericsError, match="not finite"):
+            ask(session, PROMPT, 40)
+    assert ask(session, PROMPT, 40).ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:40]
+
+
+def test_en_13_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Build) -> None:
+    text = text_of("qwen3", tuple(PROMPT))
+    reply = ask(new_session("qwen3", Oracle(VOCAB, text, wrong_every=1)), PROMPT, 60)
+    assert reply.ids == list(text[len(PROMPT) : len(PROMPT) + 60])
+    (notice,) = reply.find(Notice)
+    assert "no draft was accepted" in notice.message
+    rows = [e.rows for e in reply.events if hasattr(e, "rows")]
+    assert rows[1] == BLOCK and rows[-1] == 1
+
+
+@BOTH
+def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(new_session: Build, family: str) -> None:
+    sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=2**63 + 5)
+    want = ask(new_session(family, None), PROMPT, 40, sampling=sampling, mode="ar").ids
+    text = [*PROMPT, *want]
+    for drafter in (Oracle(VOCAB, text, 4), Oracle(VOCAB, text), RandomDrafts(VOCAB)):
+        session = new_session(family, drafter)
+        for block in (2, 5, 8, 1, None):
+            assert ask(session, PROMPT, 40, sampling=sampling, block_size=block).ids == want
+            ask(session, random_prompt(4, seed=block or 0), 5)
+        assert ask(session, PROMPT, 40, sampling=sampling, mode="ar").ids == want
+    other = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=6)
+    assert ask(session, PROMPT, 40, sampling=other).ids != want
+
+
+def test_a_request_without_a_seed_draws_a_fresh_one_and_says_it(new_session: Build) -> None:
+    session = new_session("qwen3", RandomDrafts(VOCAB))
+    hot = SamplingParams(temperature=1.5)
+    first, second = (ask(session, PROMPT, 20, sampling=hot) for _ in range(2))
+    seeds = [r.finished.stats.seed for r in (first, second)]
+    assert seeds[0] != seeds[1]
+    repeat = ask(session, PROMPT, 20, sampling=SamplingParams(temperature=1.5, seed=seeds[0]))
+    assert repeat.ids == first.ids
+
+
+@pytest.mark.parametrize(
+    ("proposal", "message"),
+    [
+        (lambda n: torch.full((n,), VOCAB), f"token {VOCAB}"),
+        (lambda n: torch.full((n,), -1), "token -1"),
+        (lambda n: torch.zeros(n + 1, dtype=torch.long), "shape"),
+    ],
+)
+def test_en_21_impossible_drafts_are_a_typed_error(
+    new_session: Build, proposal: Callable[[int], torch.Tensor], message: str
+) -> None:
+    class Impossible(Planted):
+        broken = True
+
+        def propose(self, anchor: int, start: int, count: int, sampler: object, noise: object) -> torch.Tensor:  # type: ignore[override]
+            return proposal(count) if self.broken else torch.zeros(count, dtype=torch.long)
+
+    drafter = Impossible(VOCAB)
+    session = new_session("qwen3", drafter)
+    with pytest.raises(EngineError, match=message):
+        ask(session, PROMPT)
+    drafter.broken = False
+    assert ask(session, PROMPT, 20).ids == list(text_of("qwen3", tuple(PROMPT)))[len(PROMPT) :][:20]
+
+
+def test_en_27_ten_thousand_equal_tokens_reach_the_limit(new_session: Build) -> None:
+    session = new_session("qwen3", RandomDrafts(VOCAB), context=10_100)
+    reply = ask(session, [7] * 10_000, 200)
+    assert reply.finished.reason == "length" and reply.finished.usage.completion_tokens == 100
+    progress = reply.find(PrefillProgress)
+    assert [p.done for p in progress] == sorted({p.done for p in progress}) and progress[-1].done == 10_000
+
+
+def test_reuse_keeps_the_longest_common_prefix_of_a_kv_only_target(new_session: Build) -> None:
+    session = new_session("qwen3", oracle("qwen3", 5))
+    reply = ask(session, PROMPT, 20)
+    conversation = [*PROMPT, *reply.ids]
+    for prompt, reused in (
+        ([*conversation, 1, 2, 3], len(conversation) - 1),  # the last token was never committed
+        ([*conversation[:12], 50, 51], 12),
+        (conversation[:12], 11),  # a prompt's last token is always processed again
+    ):
+        (started,) = (again := ask(session, prompt, 20)).find(Started)
+        assert started.reused_tokens == reused
+        assert again.ids == ask(new_session("qwen3", RandomDrafts(VOCAB)), prompt, 20).ids
+        session = new_session("qwen3", oracle("qwen3", 5))
+        ask(session, PROMPT, 20)
+
+
+def test_reuse_of_a_recurrent_target_takes_the_state_or_a_snapshot(new_session: Build) -> None:
+    session = new_session(HYBRID, oracle(HYBRID, 5))
+    stable = len(PROMPT) - 3  # as if the last three ids were the generation prompt
+    rendered = session.render
+    session.render = lambda request: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+    reply = ask(session, PROMPT, 20)
+    goes_on = [*PROMPT, *reply.ids, 1, 2]
+    (started,) = ask(session, goes_on, 5).find(Started)
+    assert started.reused_tokens == len(PROMPT) + 19, "the present state"
+    rewritten = [*PROMPT[:stable], 90, 91, 92]  # a template that rewrites the reply leaves the stable part
+    session = new_session(HYBRID, oracle(HYBRID, 5))
+    session.render = lambda request: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+    ask(session, PROMPT, 20)
+    (started,) = (again := ask(session, rewritten, 20)).find(Started)
+    assert started.reused_tokens == stable, "the snapshot before the generation prompt"
+    assert again.ids == ask(new_session(HYBRID, None), rewritten, 20, mode="ar").ids
+
+
+@BOTH
+def test_dflash_after_ar_processes_what_the_drafter_has_not_seen(new_session: Build, family: str) -> None:
+    session = new_session(family, oracle(family, 5))
+    first = ask(session, PROMPT, 20, mode="ar")
+    goes_on = [*PROMPT, *first.ids]
+    text = text_of(family, tuple(PROMPT))
+    assert ask(session, goes_on, 20).ids == list(text[len(goes_on) : len(goes_on) + 20])
+    assert session.runner.proposer is not None
+    assert session.runner.proposer.length == session.runner.target.length == len(goes_on) + 19
+
+
+def test_block_sizes_beyond_the_trained_one_and_modes_without_drafter_are_refused(new_session: Build) -> None:
+    with pytest.raises(UsageError, match="larger than the trained one, 8"):
+        ask(new_session("qwen3", RandomDrafts(VOCAB)), PROMPT, block_size=9)
+    with pytest.raises(UsageError, match="without a drafter"):
+        ask(new_session("qwen3", None), PROMPT)
+    with pytest.raises(UsageError, match="outside the vocabulary"):
+        ask(new_session("qwen3", RandomDrafts(VOCAB)), [VOCAB])
+
+
+def test_an_abandoned_generator_leaves_a_healthy_session(new_session: Build) -> None:
+    session = new_session(HYBRID, oracle(HYBRID, 5))
+    request = Request(prompt_ids=tuple(PROMPT), limits=Limits(max_new_tokens=40))
+    events = session.generate(request)
+    for _ in range(5):
+        next(events)
+    events.close()
+    assert ask(session, PROMPT, 40).ids == list(text_of(HYBRID, tuple(PROMPT)))[len(PROMPT) :][:40]
+    assert target_of(HYBRID).length == len(PROMPT) + 39

@@ -1,0 +1,235 @@
+"""The pair's contract: golden pairs pass, every planted mismatch is refused with its two numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_local.errors import CheckpointError, PairError
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter import Drafter
+from dflash_local.models.pair import check_pair, check_tokenizer_size
+from dflash_local.models.target_facts import FAMILIES, TargetFacts
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PAIRS = {"llama31-v1-b10": "llama", "qwen3-v1-b8": "qwen3", "qwen3-v2-swa-b16": "qwen3", "qwen35-v2-swa-b8": "qwen3_5"}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "qwen3-v1-b8", tmp_path / "pair")
+    return tmp_path / "pair"
+
+
+def edit(folder: Path, **changes: object) -> None:
+    """Change keys of a config.json; ``dflash_config`` is merged, a value of None deletes the key."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        if key == "dflash_config":
+            config[key].update(value)
+        elif value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    file.write_text(json.dumps(config))
+
+
+def retensor(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def check(pair: Path, **options):
+    return check_pair(Checkpoint.open(pair / "target"), Checkpoint.open(pair / "drafter"), **options)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_golden_pairs_pass(name):
+    facts = check(GOLDEN / name)
+    assert facts.target.family == PAIRS[name] and facts.target.embedding_rows == 96
+    assert facts.notices == () and facts.context == 2048
+    assert facts.block_size == facts.drafter.block_size == int(name.rsplit("b", 1)[1])
+
+
+MISMATCHES = {
+    "CK-10 vocabulary": ({"vocab_size": 100}, "drafter vocab_size 100, target vocab_size 96", True),
+    "CK-12 beyond": ({"dflash_config": {"target_layer_ids": [1, 2, 9]}}, "layer 9, but the target has 5 layers", False),
+    "CK-12 last": ({"dflash_config": {"target_layer_ids": [1, 2, 4]}}, "layer 4, but the target has 5 layers", False),
+    "CK-12 unsorted": ({"dflash_config": {"target_layer_ids": [2, 1, 3]}}, "not in order", True),
+    "CK-12 twice": ({"dflash_config": {"target_layer_ids": [1, 1, 3]}}, "a layer twice", True),
+    "CK-12 layers": ({"num_target_layers": 6}, "a target of 6 layers, this one has 5", True),
+    "CK-13 fc": ({"dflash_config": {"target_layer_ids": [1, 2]}}, "fc.weight takes 192 features, 2 taps .* give 128", False),
+    "CK-14 mask": ({"dflash_config": {"mask_token_id": 96}}, "mask_token_id 96 .* 96 rows", False),
+    "hidden": ({"hidden_size": 32}, "drafter hidden size 32, target hidden size 64", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_ck_10_to_14_mismatch_names_both_numbers(pair, name):
+    changes, said, overridable = MISMATCHES[name]
+    edit(pair / "drafter", **changes)
+    with pytest.raises(PairError, match=said) as caught:
+        check(pair)
+    assert caught.value.exit_code == 6
+    if overridable:
+        assert "--allow-mismatch" in caught.value.hint
+        assert any("acceptance may be near 1" in notice for notice in check(pair, allow_mismatch=True).notices)
+    else:
+        with pytest.raises(PairError, match=said):
+            check(pair, allow_mismatch=True)
+
+
+def test_ck_12_and_14_missing_or_impossible_keys(pair):
+    for key, value, said in [
+        ("target_layer_ids", [], "is empty"),
+        ("target_layer_ids", None, "target_layer_ids is missing"),
+        ("target_layer_ids", [1, -2, 3], "outside"),
+        ("mask_token_id", None, "mask_token_id is missing"),
+        ("mask_token_id", -1, "outside"),
+    ]:
+        shutil.copy(GOLDEN / "qwen3-v1-b8/drafter/config.json", pair / "drafter/config.json")
+        edit(pair / "drafter", dflash_config={key: value})
+        with pytest.raises(CheckpointError, match=said):
+            check(pair, allow_mismatch=True)
+
+
+@pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
+def test_ck_14_mask_is_an_eos_id(pair, where):
+    (pair / "target" / "generation_config.json").write_text("{}")
+    file = pair / "target" / where
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [1, 95]}))
+    with pytest.raises(PairError, match="95 is the target's end-of-sequence id"):
+        check(pair)
+
+
+def test_ck_15_block_sizes(pair):
+    assert check(pair, block_size=1).block_size == 1 and check(pair, block_size=5).block_size == 5
+    for wanted in (0, -3, 4096):
+        with pytest.raises(PairError, match=f"block size {wanted} is outside"):
+            check(pair, block_size=wanted, allow_mismatch=True)
+    with pytest.raises(PairError, match="9 is larger than the trained 8"):
+        check(pair, block_size=9)
+    assert check(pair, block_size=9, allow_mismatch=True).block_size == 9
+    edit(pair / "drafter", block_size=1)
+    with pytest.raises(CheckpointError, match="block_size 1 is outside 2..64"):
+        check(pair)
+
+
+def test_ck_16_context_is_the_smaller_of_both(pair):
+    edit(pair / "drafter", max_position_embeddings=500)
+    facts = check(pair)
+    assert facts.context == 500 and "500 positions" in facts.notices[0]
+
+
+def test_ck_11_known_generations(pair):
+    known = {"layers": 2, "taps": [1, 2, 3], "mask_id": 95, "block": 8, "window": None}
+    assert check(pair, generations=[{**known, "layers": 9}, known]).notices == ()
+    with pytest.raises(PairError, match="none of the generations"):
+        check(pair, generations=[{**known, "mask_id": 94}])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [(151669, 151936, True), (151936, 151669, True), (151669, 151937, False), (151936, 150000, False)],
+)
+def test_ck_10_padding_rule(pair, one, other, fits):
+    """Up to 1024 rows and 1 %, the larger a multiple of 64: as Qwen3's 151669 ids in 151936 rows."""
+
+    def table(tensors):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = torch.zeros(other, 64, dtype=torch.bfloat16)
+
+    retensor(pair / "target", table)
+    edit(pair / "target", vocab_size=other)
+    edit(pair / "drafter", vocab_size=one)
+    if fits:
+        assert check(pair).target.embedding_rows == other
+    else:
+        with pytest.raises(PairError, match=f"drafter vocab_size {one}, target vocab_size {other}"):
+            check(pair)
+
+
+def test_ck_10_tokenizer_larger_than_the_embedding():
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(GOLDEN / "qwen3-v1-b8/target"))
+    check_tokenizer_size(facts, 96)
+    with pytest.raises(PairError, match="97 ids, the target's embedding 96 rows"):
+        check_tokenizer_size(facts, 97)
+
+
+def test_ck_01_missing_tensor_is_named_before_allocation(pair):
+    retensor(pair / "drafter", lambda t: t.pop("layers.1.mlp.up_proj.weight"))
+    for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
+        with pytest.raises(CheckpointError, match=r"missing: layers\.1\.mlp\.up_proj\.weight"):
+            load()
+
+
+def test_ck_02_unclaimed_biases_are_named(pair):
+    """gpt-oss drafters' biases are large: dropping them would ruin acceptance without a word."""
+    retensor(pair / "drafter", lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}))
+    for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
+        with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.o_proj\.bias"):
+            load()
+
+
+def test_ck_03_transposed_tensor_and_wrong_dtype(pair):
+    name = "layers.0.mlp.down_proj.weight"
+    retensor(pair / "drafter", lambda t: t.update({name: t[name].T.contiguous()}))
+    with pytest.raises(CheckpointError, match=rf"{name} has shape \[128, 64\], expected \[64, 128\]"):
+        check(pair)
+    retensor(pair / "drafter", lambda t: t.update({name: torch.zeros(64, 128, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=f"{name} has dtype I8"):
+        check(pair)
+
+
+def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair):
+    retensor(pair / "drafter", lambda t: t["fc.weight"].zero_())
+    assert "fc.weight is all zeros" in Drafter.load(Checkpoint.open(pair / "drafter")).notices[0]
+    retensor(pair / "drafter", lambda t: t["norm.weight"].fill_(float("nan")))
+    with pytest.raises(CheckpointError, match=r"tensor norm\.weight"):
+        Drafter.load(Checkpoint.open(pair / "drafter"))
+
+
+def test_ck_09_unsupported_target_is_named_and_nothing_is_imported(pair):
+    (pair / "target" / "evil.py").write_text("raise SystemExit('imported')")
+    edit(pair / "target", architectures=["MambaForCausalLM"], auto_map={"AutoModelForCausalLM": "evil.X"})
+    with pytest.raises(PairError, match="'MambaForCausalLM' is not supported") as caught:
+        check(pair)
+    assert all(name in caught.value.hint for name in FAMILIES)
+
+
+def wrap(folder: Path, prefix: str, architecture: str, **top: object) -> None:
+    """Turn a text target into its multimodal wrapper, with vision and mtp tensors beside it."""
+
+    def rename(tensors):
+        for name in list(tensors):
+            tensors[prefix + name.removeprefix("model.") if name.startswith("model.") else name] = tensors.pop(name)
+        tensors["model.visual.patch.weight"] = torch.ones(2)
+        tensors["mtp.fc.weight"] = torch.ones(2)
+
+    retensor(folder, rename)
+    text = json.loads((folder / "config.json").read_text())
+    config = {"architectures": [architecture], "model_type": "wrapper", "text_config": text, **top}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_wrapped_target_is_seen_through(pair, prefix):
+    wrap(pair / "target", prefix, "Qwen3_5ForConditionalGeneration", quantization_config={"quant_method": "fp8"})
+    facts = check(pair).target
+    assert (facts.wrapped, facts.prefix, facts.num_layers, facts.quantization) == (True, prefix, 5, "fp8")
+    assert facts.model_type == "qwen3" and facts.family == "qwen3_5"
+
+
+def test_tied_embeddings(pair):
+    retensor(pair / "target", lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing and embeddings are not tied"):
+        check(pair)
+    edit(pair / "target", tie_word_embeddings=True)
+    assert check(pair).target.tied

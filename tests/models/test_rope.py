@@ -1,0 +1,86 @@
+"""Inverse frequencies and amplitudes against transformers, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.rope import RopeTable, inverse_frequencies, rotate
+from dflash_local.models.rope_parameters import RopeParameters
+
+OSS = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "rope_theta": 150000.0}
+KINDS = {
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_theta": 5e5,
+    },
+    "gpt-oss": OSS,
+    "not truncated": {**OSS, "truncate": False},
+    "kimi": {**OSS, "factor": 64.0, "rope_theta": 5e4, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "two mscales": {**OSS, "mscale": 0.7, "mscale_all_dim": 1.0},
+    "explicit amplitude": {**OSS, "attention_factor": 1.25},
+    "betas": {**OSS, "beta_fast": 16.0, "beta_slow": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", KINDS)
+def test_equals_transformers(name, head_dim):
+    raw = KINDS[name]
+    theirs = Qwen3Config(head_dim=head_dim, max_position_embeddings=131072, rope_parameters=dict(raw))
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS[raw["rope_type"]](theirs, torch.device("cpu"))
+    ours = RopeParameters.from_json({"rope_parameters": raw, "max_position_embeddings": 131072}, "config")
+    assert torch.equal(inverse_frequencies(ours, head_dim), frequencies)
+    assert ours.attention_factor == pytest.approx(amplitude, abs=1e-12)
+
+
+def test_kimi_amplitude_is_one_and_the_legacy_one_is_not():
+    kimi = RopeParameters.from_json({"rope_parameters": KINDS["kimi"]}, "config")
+    plain = {k: v for k, v in KINDS["kimi"].items() if "mscale" not in k}
+    assert kimi.attention_factor == 1.0
+    legacy = RopeParameters.from_json({"rope_parameters": plain}, "config")
+    assert legacy.attention_factor == pytest.approx(1.4158883)
+
+
+def test_both_schemas_give_the_same():
+    first = {"rope_theta": 150000.0, "rope_scaling": {k: v for k, v in OSS.items() if k != "rope_theta"}}
+    assert RopeParameters.from_json(first, "a") == RopeParameters.from_json({"rope_parameters": OSS}, "b")
+    assert RopeParameters.from_json({"rope_theta": 1e6, "rope_scaling": None}, "c") == RopeParameters(1e6)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({}, "rope_theta is missing"),
+        ({"rope_theta": -1}, "outside"),
+        ({"rope_theta": float("inf")}, "outside"),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 2}}, "original_max_position_embeddings"),
+    ],
+)
+def test_ck_17_bad_rope_is_named(raw, said):
+    with pytest.raises(CheckpointError, match=said):
+        RopeParameters.from_json(raw, "config.json")
+
+
+def test_table_rows_do_not_depend_on_growth():
+    rope = RopeParameters(1e4, attention_factor=1.3)
+    grown, fresh = (RopeTable(rope, 16, torch.device("cpu"), torch.float32) for _ in range(2))
+    before = [part.clone() for part in grown.rows(500, 8)]
+    grown.rows(5000, 8)
+    for old, new, other in zip(before, grown.rows(500, 8), fresh.rows(500, 8)):
+        assert torch.equal(old, new) and torch.equal(old, other)
+
+
+def test_rotation_is_relative():
+    table = RopeTable(RopeParameters(1e4), 16, torch.device("cpu"), torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 16, generator=generator).double()
+    scores = [(rotate(q, *table.rows(at + 5, 1)) * rotate(k, *table.rows(at, 1))).sum() for at in (0, 90)]
+    other = (rotate(q, *table.rows(6, 1)) * rotate(k, *table.rows(0, 1))).sum()
+    torch.testing.assert_close(scores[0], scores[1], atol=1e-4, rtol=0)
+    assert (other - scores[0]).abs() > 1e-3
