@@ -39,16 +39,16 @@ demo: $(INSTALLED)
 install: $(INSTALLED_DEV)
 
 test: $(INSTALLED_DEV)
-	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
 
 test-long: $(INSTALLED_DEV)
-	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu" --timeout 3600 $(PYTEST_FLAGS)
+	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu" --timeout 3600 $(PYTEST_FLAGS)
 
 test-gpu: $(INSTALLED_DEV)
 	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)
 
 test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
-	@$(TEST) $(OLDEST)/bin/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+	@$(TEST) $(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
 
 lint: $(INSTALLED_DEV)
 	@$(BIN)/ruff check --output-format concise .

@@ -38,7 +38,9 @@ class Reply:
         return [e for e in self.events if isinstance(e, kind)]
 
 
-def ask(session: Session, prompt: list[int], new: int = 24, cancelled: Callable[[], bool] = lambda: False, **fields: Any) -> Reply:
+def ask(
+    session: Session, prompt: list[int], new: int = 24, cancelled: Callable[[], bool] = lambda: False, **fields: Any
+) -> Reply:
     sampling = fields.pop("sampling", SamplingParams(seed=1))
     request = Request(prompt_ids=tuple(prompt), limits=Limits(max_new_tokens=new), sampling=sampling, **fields)
     return Reply(list(session.generate(request, cancelled)))

@@ -141,7 +141,7 @@ def test_readme_names_only_commands_that_exist(capsys: pytest.CaptureFixture[str
         re.findall(r"\bdflash ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`|^```.*?^```", readme, re.DOTALL | re.M)))
     )
     assert main(["--help"]) == 0
-    offered = set(re.findall(r"^ +([a-z]+)\b", capsys.readouterr().out, re.MULTILINE))
+    offered = set(re.findall(r"^  ([a-z]+)  +\S", capsys.readouterr().out, re.MULTILINE))
     assert {"demo", "chat", "run", "doctor"} <= named <= offered
 
 

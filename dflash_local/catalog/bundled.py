@@ -6,6 +6,7 @@ Looks only at names and whether folders exist; what lies in them is checked at l
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def find(model: str, drafter: str | None = None) -> Pair:
     chosen = _drafter_folder(drafter) if drafter is not None else None
     if model in BUNDLED:
         return _bundled(model, chosen)
-    folder = Path(model).expanduser() if model.strip() else None
-    if folder is not None and folder.is_dir():
-        return Pair(model, folder, chosen, bundled=False)
+    folder = os.path.expanduser(model)  # os.path: a name that no path can be is simply not a folder
+    if os.path.isdir(folder):
+        return Pair(model, Path(folder), chosen, bundled=False)
     raise _unknown(model, folder)
 
 
@@ -79,14 +80,14 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
 
 
 def _drafter_folder(drafter: str) -> Path:
-    folder = Path(drafter).expanduser()
-    if not drafter.strip() or not folder.is_dir():
+    folder = os.path.expanduser(drafter)
+    if not os.path.isdir(folder):
         raise UsageError(f"--drafter {drafter!r} is not a folder", "give the folder of a DFlash drafter checkpoint")
-    return folder
+    return Path(folder)
 
 
-def _unknown(model: str, folder: Path | None) -> UnknownModelError:
-    if folder is not None and folder.is_file():
+def _unknown(model: str, folder: str) -> UnknownModelError:
+    if os.path.isfile(folder):
         return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
     close = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.5)
     if close:

@@ -13,6 +13,16 @@ import sys
 from datetime import datetime
 from typing import Any, BinaryIO, NoReturn
 
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]  # before jinja2 is looked for
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
 MEMORY_BYTES = 512 * 2**20
 ALARM_S = 10  # only reached when the parent died and cannot kill this process
 FRAME = struct.Struct(">I")
@@ -33,72 +43,82 @@ def limit_resources() -> None:
                 continue
 
 
-def build_environment(jinja2: Any, now: datetime) -> tuple[Any, Any]:
-    """The sandbox with what published templates expect (the names are those of transformers), and the
-    class of error by which a template refuses a conversation.
-    """
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's own sandbox answers a forbidden attribute with an undefined value; this one stops there."""
 
-    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc,name-defined]
-        """Jinja's own sandbox answers a forbidden attribute with an undefined value; this one stops there."""
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse the access."""
+        raise jinja2.sandbox.SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
 
-        def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-            raise jinja2.sandbox.SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
 
-    class Refused(jinja2.TemplateError):  # type: ignore[misc,name-defined]
-        """The template itself refuses the conversation."""
+class Refused(jinja2.TemplateError):
+    """The template itself refuses the conversation."""
 
-    class Generation(jinja2.ext.Extension):  # type: ignore[misc,name-defined]
-        """``{% generation %}`` marks training targets; its body renders as it stands."""
 
-        tags = {"generation"}
+class Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks training targets; its body renders as it stands."""
 
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    tags = {"generation"}
 
-    class Names(jinja2.utils.Namespace):  # type: ignore[misc,name-defined]
-        """``namespace()`` that takes no underscore names, the way to Python's own attributes."""
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-        def __init__(*args: Any, **attributes: Any) -> None:
-            given = dict(*args[1:], **attributes)
-            for name in given:
-                check_name(name)
-            jinja2.utils.Namespace.__init__(args[0], given)
 
-        def __setitem__(self, name: str, value: Any) -> None:
-            check_name(name)
-            super().__setitem__(name, value)
+class Names(jinja2.utils.Namespace):
+    """``namespace()`` that takes no underscore names, the way to Python's own attributes."""
 
-    def check_name(name: object) -> None:
-        if str(name).startswith("_"):
-            raise jinja2.sandbox.SecurityError(f"a namespace may not hold {name!r}")
+    def __init__(*args: Any, **attributes: Any) -> None:
+        given = dict(*args[1:], **attributes)
+        for name in given:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], given)
 
-    def plain_dict(*args: Any, **entries: Any) -> dict[Any, Any]:
-        return dict(*args, **entries)  # the function, not the type: nothing to climb from
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.sandbox.SecurityError(f"a namespace may not hold {name!r}")
+
+
+def plain_dict(*args: Any, **entries: Any) -> dict[Any, Any]:
+    """``dict()`` as a function, not the type: nothing to climb from."""
+    return dict(*args, **entries)
+
+
+def raise_exception(message: object) -> NoReturn:
+    """How a template refuses a conversation."""
+    raise Refused(str(message))
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as models were trained on; jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def build_environment(now: datetime) -> Sandbox:
+    """The sandbox with what published templates expect; the names are those of transformers."""
 
     def strftime_now(layout: str) -> str:
         return now.strftime(layout)
-
-    def raise_exception(message: object) -> NoReturn:
-        raise Refused(str(message))
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        # Jinja's own filter escapes for HTML, which models were not trained on.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals.update(
         raise_exception=raise_exception, strftime_now=strftime_now, namespace=Names, dict=plain_dict
     )
-    return environment, Refused
+    return environment
 
 
-def render(jinja2: Any, request: dict[str, Any]) -> dict[str, Any]:
+def render(request: dict[str, Any]) -> dict[str, Any]:
     """Render once for each value of ``add_generation_prompt``; an answer names the kind of a failure."""
-    environment, refused = build_environment(jinja2, datetime.fromisoformat(request["now"]))
+    environment = build_environment(datetime.fromisoformat(request["now"]))
     texts: list[str] = []
     try:
         template = environment.from_string(request["template"])
@@ -110,7 +130,7 @@ def render(jinja2: Any, request: dict[str, Any]) -> dict[str, Any]:
                     return {"error": "size", "message": f"more than {request['max_chars']} characters"}
                 parts.append(part)
             texts.append("".join(parts))
-    except refused as error:
+    except Refused as error:
         return {"error": "refused", "message": str(error), "done": texts}
     except jinja2.sandbox.SecurityError as error:
         return {"error": "security", "message": str(error)}
@@ -139,18 +159,13 @@ def write_frame(stream: BinaryIO, answer: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Announce readiness, then answer requests until standard input ends."""
-    sys.path += sys.argv[1:]
-    import jinja2
-    import jinja2.ext
-    import jinja2.sandbox
-
     limit_resources()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, {"ready": jinja2.__version__})
     while (request := read_frame(requests)) is not None:
         if hasattr(signal, "alarm"):
             signal.alarm(ALARM_S)
-        write_frame(answers, render(jinja2, request))
+        write_frame(answers, render(request))
         if hasattr(signal, "alarm"):
             signal.alarm(0)
 

@@ -173,10 +173,10 @@ def check_bitsandbytes(version: str | None) -> Check:
 
 
 def check_fla(version: str | None) -> Check:
-    """Optional: faster Gated-DeltaNet layers inside transformers."""
+    """Optional: transformers would use it, our own layers do not."""
     if version:
         return Check("fla", "ok", version)
-    return Check("fla", "info", "not installed; optional, results do not depend on it")
+    return Check("fla", "info", "not installed; not needed, the Gated-DeltaNet layers here are our own")
 
 
 def check_requirements(missing: tuple[str, ...]) -> Check:

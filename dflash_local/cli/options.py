@@ -11,6 +11,8 @@ import typer
 from dflash_local.errors import UsageError
 from dflash_local.request import SamplingParams
 
+MAX_ID_DIGITS = 10  # more than any vocabulary; Python refuses to read thousands
+
 
 class ModeChoice(str, Enum):
     """How a reply is produced; the text is the same."""
@@ -89,7 +91,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
     """
     ids: list[int] = []
     for word in text.replace(",", " ").split():
-        if not (word.isascii() and word.isdigit()):
+        if not (word.isascii() and word.isdigit() and len(word) <= MAX_ID_DIGITS):
             raise UsageError(f"--prompt-ids: {word!r} is not a token id", "give whole numbers such as 1,2,3")
         ids.append(int(word))
     if not ids:

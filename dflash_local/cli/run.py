@@ -137,6 +137,8 @@ def _as_text(service: Service, request: Request, console: Console, pair: Pair) -
     finally:
         printer.finish()
     facts, stats = service.facts, reply.finished.stats
+    if not facts.has_tokenizer:
+        console.data(",".join(map(str, reply.token_ids)))
     console.note(
         f"{pair.label}, {stats.mode}, block {stats.block_size}, {stats.engine} {facts.dtype} {facts.device}, "
         f"seed {stats.seed}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ def _export(desk: Desk, argument: str) -> None:
     words = _words(argument)
     if len(words) != 1:
         raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
-    path = Path(words[0]).expanduser()
+    path = Path(os.path.expanduser(words[0]))
     export.export(path, desk.talk.pair.name, desk.talk.wishes.system, desk.talk.turns)
     desk.console.note(f"written: {path}")
 

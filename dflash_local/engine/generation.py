@@ -5,7 +5,6 @@ Turns the runner's cycles into events: stop ids and strings, limits, cancel, tex
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -40,9 +39,7 @@ HOPELESS_CYCLES = 32  # this many cycles in a row without one accepted draft: st
 class Generation:
     """The state of one reply. Use ``events()`` once."""
 
-    def __init__(
-        self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]
-    ) -> None:
+    def __init__(self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> None:
         self.session, self.runner, self.request, self.rendered = session, session.runner, request, rendered
         self.cancelled = cancelled
         self.drafting = request.mode == "dflash"

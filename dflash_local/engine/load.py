@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
@@ -16,10 +19,11 @@ from dflash_local.events import LoadProgress
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter, drafter_dtype
 from dflash_local.models.load_target import Placement, load_target, placement
-from dflash_local.models.pair import PairFacts, check_pair
+from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_target import TransformersTarget
 
+SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is fastest
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
 
@@ -65,8 +69,12 @@ def load(
     if drafter_files is not None:
         contract = check_pair(target_files, drafter_files, allow_mismatch=options.allow_mismatch)
     facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
+    tokenizer = Tokenizer.load(pair.target)
+    if tokenizer is not None:
+        check_tokenizer_size(facts, tokenizer.vocab_size)
     say(LoadProgress("target", 0.1))
     model = load_target(pair.target, facts, where)
+    _settle_threads(model, next(model.parameters()).device)
     target = TransformersTarget(model, contract.drafter.taps if contract else ())
     proposer: DFlashProposer | None = None
     if contract is not None and drafter_files is not None:
@@ -80,7 +88,14 @@ def load(
         proposer = DFlashProposer(drafter, target, options.draft_window)
     say(LoadProgress("ready", 1.0))
     context = _context(facts, contract, options.context)
-    return _session(pair, target, proposer, contract, where, context)
+    shown = _facts(pair, proposer, contract, where, context, tokenizer is not None)
+    return Session(ReferenceRunner(target, proposer, context), shown, tokenizer, stop_ids(pair.target), pair.target)
+
+
+def _settle_threads(model: Any, device: torch.device) -> None:
+    """One thread for toys: handing a 10 MB model to a second core costs more than it computes."""
+    if device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
+        torch.set_num_threads(1)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
@@ -95,16 +110,15 @@ def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None)
     return wanted
 
 
-def _session(
+def _facts(
     pair: Pair,
-    target: TransformersTarget,
     proposer: DFlashProposer | None,
     contract: PairFacts | None,
     where: Placement,
     context: int,
-) -> Session:
-    tokenizer = Tokenizer.load(pair.target)
-    facts = SessionFacts(
+    has_tokenizer: bool,
+) -> SessionFacts:
+    return SessionFacts(
         target=pair.name if pair.bundled else str(pair.target),
         drafter=None if proposer is None else (f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)),
         engine=ReferenceRunner.name,
@@ -112,9 +126,7 @@ def _session(
         device=where.device,
         block_size=contract.drafter.block_size if contract else 1,
         context=context,
-        has_tokenizer=tokenizer is not None,
+        has_tokenizer=has_tokenizer,
         notices=(*contract.notices, *proposer.drafter.notices) if contract and proposer else (),
         acceptance_band=pair.acceptance_band,
     )
-    runner = ReferenceRunner(target, proposer, context)
-    return Session(runner, facts, tokenizer, stop_ids(pair.target), pair.target)

@@ -37,7 +37,9 @@ class DFlashProposer:
         if length < self._cache.length:
             self._cache.truncate(length)
 
-    def propose(self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(
+        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
+    ) -> torch.Tensor:
         """``count`` drafted ids [count] for positions ``start + 1 ..``."""
         anchor_id = torch.tensor([anchor], device=self.target.device)
         self._block[:1] = self.target.embed(anchor_id)

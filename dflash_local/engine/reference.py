@@ -33,7 +33,9 @@ class Proposer(Protocol):
     def truncate(self, length: int) -> None:
         """Forget context after ``length``."""
 
-    def propose(self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(
+        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
+    ) -> torch.Tensor:
         """``count`` drafted ids for the positions after ``start``, where the anchor stands."""
 
 

@@ -67,9 +67,7 @@ class Penalties:
         logits = logits.float()
         params = self._params
         if params.repetition_penalty != 1.0:
-            penalised = torch.where(
-                logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty
-            )
+            penalised = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
             logits = torch.where(self._seen + extra > 0, penalised, logits)
         reply = self._reply + extra
         logits = logits - params.presence_penalty * (reply > 0)

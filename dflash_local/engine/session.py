@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine.generation import Generation
@@ -66,17 +67,19 @@ class Session:
         """
         rendered = self.render(request)
         self._check(request, rendered)
+        whole = False
         try:
             yield from Generation(self, request, rendered, cancelled).events()
-        except BaseException:
-            # Whatever broke, half-written caches must not answer the next request.
-            self.reset()
-            raise
+            whole = True
+        finally:
+            if not whole:  # whatever broke, half-written caches must not answer the next request
+                self.reset()
 
     def render(self, request: Request) -> Rendered:
         """The prompt's ids: the chat template's, or the ids given."""
         if request.prompt_ids:
-            return Rendered(request.prompt_ids, len(request.prompt_ids), False)
+            opens = self.tokenizer is not None and prompt_opens_thinking(self.tokenizer, request.prompt_ids)
+            return Rendered(request.prompt_ids, len(request.prompt_ids), opens)
         if self.tokenizer is None:
             raise UsageError(f"{self.facts.target} has no tokenizer", "give the prompt as --prompt-ids 1,2,3")
         return render(self.tokenizer, request.messages, thinking=request.thinking)

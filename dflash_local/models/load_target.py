@@ -59,7 +59,9 @@ def _check_device(device: str) -> None:
     if kind.type not in ("cpu", "cuda", "mps"):
         raise UsageError(f"device {device!r} is not supported", "use auto, cpu, cuda, cuda:1, mps or balanced")
     if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
-        raise UsageError(f"device {device!r} is not there", "dflash doctor lists what torch sees; --device cpu works anywhere")
+        raise UsageError(
+            f"device {device!r} is not there", "dflash doctor lists what torch sees; --device cpu works anywhere"
+        )
     if kind.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("device 'mps' is not there", "--device cpu works anywhere")
 
@@ -78,6 +80,7 @@ def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
+    options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
     options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
     quantization = _quantization(facts, where)
     if quantization is not None:

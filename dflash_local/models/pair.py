@@ -1,7 +1,6 @@
 """The pair's contract: a drafter and a target that belong together, checked before a weight moves.
 
-Works on configs and headers alone (ARCHITECTURE.md 4, CK-10 to CK-16). Allocates nothing; the
-tensor check is the one the drafter's loader uses.
+Works on configs and headers alone (ARCHITECTURE.md 4, CK-10 to CK-16). Torch-free.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_config import MAX_BLOCK, DrafterConfig
-from dflash_local.models.drafter_weights import check_tensors
+from dflash_local.models.drafter_tensors import check_tensors
 from dflash_local.models.target_facts import TargetFacts
 
 PADDING_MULTIPLE = 64

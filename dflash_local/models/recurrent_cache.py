@@ -68,7 +68,7 @@ class RecurrentCache:
             self._allocate_tape(rows)
 
     def window(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The convolution's input [channels, width-1 + M]: the committed tail, then the new ``inputs`` [channels, M]."""
+        """Input of the convolution [channels, width-1 + M]: the committed tail, then ``inputs`` [channels, M]."""
         joined = torch.cat((self.conv[layer], inputs), dim=-1)
         if self.recording:
             self._inputs[layer, :, : joined.shape[-1]] = joined

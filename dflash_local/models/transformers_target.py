@@ -187,10 +187,9 @@ class TransformersTarget:
         seen = key <= query
         if window is not None:
             seen &= key > query - window
-        if not self._eager:
-            return seen[None, None]
-        hidden_value = torch.finfo(hidden.dtype).min
-        return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, hidden_value)[None, None]
+        # An additive mask: SDPA converts a boolean one at every layer, which costs more than the sum itself.
+        never = torch.finfo(hidden.dtype).min if self._eager else float("-inf")
+        return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, never)[None, None]
 
 
 def layer_types(config: Any, layers: int) -> tuple[str, ...]:

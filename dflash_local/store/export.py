@@ -25,9 +25,9 @@ def export(path: Path, model: str, system: str, turns: Sequence[Turn]) -> None:
     forms = {".md": to_markdown, ".json": to_json}
     if path.suffix not in forms:
         raise UsageError(f"{path.name!r} ends neither in .md nor in .json", "name the form by the ending")
-    if path.exists():
-        raise UsageError(f"{path} is there already", "choose another name")
     try:
+        if path.exists():
+            raise UsageError(f"{path} is there already", "choose another name")
         write_atomic(path, forms[path.suffix](model, system, turns))
     except OSError as error:
         raise DFlashError(f"{path} cannot be written: {error.strerror}", "choose another place") from error

@@ -50,7 +50,9 @@ def test_a_typo_is_answered_with_the_nearest_name(typed: str, meant: str) -> Non
     assert unknown.value.exit_code == 3
 
 
-@pytest.mark.parametrize("typed", ["", " ", "org/model", "../../etc/passwd", "\x1b]0;x"])
+@pytest.mark.parametrize(
+    "typed", ["", " ", "org/model", "../../etc/passwd", "\x1b]0;x", "x" * 5000, "a\0b", "~nobody/x"]
+)
 def test_what_is_nothing_is_refused_with_the_names_there_are(typed: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError) as unknown:
         find(typed)

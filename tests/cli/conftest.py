@@ -102,6 +102,12 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def chats(own_home: Path) -> Path:
+    """Where the chats of this test are kept."""
+    return own_home / ".local" / "share" / "dflash-local" / "chats"
+
+
+@pytest.fixture
 def local(tmp_path: Path) -> Path:
     """A folder of the user's own."""
     folder = tmp_path / "local"

@@ -134,6 +134,7 @@ def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
     [
         (["--prompt-ids", "1,x"], "'x' is not a token id"),
         (["--prompt-ids", "1,-2"], "'-2' is not a token id"),
+        (["--prompt-ids", "9" * 5000], "is not a token id"),
         (["--prompt-ids", ","], "--prompt-ids is empty"),
         (["hi", "--prompt-ids", "1"], "stands for the whole prompt"),
         (["hi", "--temperature", "6"], "temperature 6.0 is outside 0..5"),
@@ -169,6 +170,7 @@ def test_a_folder_without_tokenizer_needs_ids_and_its_text_is_null(cli: Cli, ope
     opened.make = lambda _pair: ScriptedSession(ScriptedFacts(has_tokenizer=False), steps=bare)
     refused = cli("run", "demo", "hi")
     assert refused.code == 2 and "--prompt-ids" in refused.err
+    assert cli("run", "demo", "--prompt-ids", "1,2").out == "5\n", "ids are all the reply there is"
     content = cli("run", "demo", "--prompt-ids", "1,2", "--json").json
     assert content["text"] is None and content["thinking"] is None and content["token_ids"] == [5]
 

@@ -72,7 +72,7 @@ def test_en_04_no_prompt_is_a_usage_error() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("at", range(0, 2 * BLOCK + 2))
+@pytest.mark.parametrize("at", range(2 * BLOCK + 2))
 def test_en_05_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family: str, at: int) -> None:
     """With an oracle the reply's token 0 is the prompt's, 8 and 16 are bonus tokens, the rest accepted drafts."""
     text = list(text_of(family, tuple(PROMPT)))
@@ -155,7 +155,9 @@ def test_en_13_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Bui
 
 
 @BOTH
-def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(new_session: Build, family: str) -> None:
+def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(
+    new_session: Build, family: str
+) -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=2**63 + 5)
     want = ask(new_session(family, None), PROMPT, 40, sampling=sampling, mode="ar").ids
     text = [*PROMPT, *want]

@@ -68,7 +68,13 @@ def test_st_01_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path
 
 def test_st_01_a_bad_line_in_the_middle_is_passed_over_and_counted() -> None:
     lines = encode_chat("demo", "", TURNS).split(b"\n")
-    for junk in (b"\x00\xff", b"[1]", b'{"kind": "turn"}', b"{" * 5000, b'{"version":1,"seq":9,"kind":"turn","role":"x"}'):
+    for junk in (
+        b"\x00\xff",
+        b"[1]",
+        b'{"kind": "turn"}',
+        b"{" * 5000,
+        b'{"version":1,"seq":9,"kind":"turn","role":"x"}',
+    ):
         chat = decode(b"\n".join([*lines[:3], junk, *lines[3:]]))
         assert chat.turns == TURNS and chat.bad_lines == 1
 
@@ -151,7 +157,9 @@ def test_st_03_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, m
     assert chat.turns == TURNS[:1] and chat.bad_lines == 0, "no half line stays"
 
 
-def test_st_03_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_st_03_a_disk_that_is_full_from_the_start_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(os, "write", full_disk)
     Recorder(tmp_path, warnings.append).turn("demo", "", TURNS[:1])

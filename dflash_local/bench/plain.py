@@ -1,0 +1,67 @@
+"""Logits of a whole text from plain transformers: one forward, none of our caches, masks or recurrent layers.
+
+The weights are those already loaded, so nothing is held twice: where the engine put its own
+Gated-DeltaNet, the model's own module is rebuilt around the same tensors for the time of the pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dflash_local.errors import EngineError
+from dflash_local.models.gated_deltanet import GatedDeltaNet
+
+
+@torch.inference_mode()
+def plain_rows(model: Any, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``.
+
+    Args:
+        model: the transformers model of a session's target.
+    """
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([[*prompt, *text[:-1]]], device=device)
+    # cuDNN's convolutions use TF32 unless told otherwise, which float32 must not see.
+    with _own_layers(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(text)).logits
+    return logits[0].cpu()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _own_layers(model: Any) -> Iterator[None]:
+    """The model as transformers built it, ours again afterwards."""
+    decoder = model.get_decoder()
+    replaced = [
+        (index, layer)
+        for index, layer in enumerate(decoder.layers)
+        if isinstance(getattr(layer, "linear_attn", None), GatedDeltaNet)
+    ]
+    ours = [layer.linear_attn for _, layer in replaced]
+    try:
+        for index, layer in replaced:
+            layer.linear_attn = _rebuilt(layer, decoder.config, index)
+        yield
+    finally:
+        for (_, layer), module in zip(replaced, ours, strict=True):
+            layer.linear_attn = module
+
+
+def _rebuilt(layer: Any, config: Any, index: int) -> nn.Module:
+    """transformers' own token mixer of this layer around the tensors of ours."""
+    room = vars(sys.modules[type(layer).__module__])
+    kinds = [value for name, value in room.items() if name.endswith("GatedDeltaNet") and isinstance(value, type)]
+    if len(kinds) != 1:
+        raise EngineError(f"transformers' recurrent layer was not found beside {type(layer).__name__}")
+    with torch.device("meta"):
+        plain: nn.Module = kinds[0](config, index)
+    source = layer.linear_attn
+    for name, _ in list(plain.named_children()):
+        setattr(plain, name, getattr(source, name))
+    plain.A_log, plain.dt_bias = source.A_log, source.dt_bias
+    return plain.train(source.training)

@@ -1,0 +1,72 @@
+"""One request on a session, gathered: ids, cycles, text and figures; and its prompt as ids.
+
+Every trial starts with cold caches, so that two of them differ in nothing but what was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_local.bench.prompts import Prompt
+from dflash_local.engine.session import Session
+from dflash_local.errors import EngineError, UsageError
+from dflash_local.events import Finished, FinishReason, Notice, Stats, Step
+from dflash_local.request import Request, user_request
+
+
+@dataclass(frozen=True, slots=True)
+class CycleShape:
+    """One cycle: rows verified, drafts proposed and accepted (raw), tokens it emitted (after any cut)."""
+
+    rows: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A finished reply. The first token belongs to no cycle. ``text`` is the final channel, "" without tokenizer."""
+
+    ids: tuple[int, ...]
+    cycles: tuple[CycleShape, ...]
+    text: str
+    reason: FinishReason
+    stats: Stats
+    notices: tuple[str, ...]
+
+
+def prompt_ids(session: Session, prompt: Prompt, thinking: bool) -> tuple[int, ...]:
+    """The prompt as the model sees it, through the chat template when it is text.
+
+    Raises:
+        UsageError: it is text and the model has no tokenizer.
+    """
+    if prompt.ids:
+        return prompt.ids
+    if session.tokenizer is None:
+        raise UsageError(f"{session.facts.target} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
+    return session.render(user_request(prompt.text, thinking=thinking)).ids
+
+
+def write(session: Session, request: Request) -> Written:
+    """Answer the request from cold caches."""
+    session.reset()
+    ids: list[int] = []
+    cycles: list[CycleShape] = []
+    pieces: list[str] = []
+    notices: list[str] = []
+    finished: Finished | None = None
+    for event in session.generate(request):
+        if isinstance(event, Step):
+            ids += event.token_ids
+            pieces += [piece.text for piece in event.pieces if piece.channel == "final"]
+            if event.rows:
+                cycles.append(CycleShape(event.rows, event.drafted, event.accepted, len(event.token_ids)))
+        elif isinstance(event, Notice):
+            notices.append(event.message)
+        elif isinstance(event, Finished):
+            finished = event
+    if finished is None:
+        raise EngineError("the engine ended a reply without saying why")
+    return Written(tuple(ids), tuple(cycles), "".join(pieces), finished.reason, finished.stats, tuple(notices))

@@ -1,0 +1,181 @@
+"""Is a token the target's choice, a near-tie, or a bug: scores both ways, measured noise, thresholds.
+
+RELIABILITY L4: the threshold is measured, never chosen. Knows rows of logits, nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from dflash_local.engine.sampling import Sampler
+from dflash_local.request import SamplingParams
+
+Verdict = Literal["identical", "near-tie", "BUG"]
+CAP = 0.5  # noise of good engines is 0 to 0.25, rollback bugs measured 0.6 to 2.4 (ENGINE 11.2)
+FLOAT32_CAP = 1e-3
+PERCENTILE = 0.999
+ENOUGH_POSITIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One pass's opinion on one emitted token, in perturbed scores.
+
+    Attributes:
+        best: the pass's own choice. short: how far the emitted token's score is below the best
+            one's, 0 when it is the choice, inf when a filter dropped it.
+        noise: how far the gaps among the contending logits differ between this pass and the block
+            pass. rounding: two roundings of the largest contending logit in the head's dtype.
+    """
+
+    best: int
+    short: float
+    noise: float = 0.0
+    rounding: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An emitted token as the passes see it; ``plain`` is None where plain transformers was not asked.
+
+    ``gaps`` (only where a rival was named): the rival's score minus the token's in the single-row pass,
+    and the token's minus the rival's in the block pass.
+    """
+
+    token: int
+    single: Look
+    block: Look
+    plain: Look | None = None
+    gaps: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The measured threshold, in logits.
+
+    ``tau`` is the 99.9th percentile over ``positions``, capped; ``measured`` the same before the cap.
+    """
+
+    tau: float
+    measured: float
+    cap: float
+    positions: int
+
+    @property
+    def enough(self) -> bool:
+        """True when the percentile stands on as many positions as L4 asks for."""
+        return self.positions >= ENOUGH_POSITIONS
+
+    def threshold(self, rounding: float, params: SamplingParams) -> float:
+        """The largest margin of a near-tie at a position, in scores.
+
+        Never less than the rounding of the two logits themselves; a temperature under 1 and a
+        repetition penalty stretch logits, and their noise with them.
+        """
+        stretch = max(params.repetition_penalty, 1 / params.repetition_penalty)
+        if not params.greedy:
+            stretch /= params.temperature
+        return min(max(self.tau, rounding) * stretch, self.cap)
+
+
+def measure(samples: Sequence[float], dtype: torch.dtype) -> Noise:
+    """The threshold from one noise sample per position (those of divergences left out)."""
+    cap = FLOAT32_CAP if dtype == torch.float32 else CAP
+    ordered = sorted(samples)
+    measured = ordered[min(math.ceil(PERCENTILE * len(ordered)), len(ordered)) - 1] if ordered else 0.0
+    return Noise(min(measured, cap), measured, cap, len(ordered))
+
+
+@torch.inference_mode()
+def judge(
+    sampler: Sampler,
+    prompt: int,
+    text: Sequence[int],
+    single: torch.Tensor,
+    blocks: Iterator[torch.Tensor],
+    plain: torch.Tensor | None = None,
+    rival: tuple[int, int] | None = None,
+) -> list[Position]:
+    """What the passes say of every token of ``text``.
+
+    Args:
+        sampler: a fresh one of the request. prompt: length of the prompt.
+        single, plain: logits [n, V]. blocks: logits [k, V] at a time, n rows in all.
+        rival: index of a token and the id AR wrote in its place.
+    """
+    positions: list[Position] = []
+    for rows in blocks:
+        for row in rows:
+            at = len(positions)
+            if at == len(text):
+                break
+            token = torch.tensor([text[at]], device=row.device)
+            noise = sampler.noise(prompt + at, 1)
+            block = sampler.scores(row[None], token[:0], noise)[0]
+            one_row = single[at].to(row.device)
+            one = sampler.scores(one_row[None], token[:0], noise)[0]
+            other = rival[1] if rival is not None and rival[0] == at else None
+            whole = None
+            if plain is not None:
+                plain_row = plain[at].to(row.device)
+                scores = sampler.scores(plain_row[None], token[:0], noise)[0]
+                whole = _look(scores, text[at], *_noise(plain_row, row))
+            positions.append(
+                Position(
+                    text[at],
+                    _look(one, text[at], *_noise(one_row, row)),
+                    _look(block, text[at]),
+                    whole,
+                    None if other is None else (_gap(one, other, text[at]), _gap(block, text[at], other)),
+                )
+            )
+            sampler.emitted(token)
+    return positions
+
+
+def _look(scores: torch.Tensor, token: int, noise: float = 0.0, rounding: float = 0.0) -> Look:
+    best = int(scores.argmax())
+    return Look(best, _gap(scores, best, token), noise, rounding)
+
+
+def _gap(scores: torch.Tensor, above: int, below: int) -> float:
+    """Score of ``above`` minus score of ``below``: inf when only ``below`` was filtered out, nan when both were."""
+    return float(scores[above]) - float(scores[below])
+
+
+def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:
+    """Noise of the gaps among the best two tokens of either row, and the rounding of such a gap.
+
+    The bulk of a vocabulary is less noisy than its best tokens, whose logits are the largest; and a
+    margin is a difference of two logits, so it is differences that are measured.
+    """
+    contenders = torch.cat((row.topk(2).indices, block.topk(2).indices))
+    ours, theirs = row[contenders].float(), block[contenders].float()
+    moved = ours - theirs
+    largest = float(torch.cat((ours, theirs)).abs().max())
+    return float(moved.max() - moved.min()), 2 * torch.finfo(row.dtype).eps * largest
+
+
+def explained(position: Position, noise: Noise, params: SamplingParams) -> tuple[bool, float | None]:
+    """May the target have written this token: yes or no, and the margin (None at a filter's border).
+
+    The block pass must choose it, or nearly; the single-row pass must agree, or nearly, or have
+    lost it to a filter that the block pass has not.
+    """
+    threshold = noise.threshold(position.single.rounding, params)
+    shorts = (position.single.short, position.block.short)
+    if any(map(math.isinf, shorts)):
+        kept = [short for short in shorts if math.isfinite(short)]
+        return bool(kept) and kept[0] <= threshold, None if kept else math.inf
+    margin = max(shorts)
+    return margin <= threshold, margin
+
+
+def agrees(look: Look, noise: Noise, params: SamplingParams) -> bool:
+    """Whether one pass's choice is the emitted token, or nearly."""
+    return look.short <= noise.threshold(look.rounding, params)

@@ -1,0 +1,57 @@
+"""Which parser a tokenizer gets, and what a prompt given as ids says about thinking."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from dflash_local.chat.channels import (
+    HarmonyParser,
+    PlainParser,
+    Span,
+    ThinkTextParser,
+    ThinkTokenParser,
+    channel_parser,
+    prompt_opens_thinking,
+)
+from dflash_local.chat.tokenizer import Tokenizer
+
+
+def test_the_parser_follows_the_tokenizer(chatml: Tokenizer, harmony: Tokenizer, plain: Tokenizer) -> None:
+    assert isinstance(channel_parser(chatml, opens_thinking=False), ThinkTokenParser)
+    assert isinstance(channel_parser(harmony, opens_thinking=False), HarmonyParser)
+    assert isinstance(channel_parser(plain, opens_thinking=False), PlainParser)
+    assert isinstance(channel_parser(plain, opens_thinking=True), ThinkTextParser)
+    knowing = copy.copy(plain)
+    knowing.template = "{{ '</think>' }}"
+    assert isinstance(channel_parser(knowing, opens_thinking=False), ThinkTextParser)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("<think>a</think>b<think>", True),
+        ("hello", False),
+    ],
+)
+def test_prompt_ids_tell_whether_thinking_is_open(chatml: Tokenizer, prompt: str, opens: bool) -> None:
+    assert prompt_opens_thinking(chatml, chatml.encode_rendering(prompt)) is opens
+
+
+def test_prompt_ids_of_a_tokenizer_without_tags_open_nothing(plain: Tokenizer) -> None:
+    assert not prompt_opens_thinking(plain, plain.encode("<think>"))
+
+
+def test_text_beside_a_tag_is_markup_only_as_far_as_newlines_go() -> None:
+    parser = ThinkTokenParser(opens_thinking=False)
+    parser.token("<think>")
+    assert parser.text("\n\n  deep") == [Span("\n\n", "thinking", False), Span("  deep", "thinking")]
+    assert parser.text("\nnext") == [Span("\nnext", "thinking")]
+
+
+def test_harmony_inside_an_open_analysis(harmony: Tokenizer) -> None:
+    parser = channel_parser(harmony, opens_thinking=True)
+    assert parser.text("hm") == [Span("hm", "thinking")]

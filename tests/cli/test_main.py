@@ -1,0 +1,202 @@
+"""The program as a process: start-up, exit codes, closed pipes, poor locales; and the console."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_local import __version__
+from dflash_local.cli import main as main_module
+from dflash_local.cli.console import Console, OutputClosed
+from dflash_local.errors import CODES, DFlashError
+from tests.cli.conftest import Cli, Opened
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "transformers", "tokenizers", "rich", "numpy", "textual", "gradio", "jinja2", "huggingface_hub")
+# main() with a scripted session behind it, for tests that need a real process
+SCRIPTED = """
+import sys
+from pathlib import Path
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import main, run, session
+from dflash_local.events import Piece, Step
+from tests.service.scripted import ScriptedSession
+text = "caf\\u00e9 \\u2713\\U0001f34e line %d\\n"
+steps = [Step((Piece(text % n),), (n,), 0, 0, 0, 0.0) for n in range(int(sys.argv[1]))]
+session.open_session = lambda *_: ScriptedSession(steps=steps)
+run.find = lambda *_: Pair("p\\u00e9ar", Path("t"), Path("d"), False)
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def python(*arguments: str, **more: object) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, **more.pop("env", {})}  # type: ignore[dict-item]
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from dflash_local.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    seconds = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        helped = python("-c", program)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # processor time: the wall clock of a busy test machine says nothing about the program
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert helped.returncode == 0 and b"Commands:" in helped.stdout
+    loaded = {name.split(".")[0] for name in helped.stderr.decode().split()}
+    assert not loaded & set(HEAVY)
+    assert min(seconds) < 0.3, seconds
+
+
+def test_an_error_before_loading_imports_nothing_heavy_either() -> None:
+    program = (
+        "import sys; from dflash_local.cli.main import main\n"
+        "print(main(['run', 'dmeo', 'hi']), *sys.modules, file=sys.stderr)"
+    )
+    failed = python("-c", program)
+    lines = failed.stderr.decode().splitlines()
+    assert lines[0].startswith("error: unknown model 'dmeo'") and "did you mean 'demo'?" in lines[1]
+    assert lines[2].startswith("3 ") and not {name.split(".")[0] for name in lines[2].split()} & set(HEAVY)
+
+
+def test_the_module_runs_like_the_script() -> None:
+    shown = python("-m", "dflash_local", "--version")
+    assert shown.returncode == 0 and shown.stdout.decode().strip() == f"dflash-local {__version__}"
+
+
+@pytest.mark.parametrize("env", [{"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_ui_09_a_poor_locale_gets_replaced_characters(env: dict[str, str]) -> None:
+    ran = python("-c", SCRIPTED, "2", "run", "x", "hé", env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == b"caf? ?? line 0\ncaf? ?? line 1\n" and b"p?ar" in ran.stderr
+    as_json = python("-c", SCRIPTED, "1", "run", "x", "hi", "--json", env=env)
+    assert as_json.returncode == 0 and rb"caf\u00e9 \u2713\ud83c\udf4e" in as_json.stdout
+
+
+def test_ui_11_output_into_head_ends_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPTED, "20000", "run", "x", "hi"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) in (0, 141)
+    assert b"Traceback" not in err and b"Exception ignored" not in err and b"BrokenPipe" not in err
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("--version",)])
+def test_ui_11_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "dflash_local", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(write)
+    assert process.returncode in (0, 141) and process.stderr == b""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_ui_11_closed_streams_are_no_failure() -> None:
+    command = f'exec "{sys.executable}" -m dflash_local --version'
+    for closing in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
+        closed = subprocess.run(["sh", "-c", f"{command} {closing}"], cwd=ROOT, capture_output=True, timeout=60)
+        assert closed.returncode in (0, 141) and b"Traceback" not in closed.stderr, closing
+
+
+def test_without_a_command_the_commands_are_named(cli: Cli) -> None:
+    result = cli()
+    assert result.code == 0 and all(name in result.out for name in ("run", "chat", "demo"))
+
+
+def test_an_unknown_command_or_option_exits_2(cli: Cli) -> None:
+    for argv in (["rnu"], ["--bogus"], ["run"], ["run", "a", "b", "c"]):
+        result = cli(*argv)
+        assert result.code == 2 and result.err.startswith("error: ") and "--help" in result.err
+
+
+def test_st_05_a_bad_setting_exits_3_and_names_itself(
+    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_DTYPE", "fp8")
+    result = cli("run", "demo", "hi")
+    assert result.code == 3 and "DFLASH_DTYPE" in result.err and "bfloat16" in result.err
+
+
+def test_every_kind_of_error_leaves_with_its_code(cli: Cli, opened: Opened) -> None:
+    for kind, codes in CODES.items():
+
+        def fail(_pair: object, kind: type[DFlashError] = kind) -> object:
+            raise kind("it failed", "mend it")
+
+        opened.make = fail  # type: ignore[assignment]
+        result = cli("run", "demo", "hi")
+        assert (result.code, result.err) == (codes.exit_code, "error: it failed\nhint: mend it\n")
+
+
+def test_an_unexpected_failure_is_a_line_and_exits_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_arguments: list[str]) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(main_module, "_invoke", broken)
+    result = cli("run")
+    assert result.code == 1 and result.err.startswith("error: unexpected failure: RuntimeError: a bug\nhint: ")
+    assert "Traceback" in cli("run", "--debug").err
+
+
+class Closed(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_lost_reader_of_stdout_ends_the_program_and_one_of_stderr_does_not() -> None:
+    console = Console({}, out=Closed(), err=Closed())
+    console.note("nobody reads this")
+    with pytest.raises(OutputClosed):
+        console.data("nor this")
+
+
+def test_progress_shows_on_a_terminal_only_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, term, shown in ((Terminal(), "xterm", True), (Terminal(), "dumb", False), (io.StringIO(), "", False)):
+        with Console({"TERM": term, "COLUMNS": "30"}, out=io.StringIO(), err=stream).progress() as line:
+            line("loading\x1b[2J " + "x" * 100, 0.5)
+            line("b", 1.0)
+        text = stream.getvalue()
+        assert bool(text) == shown and "\x1b" not in text
+        assert not shown or (text.endswith("\r") and max(map(len, text.split("\r"))) < 30)

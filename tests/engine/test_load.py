@@ -1,0 +1,232 @@
+"""``engine.load`` on checkpoints saved with transformers: families, wrapper, dtypes, formats, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+from families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_model
+from safetensors.torch import load_file, save_file
+
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.errors import CheckpointError, PairError, UsageError
+from dflash_local.models.drafter_config import DrafterConfig
+
+CPU32 = LoadOptions(dtype="float32", device="cpu")
+EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
+PROMPT = random_prompt(12)
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def save_drafter(folder: Path, **changes: Any) -> Path:
+    """A random drafter of the second schema for the tiny targets."""
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position_embeddings": 2048,
+        "vocab_size": VOCAB,
+        "num_target_layers": 4,
+        "dflash_config": {"block_size": 8, "mask_token_id": VOCAB - 1, "target_layer_ids": [0, 2]},
+        **changes,
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(HIDDEN)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(*shape, generator=generator) * 0.1
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a family's saved random target; saved once."""
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(family: str) -> Path:
+        path = root / family
+        return path if path.exists() else save_model(family, path)
+
+    return folder
+
+
+def plain_greedy(family: str, prompt: list[int], new: int) -> list[int]:
+    """New ids of plain transformers, no cache."""
+    model, ids = random_model(family), list(prompt)
+    with torch.inference_mode():
+        for _ in range(new):
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def open_pair(target: Path, drafter: Path | None, options: LoadOptions = CPU32) -> Session:
+    return load(find(str(target), str(drafter) if drafter else None), options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_from_disk_and_equals_plain_transformers(
+    family: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    session = open_pair(saved(family), save_drafter(tmp_path / "drafter"))
+    want = plain_greedy(family, PROMPT, 30)
+    assert ask(session, PROMPT, 30).ids == want
+    assert ask(session, PROMPT, 30, mode="ar").ids == want
+    assert session.runner.target.is_recurrent == (family in RECURRENT)
+
+
+def test_the_wrapped_checkpoint_is_the_multimodal_one(saved: Callable[[str], Path]) -> None:
+    names = load_file(saved("qwen3_5_wrapped") / "model.safetensors")
+    assert any(n.startswith("model.language_model.layers.0.") for n in names)
+    assert any(n.startswith("model.visual.") for n in names)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
+    family: str, dtype: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    session = open_pair(saved(family), save_drafter(tmp_path / "d"), LoadOptions(dtype=dtype, device="cpu"))
+    assert len(ask(session, PROMPT, 20).ids) == 20
+    assert session.runner.target.dtype == getattr(torch, dtype)
+    assert session.runner.proposer.drafter.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+@pytest.mark.parametrize("pair", ["qwen3-v1-b8", "qwen35-v2-swa-b8"])
+def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize: str) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
+    options = LoadOptions(dtype="float32", device="cpu", quantize=quantize)
+    session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter", options)
+    kinds = {type(m).__name__ for m in session.runner.target.model.modules()}
+    assert ("Linear4bit" if quantize == "nf4" else "Linear8bitLt") in kinds
+    assert session.facts.dtype == quantize
+    assert len(ask(session, PROMPT, 12).ids) == 12
+    assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_bitsandbytes_on_fused_experts_is_refused_by_name(family: str, saved: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match=r"nf4.*experts"):
+        open_pair(saved(family), None, LoadOptions(device="cpu", quantize="nf4"))
+
+
+def test_kimi_style_drafter_with_yarn_over_a_latent_attention_target(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 50000.0, "factor": 64.0, "original_max_position_embeddings": 64,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    }  # fmt: skip
+    drafter = save_drafter(tmp_path / "drafter", rope_parameters=yarn)
+    drafts = []
+    for factor in (None, 1.4159):
+        session = open_pair(saved("deepseek_v3"), drafter, LoadOptions("float32", "cpu", attention_factor=factor))
+        assert ask(session, PROMPT, 20).ids == plain_greedy("deepseek_v3", PROMPT, 20)
+        drafts.append(session.runner.proposer.drafter._rope.rows(7, 2)[0])  # type: ignore[union-attr]
+    assert torch.allclose(drafts[1], drafts[0] * 1.4159, rtol=1e-4), "the override scales cos and sin"
+
+
+def damaged(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text((source / name).read_text())
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+NORM = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(NORM), f"{NORM}.*missing|missing.*{NORM}"),  # CK-01
+        (lambda t: t.update({"model.layers.1.extra.weight": torch.ones(2)}), "model.layers.1.extra.weight"),  # CK-02
+        (lambda t: t.update({NORM: torch.ones(3, 3)}), NORM),  # CK-03
+        (lambda t: t[NORM].view(-1)[:1].fill_(float("nan")), NORM),  # CK-05
+    ],
+    ids=["CK-01 missing", "CK-02 extra", "CK-03 shape", "CK-05 nan"],
+)
+def test_ck_01_02_03_05_a_damaged_target_is_refused_by_tensor_name(
+    change: Callable[[dict[str, torch.Tensor]], None], message: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as error:
+        open_pair(damaged(saved("qwen3"), tmp_path / "target", change), None)
+    assert error.value.exit_code == 6
+
+
+def test_ck_12_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_allowed(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    drafter = save_drafter(tmp_path / "drafter", num_target_layers=6)
+    with pytest.raises(PairError, match="6 layers"):
+        open_pair(saved("qwen3"), drafter)
+    session = open_pair(saved("qwen3"), drafter, LoadOptions("float32", "cpu", allow_mismatch=True))
+    assert any("6 layers" in n for n in session.facts.notices)
+    assert ask(session, PROMPT, 12).ids == plain_greedy("qwen3", PROMPT, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (LoadOptions(dtype="float8"), "dtype 'float8'"),
+        (LoadOptions(device="tpu"), "'tpu'"),
+        (LoadOptions(device="cuda:99"), "'cuda:99'"),
+        (LoadOptions(device="cpu", quantize="int3"), "'int3'"),
+        (LoadOptions(device="cpu", context=10**9), "context 1000000000"),
+    ],
+)
+def test_options_this_machine_cannot_take_are_refused_by_name(
+    options: LoadOptions, message: str, saved: Callable[[str], Path]
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_pair(saved("qwen3"), None, options)
+
+
+def test_ck_16_the_drafters_position_table_caps_the_context(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    session = open_pair(saved("qwen3"), save_drafter(tmp_path / "drafter", max_position_embeddings=64))
+    assert session.facts.context == 64
+    assert len(ask(session, PROMPT, 500).ids) == 64 - len(PROMPT)
+
+
+@pytest.mark.parametrize("pair", ["qwen3-v1-b8", "llama31-v1-b10", "qwen3-v2-swa-b16", "qwen35-v2-swa-b8"])
+def test_golden_pairs_give_the_references_ids_and_acceptance_lengths(pair: str) -> None:
+    session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter")
+    cases = json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]
+    assert len(cases) == 6
+    for case in cases:
+        reply = ask(session, case["prompt_ids"], 72)
+        assert reply.ids == case["output_ids"]
+        assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
+
+
+def test_a_draft_window_changes_drafts_never_text() -> None:
+    pair = GOLDEN / "qwen3-v1-b8"
+    case = json.loads((pair / "expected.json").read_text())["cases"][2]
+    options = LoadOptions("float32", "cpu", draft_window=4)
+    reply = ask(open_pair(pair / "target", pair / "drafter", options), case["prompt_ids"], 72)
+    assert reply.ids == case["output_ids"]
+    assert list(reply.finished.stats.acceptance_lengths) != case["acceptance_lengths"]

@@ -1,0 +1,161 @@
+"""Drafter configs: both schemas, the attention pattern's precedence, bounds, and the published shapes."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.drafter_config import DrafterConfig
+from dflash_local.models.drafter_tensors import check_tensors
+from dflash_local.models.safetensors_header import TensorInfo
+
+HERE = Path("some/config.json")
+# name: layers, hidden, ffn, heads, kv heads, head_dim, block, sliding layers, window, taps, biases,
+# second schema, tensors, GiB of the published bf16 file. Not here: the 397B drafter, whose ffn is known
+# only through its size, and gemma-4-26B, whose block size is not known.
+PUBLISHED = {
+    "Kimi-K2.5": (6, 7168, 18432, 64, 8, 128, 8, 0, None, 6, False, False, 69, 6.48),
+    "Qwen3.5-4B": (6, 2560, 9216, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 1.18),
+    "Qwen3.5-9B": (6, 4096, 12288, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 2.41),
+    "Qwen3.5-27B": (6, 5120, 17408, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 3.96),
+    "Qwen3.5-35B-A3B": (6, 2048, 6144, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 0.72),
+    "Qwen3.5-122B-A10B": (6, 3072, 9216, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 1.44),
+    "Qwen3.6-27B": (5, 5120, 17408, 32, 8, 128, 16, 4, 2048, 5, False, False, 58, 3.22),
+    "Qwen3.6-35B-A3B": (6, 2048, 6144, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 0.72),
+    "Qwen3-Coder-Next": (8, 2048, 6144, 32, 4, 128, 16, 0, None, 5, False, False, 91, 0.88),
+    "Qwen3-Coder-30B-A3B": (8, 2048, 6144, 32, 4, 128, 16, 0, None, 5, False, False, 91, 0.88),
+    "gpt-oss-20b": (8, 2880, 7680, 64, 8, 64, 8, 0, None, 5, True, False, 123, 1.46),
+    "gpt-oss-120b": (8, 2880, 7680, 64, 8, 64, 10, 0, None, 5, True, False, 123, 1.46),
+    "Qwen3-4B-b16": (5, 2560, 9728, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.00),
+    "Qwen3-8B-b16": (5, 4096, 12288, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.95),
+    "Qwen3.5-9B first": (5, 4096, 12288, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.95),
+    "Qwen3.5-27B first": (5, 5120, 17408, 32, 8, 128, 16, 0, None, 5, False, False, 58, 3.22),
+    "Llama-3.1-8B": (5, 4096, 12288, 32, 8, 128, 10, 0, None, 5, False, False, 58, 1.95),
+    "gemma-4-31B": (5, 5376, 10752, 64, 8, 128, 16, 4, 2048, 6, False, False, 58, 2.86),
+}
+
+
+def raw(**changes: object) -> dict:
+    base: dict[str, object] = {
+        "architectures": ["DFlashDraftModel"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "block_size": 8, "rope_theta": 1e6, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 2]},
+    }  # fmt: skip
+    return {key: value for key, value in {**base, **changes}.items() if value is not None}
+
+
+def read(**changes: object) -> DrafterConfig:
+    return DrafterConfig.from_json(raw(**changes), HERE)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_reproduce_tensor_count_and_file_size(name):
+    """Mask id, theta and tap numbers are stand-ins here: several are unpublished and none sizes a tensor."""
+    layers, hidden, ffn, heads, kv, head, block, slide, window, taps, bias, second, count, gib = PUBLISHED[name]
+    nested = {"mask_token_id": 5, "target_layer_ids": list(range(taps))}
+    place = {"rope_parameters": {"rope_theta": 1e7, "rope_type": "default"}, "rope_theta": None, "block_size": None}
+    config = read(
+        hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=head, attention_bias=bias, sliding_window=window,
+        layer_types=["sliding_attention"] * slide + ["full_attention"] * (layers - slide),
+        **({**place, "dflash_config": {**nested, "block_size": block}} if second
+           else {"block_size": block, "dflash_config": nested}),
+    )  # fmt: skip
+    shapes = config.tensor_shapes(hidden)
+    assert len(shapes) == count == 3 + (15 if bias else 11) * layers
+    assert 2 * sum(map(math.prod, shapes.values())) / 2**30 == pytest.approx(gib, abs=0.01)
+    assert config.block_size == block and len(config.taps) == taps
+    assert config.windows == (window,) * slide + (None,) * (layers - slide)
+    assert config.causal == (True,) * slide + (False,) * (layers - slide)
+
+
+def test_dflash_config_comes_first():
+    config = read(mask_token_id=9, dflash_config={"mask_token_id": 5, "target_layer_ids": [2], "block_size": 4})
+    assert (config.mask_token_id, config.block_size, config.taps) == (5, 4, (2,))
+    top = read(mask_token_id=9, dflash_config={"target_layer_ids": [2]})
+    assert (top.mask_token_id, top.block_size) == (9, 8)
+
+
+SLIDING = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
+BY_TYPE = ((24, 24, None), (True, True, False))
+PATTERNS = {
+    "nothing said": ({}, (None,) * 3, (False,) * 3),
+    "by type": (SLIDING, *BY_TYPE),
+    "use_sliding_window false does not drop it": ({**SLIDING, "use_sliding_window": False}, *BY_TYPE),
+    "is_causal false": ({**SLIDING, "is_causal": False}, (24, 24, None), (False,) * 3),
+    "is_causal true": ({"is_causal": True}, (None,) * 3, (True,) * 3),
+    "nested causal": ({**SLIDING, "causal": False}, (24, 24, None), (False,) * 3),
+    "is_causal before nested": ({**SLIDING, "is_causal": True, "causal": False}, (24, 24, None), (True,) * 3),
+    "use_swa": ({"use_swa": True, "sliding_window": 24}, (24,) * 3, (False,) * 3),
+    "qwen default": (
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2},
+        (None, None, 24),
+        (False, False, True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_attention_pattern_precedence(name):
+    changes, windows, causal = PATTERNS[name]
+    changes = dict(changes)
+    nested = {"mask_token_id": 5, "target_layer_ids": [1, 2]}
+    if "causal" in changes:
+        nested["causal"] = changes.pop("causal")
+    config = read(dflash_config=nested, **changes)
+    assert (config.windows, config.causal) == (windows, causal)
+
+
+REFUSED = {
+    "hidden 2^31": ({"hidden_size": 2**31}, "hidden_size 2147483648 is outside"),
+    "hidden 10^4000": ({"hidden_size": 10**4000}, "an integer of 13288 bits is outside"),
+    "hidden negative": ({"hidden_size": -64}, "hidden_size -64 is outside"),
+    "hidden text": ({"hidden_size": "64"}, "hidden_size must be a whole number, got '64'"),
+    "hidden true": ({"hidden_size": True}, "hidden_size must be a whole number"),
+    "heads 0": ({"num_attention_heads": 0}, "num_attention_heads 0 is outside"),
+    "kv heads 0": ({"num_key_value_heads": 0}, "num_key_value_heads 0 is outside"),
+    "kv does not divide": ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+    "layers 10^6": ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000 is outside"),
+    "head_dim not dividing": ({"head_dim": None, "num_attention_heads": 6}, "not a multiple of num_attention_heads 6"),
+    "head_dim odd": ({"head_dim": 15}, "head_dim 15 is odd"),
+    "eps nan": ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan is outside"),
+    "block 0": ({"block_size": 0}, "block_size 0 is outside 2..64"),
+    "block 4096": ({"block_size": 4096}, "block_size 4096 is outside 2..64"),
+    "no theta": ({"rope_theta": None}, "rope_theta is missing"),
+    "layer types short": ({"layer_types": ["full_attention"]}, "1 entries for 3 layers"),
+    "layer type": ({"layer_types": ["full_attention", "mamba", "full_attention"]}, "'mamba' is not supported"),
+    "no window": ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
+    "many taps": ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1] * 10**5}}, "100000 entries"),
+    "anchor predicts": ({"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
+    "gelu": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, "dflash2 drafters are not supported yet"),
+    "dspark": ({"architectures": ["Qwen3DSparkModel"]}, "dspark drafters are not supported yet"),
+    "a target": ({"architectures": ["Qwen3ForCausalLM"]}, "'Qwen3ForCausalLM' is not a drafter's"),
+    "nothing": ({"architectures": None}, "no architecture is not a drafter's"),
+    "dflash_config list": ({"dflash_config": [1]}, "dflash_config must be an object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ck_17_bad_values_are_named_at_once(name):
+    changes, said = REFUSED[name]
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read(**changes)
+    assert time.perf_counter() - start < 1 and caught.value.exit_code == 6
+    assert str(HERE) in caught.value.message and len(caught.value.message) < 400
+
+
+def test_ck_17_head_dim_that_does_not_match_the_tensors():
+    config = read()
+    tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
+    with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
+        check_tensors(tensors, config, 64, "x")
+
+
+def test_ck_09_auto_map_is_ignored():
+    assert read(auto_map={"AutoModel": "evil.Model"}) == read()
