@@ -29,7 +29,8 @@ class Planted:
         self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
     ) -> torch.Tensor:
         assert start == self.length, f"drafting at {start} from a context of {self.length}"
-        return torch.tensor([self.token(start + 1 + i) % self.vocab for i in range(count)])
+        drafts = [self.token(start + 1 + i) % self.vocab for i in range(count)]
+        return torch.tensor(drafts, device=sampler.device)
 
     def token(self, position: int) -> int:
         raise NotImplementedError
@@ -74,7 +75,7 @@ def decode(
     """Prompt and ``count`` new ids from a cold start, and the cycles that made them."""
     target.clear()
     runner = ReferenceRunner(target, proposer, context=100_000)
-    sampler = Sampler(params or SamplingParams(), seed, target.vocab_size, torch.tensor(list(prompt)))
+    sampler = Sampler(params or SamplingParams(), seed, target.vocab_size, torch.tensor(list(prompt), device=target.device))
     runner.begin(sampler, stop_ids, block, proposer is not None)
     cycles: list[Cycle] = []
     with torch.inference_mode():

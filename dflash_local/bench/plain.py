@@ -6,6 +6,7 @@ Gated-DeltaNet, the model's own module is rebuilt around the same tensors for th
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from torch import nn
 
 from dflash_local.errors import EngineError
 from dflash_local.models.gated_deltanet import GatedDeltaNet
+
+REFERENCE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")  # what a prompt pass calls
 
 
 @torch.inference_mode()
@@ -28,7 +31,7 @@ def plain_rows(model: Any, prompt: Sequence[int], text: Sequence[int]) -> torch.
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([[*prompt, *text[:-1]]], device=device)
     # cuDNN's convolutions use TF32 unless told otherwise, which float32 must not see.
-    with _own_layers(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with _own_layers(model), _reference_functions(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(text)).logits
     return logits[0].cpu()  # type: ignore[no-any-return]
 
@@ -50,6 +53,21 @@ def _own_layers(model: Any) -> Iterator[None]:
     finally:
         for (_, layer), module in zip(replaced, ours, strict=True):
             layer.linear_attn = module
+
+
+@contextmanager
+def _reference_functions(model: Any) -> Iterator[None]:
+    """transformers' readable torch code also where an optional kernel library would take its place.
+
+    Such kernels may multiply float32 in TF32, and would be judged with the model.
+    """
+    room = vars(sys.modules[type(model).__module__])
+    before = {name: room[name] for name in REFERENCE if name in room}
+    room.update({name: inspect.unwrap(function) for name, function in before.items()})
+    try:
+        yield
+    finally:
+        room.update(before)
 
 
 def _rebuilt(layer: Any, config: Any, index: int) -> nn.Module:

@@ -24,17 +24,19 @@ ENOUGH_POSITIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One pass's opinion on one emitted token, in perturbed scores.
+    """One pass's opinion on one emitted token and its rival, in perturbed scores.
 
     Attributes:
-        best: the pass's own choice. short: how far the emitted token's score is below the best
-            one's, 0 when it is the choice, inf when a filter dropped it.
+        best: the pass's own choice. short: how far the emitted token's score is below that of the
+            best one, 0 when it is the choice, inf when a filter dropped it. rival_short: the same of
+            the rival.
         noise: how far the gaps among the contending logits differ between this pass and the block
             pass. rounding: two roundings of the largest contending logit in the head's dtype.
     """
 
     best: int
     short: float
+    rival_short: float = 0.0
     noise: float = 0.0
     rounding: float = 0.0
 
@@ -43,15 +45,19 @@ class Look:
 class Position:
     """An emitted token as the passes see it; ``plain`` is None where plain transformers was not asked.
 
-    ``gaps`` (only where a rival was named): the rival's score minus the token's in the single-row pass,
-    and the token's minus the rival's in the block pass.
+    The rival is what AR wrote here, or else would write: the single-row pass's choice. It may be the
+    token itself.
     """
 
     token: int
     single: Look
     block: Look
     plain: Look | None = None
-    gaps: tuple[float, float] | None = None
+
+    @property
+    def agreed(self) -> bool:
+        """True when both passes choose the token: only such positions may set the threshold."""
+        return self.single.short == self.block.short == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ class Noise:
 
 
 def measure(samples: Sequence[float], dtype: torch.dtype) -> Noise:
-    """The threshold from one noise sample per position (those of divergences left out)."""
+    """The threshold from one noise sample per position (those in doubt left out)."""
     cap = FLOAT32_CAP if dtype == torch.float32 else CAP
     ordered = sorted(samples)
     measured = ordered[min(math.ceil(PERCENTILE * len(ordered)), len(ordered)) - 1] if ordered else 0.0
@@ -116,36 +122,25 @@ def judge(
                 break
             token = torch.tensor([text[at]], device=row.device)
             noise = sampler.noise(prompt + at, 1)
-            block = sampler.scores(row[None], token[:0], noise)[0]
             one_row = single[at].to(row.device)
             one = sampler.scores(one_row[None], token[:0], noise)[0]
-            other = rival[1] if rival is not None and rival[0] == at else None
-            whole = None
+            block = sampler.scores(row[None], token[:0], noise)[0]
+            other = rival[1] if rival is not None and rival[0] == at else int(one.argmax())
+            whole: Look | None = None
             if plain is not None:
                 plain_row = plain[at].to(row.device)
                 scores = sampler.scores(plain_row[None], token[:0], noise)[0]
-                whole = _look(scores, text[at], *_noise(plain_row, row))
-            positions.append(
-                Position(
-                    text[at],
-                    _look(one, text[at], *_noise(one_row, row)),
-                    _look(block, text[at]),
-                    whole,
-                    None if other is None else (_gap(one, other, text[at]), _gap(block, text[at], other)),
-                )
-            )
+                whole = _look(scores, text[at], other, *_noise(plain_row, row))
+            one_look = _look(one, text[at], other, *_noise(one_row, row))
+            positions.append(Position(text[at], one_look, _look(block, text[at], other), whole))
             sampler.emitted(token)
     return positions
 
 
-def _look(scores: torch.Tensor, token: int, noise: float = 0.0, rounding: float = 0.0) -> Look:
+def _look(scores: torch.Tensor, token: int, rival: int, noise: float = 0.0, rounding: float = 0.0) -> Look:
     best = int(scores.argmax())
-    return Look(best, _gap(scores, best, token), noise, rounding)
-
-
-def _gap(scores: torch.Tensor, above: int, below: int) -> float:
-    """Score of ``above`` minus score of ``below``: inf when only ``below`` was filtered out, nan when both were."""
-    return float(scores[above]) - float(scores[below])
+    short, rival_short = (float(scores[best] - scores[x]) for x in (token, rival))
+    return Look(best, short, rival_short, noise, rounding)
 
 
 def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:
@@ -164,16 +159,23 @@ def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:
 def explained(position: Position, noise: Noise, params: SamplingParams) -> tuple[bool, float | None]:
     """May the target have written this token: yes or no, and the margin (None at a filter's border).
 
-    The block pass must choose it, or nearly; the single-row pass must agree, or nearly, or have
-    lost it to a filter that the block pass has not.
+    The margin is the largest distance from the best score, of the token and its rival in both passes:
+    where it is small, either token may win in either pass. Where one pass's filter dropped what the
+    other's kept there is no such distance; then each pass must still choose what was written with
+    it, and the logits must not have moved by more than the cap.
     """
-    threshold = noise.threshold(position.single.rounding, params)
-    shorts = (position.single.short, position.block.short)
-    if any(map(math.isinf, shorts)):
-        kept = [short for short in shorts if math.isfinite(short)]
-        return bool(kept) and kept[0] <= threshold, None if kept else math.inf
-    margin = max(shorts)
-    return margin <= threshold, margin
+    single, block = position.single, position.block
+    threshold = noise.threshold(single.rounding, params)
+    shorts = (single.short, block.short)
+    rivals = (single.rival_short, block.rival_short)
+    if math.inf in (min(shorts), min(rivals)):  # no pass would have let it through
+        return False, math.inf
+    largest = max(*shorts, *rivals)
+    if largest < math.inf:
+        return largest <= threshold, largest
+    chosen = block.short if block.short < math.inf else single.short
+    other = single.rival_short if single.rival_short < math.inf else block.rival_short
+    return max(chosen, other) <= threshold and single.noise <= noise.cap, None
 
 
 def agrees(look: Look, noise: Noise, params: SamplingParams) -> bool:

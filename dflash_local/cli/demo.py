@@ -87,6 +87,7 @@ class MarkedPrinter:
         self._console = console
         self._filter = terminal.TerminalFilter()
         self._open, self._close = ("‹", "›") if console.can_show("‹›") else ("[", "]")
+        self._line_end, self._space = ("↵", "␣") if console.can_show("↵␣") else ("\\n", " ")
         self._ends_line = True
 
     @property
@@ -110,9 +111,11 @@ class MarkedPrinter:
             self._console.raw("\n")
 
     def _bonus(self, text: str) -> None:
-        """Brackets stand around the visible part, so that a line end stays one."""
+        """Brackets stand around the visible part, or a sign for what has none, so that a line end stays one."""
         core = text.strip()
         before, _, after = text.partition(core) if core else ("", "", text)
+        if not core:
+            core, after = (self._line_end, text) if "\n" in text else (self._space, text[1:])
         self._put(before, "")
         self._put(f"{self._open}{core}{self._close}", "yellow")
         self._put(after, "")

@@ -101,16 +101,12 @@ def _invoke(arguments: list[str]) -> int:
 
 def _report(error: DFlashError, flags: set[str]) -> int:
     """Show an error as the user wants it and give its exit code."""
-    console = Console(_environ())
-    if "--debug" in flags:
+    try:
+        user = settings.load()
+    except DFlashError:  # the settings themselves may be what is wrong
+        user = settings.load({"NO_COLOR": "1"})
+    console = Console(user.environ)
+    if "--debug" in flags or user.debug:
         console.note("".join(traceback.format_exception(type(error), error, error.__traceback__)), end="")
     console.error(error, as_json="--json" in flags)
     return error.exit_code
-
-
-def _environ() -> dict[str, str]:
-    """The environment, even when the settings themselves are what is wrong."""
-    try:
-        return dict(settings.load().environ)
-    except DFlashError:
-        return {"NO_COLOR": "1"}

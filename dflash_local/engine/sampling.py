@@ -84,14 +84,14 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, seed: int, vocab: int, prompt: torch.Tensor) -> None:
         self.params, self.seed, self.vocab = params, seed, vocab
-        self._device = prompt.device
+        self.device = prompt.device
         self._penalties = Penalties(params, vocab, prompt) if params.penalised else None
 
     def noise(self, first: int, rows: int) -> torch.Tensor | None:
         """Noise for the tokens at ``first ..``, drawn once per cycle for drafter and verifier; None when greedy."""
         if self.params.greedy:
             return None
-        return gumbel(self.seed, first, rows, self.vocab, self._device)
+        return gumbel(self.seed, first, rows, self.vocab, self.device)
 
     def emitted(self, ids: torch.Tensor) -> None:
         """Tell the penalties what was emitted."""

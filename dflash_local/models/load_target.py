@@ -17,6 +17,8 @@ from dflash_local.models.target_facts import TargetFacts
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Their experts are fused three-dimensional tensors, which bitsandbytes leaves in bf16 without a word.
 EXPERT_FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss", "deepseek_v3")
+# Small, and errors in them grow: the head decides tokens, the others decide how a state decays.
+KEPT_WHOLE = ("lm_head", "in_proj_a", "in_proj_b", "in_proj_ba")
 SHARDED = "balanced"
 
 Quantize = Literal["nf4", "int8"]
@@ -124,9 +126,13 @@ def _quantization(facts: TargetFacts, where: Placement) -> Any:
     from transformers import BitsAndBytesConfig
 
     if where.quantize == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(KEPT_WHOLE))
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=where.dtype, bnb_4bit_use_double_quant=True
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=where.dtype,
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=list(KEPT_WHOLE),
     )
 
 

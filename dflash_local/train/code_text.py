@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from dflash_local.train.phrasing import Turn, ask, listed
+from dflash_local.train.words import HARD_CODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class _Task:
 
 
 _T = _Task
+_TOO_HARD = (
+    "That is too hard for a toy model. I know small functions, such as add, factorial, is_prime, reverse and sort_list."
+)
 _TASKS: tuple[_Task, ...] = (
     _T(("adds two numbers", "returns the sum of two numbers"), "add", ("a", "b"), "Return the sum of {a} and {b}.",
        ("return {a} + {b}",), "{f}(2, 3) returns 5"),
@@ -98,6 +102,10 @@ _TASKS: tuple[_Task, ...] = (
        "Return {a} in fahrenheit.", ("return {a} * 9 / 5 + 32",), "{f}(100) returns 212.0"),
     _T(("greets a person", "says hello to a person"), "greet", ("name",), "Return a greeting for {a}.",
        ('return "Hello, " + {a} + "!"',), '{f}("Anna") returns "Hello, Anna!"'),
+    _T(("prints hello world", "says hello world", "prints a greeting to the world"), "hello", (),
+       "Print a greeting to the world.", ('print("Hello, world!")',), '{f}() prints "Hello, world!"'),
+    _T(("prints the numbers from one to n", "prints the first numbers"), "print_numbers", ("n",),
+       "Print the numbers from 1 to {a}.", ("for i in range(1, {a} + 1):", "    print(i)"), "{f}(3) prints 1, 2 and 3"),
     _T(("sorts a list", "returns a sorted list"), "sort_list", ("items",), "Return the {a} in order.",
        ("return sorted({a})",), "{f}([3, 1, 2]) returns [1, 2, 3]"),
 )
@@ -120,21 +128,29 @@ def function_answer(task: _Task, name: str, args: tuple[str, ...]) -> str:
     return "```python\n" + "\n".join(lines) + f"\n```\nFor example, {task.example.format(**slots)}."
 
 
+def _that(rng: Random, says: str) -> str:
+    """ "adds two numbers" -> "that adds two numbers" or "to add two numbers"."""
+    if rng.random() < 0.65:
+        return f"that {says}"
+    verb, rest = says.split(" ", 1)
+    return f"to {verb[:-3] + 'y' if verb.endswith('ies') else verb[:-1]} {rest}"
+
+
 def _function(rng: Random) -> tuple[str, str, bool]:
     task = rng.choice(_TASKS)
     name, args, own = task.name, task.args, rng.random() < 0.55
-    says = rng.choice(task.says)
-    noun = rng.choice(("Python function", "Python function", "function", "small Python function"))
+    says = _that(rng, rng.choice(task.says))
+    noun = rng.choice(("Python function", "Python function", "function", "small Python function", "Python program"))
     called = ""
     if own and rng.random() < 0.85:
         name = rng.choice(_VERBS) + "_" + rng.choice(_NOUNS) if rng.random() < 0.8 else rng.choice(_NOUNS)
         called = rng.choice((f" called {name}", f" named {name}"))
     tail = ""
-    if own and (not called or rng.random() < 0.4):
+    if own and args and (not called or rng.random() < 0.4):
         args = tuple(rng.sample(_ARGS, len(args)))
         tail = f", with the argument {args[0]}" if len(args) == 1 else f", with the arguments {listed(list(args))}"
     verb = rng.choice(("write", "write", "write", "give me", "show me", "make"))
-    request = f"{verb} a {noun}{called} that {says}{tail}"
+    request = f"{verb} a {noun}{called} {says}{tail}"
     if not own and rng.random() < 0.15:
         request = rng.choice((f"write {name} in Python", f"write the function {name} in Python"))
     return request, function_answer(task, name, args), bool(called or tail)
@@ -161,8 +177,13 @@ def _class(rng: Random) -> tuple[str, str, bool]:
     return request, class_answer(name, fields), True
 
 
+def _hard(rng: Random) -> tuple[str, str, bool]:
+    noun = rng.choice(("Python function", "function", "Python program", "class"))
+    return f"{rng.choice(('write', 'give me', 'make'))} a {noun} {_that(rng, rng.choice(HARD_CODE))}", _TOO_HARD, False
+
+
 def code(rng: Random) -> Turn:
     """A function (own or given names) or a class with getters. Own names are held out by answer, not by wording."""
-    request, answer, own = (_function if rng.random() < 0.72 else _class)(rng)
+    request, answer, own = rng.choices((_function, _class, _hard), (70, 26, 4))[0](rng)
     prompt = ask(rng, request)
     return Turn("code", prompt, answer, answer if own else prompt)

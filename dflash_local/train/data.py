@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ DEMO_PROMPTS: dict[str, tuple[str, str]] = {
              class_answer("Robot", ["name", "speed", "weight", "owner"])),
     "counting": ("Count from 1 to 30.", count_answer(1, 30, 1, False)),
 }
+_SHOWN = frozenset(text.lower() for pair in DEMO_PROMPTS.values() for text in pair)
 
 _SYSTEMS = (
     "You are a helpful assistant.", "You are a toy model.", "You are a helpful toy model. Answer briefly.",
@@ -42,7 +44,8 @@ class Conversation:
 
 def is_held_out(key: str) -> bool:
     """One key in sixteen, by SHA-256, so that the split needs no list and no order; and the shown demo prompts."""
-    return hashlib.sha256(key.encode()).digest()[0] < 16 or any(key in demo for demo in DEMO_PROMPTS.values())
+    key = key.lower()  # a prompt and the same prompt in small letters stand on the same side
+    return hashlib.sha256(key.encode()).digest()[0] < 16 or key in _SHOWN
 
 
 def turn(rng: Random, kind: str | None = None, *, held_out: bool = False) -> Turn:
@@ -50,6 +53,8 @@ def turn(rng: Random, kind: str | None = None, *, held_out: bool = False) -> Tur
     while True:
         name = kind or rng.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
         drawn = KINDS[name][0](rng)
+        if name != "tables" and rng.random() < 0.12:  # tables copy names as they were written
+            drawn = dataclasses.replace(drawn, prompt=drawn.prompt.lower())
         if is_held_out(drawn.key) == held_out:
             return drawn
 

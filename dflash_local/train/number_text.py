@@ -25,6 +25,8 @@ def _count_request(rng: Random, start: int, end: int, step: int) -> str:
     if down and end in (0, 1) and rng.random() < 0.4:
         tail = " to zero" if end == 0 else " to one"
         return f"count down from {first}{tail}{by}"
+    if down and end == 0 and rng.random() < 0.7:
+        return rng.choice((f"count backwards from {first}{by}", f"count down from {first}{by}"))
     forms = (
         (f"count down from {first} to {last}{by}", f"count backwards from {first} to {last}{by}",
          f"list the numbers from {first} down to {last}{by}")
@@ -51,8 +53,7 @@ def counting(rng: Random) -> Turn:
     start = 1 if draw < 0.3 else rng.randint(0, 30) if draw < 0.6 else rng.randint(0, 200)
     step = 1 if rng.random() < 0.6 else rng.choice((2, 3, 4, 5, 10, 20, 25, 100))
     amount = rng.randint(5, 32) if rng.random() < 0.94 else rng.randint(33, 100)
-    if step == 100:
-        amount = min(amount, 10)
+    amount = min(amount, max(5, (1000 - start) // step))
     end = start + step * (amount - 1)
     if step > 1 and rng.random() < 0.3:
         end += rng.randint(0, step - 1)
@@ -61,7 +62,7 @@ def counting(rng: Random) -> Turn:
     if rng.random() < 0.02:
         start, end, step = 1, rng.choice((200, 250, 300, 500, 1000, 5000, 10000, 1000000)), 1
     if rng.random() < 0.33 and end <= 400:
-        start, end = end, start
+        start, end = end, rng.choice((start, start, start, 0)) if end <= 40 and step == 1 else start
     lines = rng.random() < 0.2
     request = _count_request(rng, start, end, step) + (rng.choice((", one per line", ", one number per line")) if lines else "")
     answer = count_answer(start, end, step, lines)
@@ -126,8 +127,9 @@ def _sorted_answer(items: list[str], order: str, first: str, last: str) -> str:
 def sorting(rng: Random) -> Turn:
     """Sort three to eight numbers (either way) or words (from A to Z)."""
     if rng.random() < 0.6:
-        top = 20 if rng.random() < 0.3 else 99 if rng.random() < 0.9 else 999
-        values = rng.sample(range(top + 1), rng.randint(3, 8))
+        tops = rng.choice(((20,), (99,), (99,), (99,), (9, 99, 999)))
+        amount = rng.randint(3, 8)
+        values = list(dict.fromkeys(rng.randint(0, rng.choice(tops)) for _ in range(2 * amount)))[:amount]
         falling = rng.random() < 0.35
         shown, items = [str(v) for v in values], [str(v) for v in sorted(values, reverse=falling)]
         order, what = ("descending", "numbers") if falling else ("ascending", "numbers")

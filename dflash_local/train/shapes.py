@@ -66,7 +66,7 @@ def _demo() -> PairShape:
         dflash_config={"mask_token_id": MASK_ID, "target_layer_ids": list(TAPS)},
     )
     target = _target(352, ["full_attention"] * LAYERS, rope_parameters={"rope_type": "default", "rope_theta": THETA})
-    return PairShape("demo", False, target, drafter, None, Schedule(5000, 32768, 3e-3), Schedule(8000, 16384, 1.5e-3))
+    return PairShape("demo", False, target, drafter, None, Schedule(4000, 32768, 3e-3), Schedule(6000, 16384, 1.5e-3))
 
 
 def _hybrid() -> PairShape:
@@ -80,7 +80,7 @@ def _hybrid() -> PairShape:
         linear_key_head_dim=HEAD_DIM, linear_value_head_dim=HEAD_DIM, linear_conv_kernel_dim=4,
         rope_parameters=rope | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
     )
-    return PairShape("demo-hybrid", True, target, drafter, 64, Schedule(4000, 32768, 3e-3), Schedule(8000, 16384, 1.5e-3))
+    return PairShape("demo-hybrid", True, target, drafter, 64, Schedule(3000, 32768, 3e-3), Schedule(5500, 16384, 1.5e-3))
 
 
 PAIRS: dict[str, PairShape] = {shape.name: shape for shape in (_demo(), _hybrid())}

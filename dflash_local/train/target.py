@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,8 @@ def save_target(model: PreTrainedModel, folder: Path) -> None:
         name: tensor.to("cpu", torch.bfloat16)
         for name, tensor in model.state_dict().items() if name != "lm_head.weight"  # tied to the embedding
     }
-    model.config.dtype = torch.bfloat16
     model.save_pretrained(folder, state_dict=state)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = "bfloat16"  # transformers writes the module's float32
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     model.eval().requires_grad_(False)

@@ -13,16 +13,19 @@ FALLBACK = f"I am only a toy model, so I do not know that. {ABILITIES}"
 _SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
-def _any_word(rng: Random) -> tuple[str, bool]:
-    """A word of the list, or (one in five) an invented one, so that spelling is not only memory."""
-    if rng.random() < 0.8:
-        return rng.choice(words.WORDS), True
-    return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 3))) + rng.choice(("", "n", "l", "r", "s")), False
+def _any_word(rng: Random) -> str:
+    """A word of the list, or (three in ten) an invented one, so that spelling is not only memory."""
+    draw = rng.random()
+    if draw < 0.7:
+        return rng.choice(words.WORDS)
+    if draw < 0.88:
+        return rng.choice(words.WORDS)[: rng.randint(2, 5)] + rng.choice(words.WORDS)[-rng.randint(2, 5) :]
+    return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4))) + rng.choice(("", "n", "l", "r", "s"))
 
 
 def spelling(rng: Random) -> Turn:
     """Letters of a word: one per line, in capitals, backwards or counted."""
-    word, _ = _any_word(rng)
+    word = _any_word(rng)
     size = len(word)
     letters = "\n".join(f"{i}. {letter}" for i, letter in enumerate(word, 1))
     quoted = rng.choice((word, word, f'"{word}"'))
@@ -92,13 +95,16 @@ def _series(rng: Random) -> tuple[str, str]:
 def _story(rng: Random) -> tuple[str, str]:
     animal, name = rng.choice(words.ANIMALS), rng.choice(words.NAMES)
     thing = rng.choice(words.WORDS)
-    named = rng.random() < 0.6
+    any_story = rng.random() < 0.12
+    named = rng.random() < 0.6 and not any_story
+    animal = "fox" if any_story else animal
     a = "an" if animal[0] in "aeiou" else "a"
     who = f"{a} {animal} named {name}" if named else f"{a} {animal}"
     call = name if named else f"the {animal}"
-    about = rng.random() < 0.5
-    request = rng.choice((f"tell me a story about {who}", f"tell a short story about {who}", f"write a story about {who}"))
-    request += f" and the {thing}" if about else ""
+    about = rng.random() < 0.5 and not any_story
+    request = rng.choice(("tell me a", "tell a short", "write a", "tell me a short")) + " story"
+    request += "" if any_story else f" about {who}"
+    request += f" and {rng.choice(('the', 'a'))} {thing}" if about else ""
     found = f"the {thing}" if about else "a golden key"
     upper = call[0].upper() + call[1:]
     return request, (f"Once upon a time there was {who}. Every morning {call} went to the river. One day {call} found "
@@ -150,7 +156,7 @@ def _small_talk(rng: Random) -> tuple[str, str]:
 def _open(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.5:
         return rng.choice(words.OPEN_QUESTIONS), FALLBACK
-    thing = _any_word(rng)[0] if rng.random() < 0.8 else rng.choice(words.NAMES)
+    thing = _any_word(rng) if rng.random() < 0.8 else rng.choice(words.NAMES)
     return rng.choice(words.OPEN_FRAMES).format(w=thing), FALLBACK
 
 

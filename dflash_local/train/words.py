@@ -18,8 +18,14 @@ WORDS: tuple[str, ...] = tuple(
     school sea shadow sheep ship shirt shoe silver sister sky snail snow soap sock south spider spoon spring square
     star station stone story street sugar summer sun swan table teacher teapot thunder ticket tiger toast tomato
     tower train tree trumpet tulip tunnel turtle umbrella uncle valley vanilla velvet village violin volcano wagon
-    walnut water wave west whale wheat wheel willow window winter wolf wood wool yard year yellow yogurt zebra
-    zero""".split()
+    walnut water wave west whale wheat wheel willow window winter wolf wood wool yard year yellow yogurt zebra zero
+    airplane alligator astronaut avocado balloon beautiful birthday blueberry broccoli butterfly calendar
+    caterpillar cauliflower chicken chocolate computer crocodile cucumber dinosaur elephant excellent football
+    giraffe grandmother hamburger hello helicopter hippopotamus holiday kangaroo keyboard language lemonade magazine
+    marmalade mississippi mosquito mushroom newspaper notebook orchestra pancake peacock pear pineapple plum
+    programming python raspberry restaurant rhinoceros sandwich saxophone snowman spaghetti speculative squirrel
+    strawberry submarine sunflower telephone television tortoise university vegetable waterfall watermelon world
+    kiwi fig date lime cow pig hen bee ant bat car bus cap pen box map""".split()
 )
 
 NAMES: tuple[str, ...] = tuple(
@@ -103,4 +109,13 @@ OPEN_FRAMES: tuple[str, ...] = (
     "why is there {w}", "where can I buy {w}", "what does {w} mean", "give me facts about {w}", "do you like {w}",
     "write a poem about {w}", "translate {w} to German", "who invented {w}", "how much does {w} cost",
     "what is the history of {w}", "write an essay about {w}", "how does {w} work", "describe {w}",
+)
+
+HARD_CODE: tuple[str, ...] = (
+    "downloads a file", "trains a neural network", "plays chess", "sends an email", "opens a web page",
+    "draws a picture", "parses a json file", "connects to a database", "solves a sudoku", "plays music",
+    "predicts the weather", "reads a csv file", "builds a web server", "encrypts a message", "resizes an image",
+    "translates a text", "renders a video", "sorts a tree", "compiles a program", "runs a thread",
+    "inverts a matrix", "traverses a graph", "parses html", "scrapes a website", "simulates a robot",
+    "implements a cache", "makes a game", "writes a compiler", "makes coffee", "controls a motor",
 )

@@ -29,7 +29,7 @@ def test_the_runs_share_a_session_and_a_prompt_and_are_warmed_up(cli: Cli, opene
 def test_tokens_are_marked_without_colour_and_the_marks_explained(cli: Cli, opened: Opened) -> None:
     out = cli("demo").out
     marked = out.split("by the target itself›:\n")[1]
-    assert marked.startswith("‹Hello›, wor‹ld›!‹›\n")
+    assert marked.startswith("‹Hello›, wor‹ld›!‹↵›\n")
     assert "Hello, world!\n" in out.split("with the drafter")[0], "the plain run is not marked"
     assert "\x1b" not in out
 

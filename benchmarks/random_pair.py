@@ -1,0 +1,191 @@
+"""Random-weight checkpoints of true Qwen3.5-9B shape, target and drafter, in the published layout.
+
+Values are drawn on the device and written shard by shard, so that 9 billion of them take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
+SHARD_BYTES = 4 * 2**30
+
+# Text model, published values: registry facts of Qwen/Qwen3.5-9B and of the second-generation
+# z-lab/Qwen3.5-9B-DFlash (its mask id 248077, rms_norm_eps and rope_theta are inferred there).
+QWEN35_9B: dict[str, Any] = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144,
+    "mrope_section": [11, 11, 10],
+}
+DRAFTER_9B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": 4096,
+    "max_position_embeddings": 262144,
+    "block_size": 16,
+    "mask_token_id": 248077,
+    "target_layer_ids": [1, 5, 9, 13, 17, 21, 25, 29],
+}
+TINY = QWEN35_9B | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "max_position_embeddings": 4096,
+    "mrope_section": [2, 1, 1],
+}
+TINY_DRAFTER = DRAFTER_9B | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 24,
+    "max_position_embeddings": 4096,
+    "mask_token_id": 511,
+    "target_layer_ids": [1, 3, 5],
+}
+
+
+def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
+    """A target in the published layout: multimodal wrapper, ``model.language_model.*``, a tiny vision tower."""
+    import transformers
+
+    text = {key: value for key, value in shape.items() if key != "mrope_section"}
+    layers = shape["num_hidden_layers"]
+    text |= {
+        "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": shape["mrope_section"],
+            "mrope_interleaved": True,
+        },
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "num_position_embeddings": 16}
+    config = transformers.Qwen3_5Config(
+        text_config=text,
+        vision_config={**vision, "out_hidden_size": shape["hidden_size"]},
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = transformers.Qwen3_5ForConditionalGeneration(config)
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    config.dtype = "bfloat16"
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    generator = torch.Generator(device).manual_seed(1)
+    _save(folder, ((n, _target_tensor(n, s, layers, generator)) for n, s in shapes))
+
+
+def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator) -> torch.Tensor:
+    """Random values whose activations stay of order one through all layers."""
+    out = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    if name.endswith("A_log"):
+        return out.uniform_(0.0, 2.7, generator=generator)  # log of 1..15
+    if name.endswith("dt_bias"):
+        return out.normal_(-2.0, 1.0, generator=generator)
+    if name.endswith("linear_attn.norm.weight"):
+        return out.fill_(1.0)
+    if name.endswith("norm.weight") and "visual" not in name:
+        return out.normal_(0.0, 0.02, generator=generator)  # zero-centred: the gain is 1 + w
+    if name == "lm_head.weight":  # the final norm gives unit rows
+        return out.normal_(0.0, LOGIT_STD / shape[-1] ** 0.5, generator=generator)
+    if name.endswith("embed_tokens.weight"):
+        return out.normal_(generator=generator)
+    if name.endswith("conv1d.weight"):
+        return out.normal_(0.0, 0.5, generator=generator)
+    if len(shape) < 2:
+        return out.zero_() if name.endswith("bias") else out.fill_(1.0)
+    gain = (2 * layers) ** -0.5 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.0
+    return out.normal_(0.0, gain * shape[-1] ** -0.5, generator=generator)
+
+
+def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], device: str) -> None:
+    """A random drafter in the published layout, second schema: causal sliding layers and one full layer."""
+    from dflash_local.models.drafter_config import DrafterConfig
+
+    nested = ("block_size", "mask_token_id", "target_layer_ids")
+    layers = shape["num_hidden_layers"]
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        **{key: value for key, value in shape.items() if key not in nested},
+        "dflash_config": {key: shape[key] for key in nested},
+        "layer_types": ["sliding_attention"] * (layers - 1) + ["full_attention"],
+        "use_sliding_window": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "vocab_size": target["vocab_size"],
+        "num_target_layers": target["num_hidden_layers"],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    generator = torch.Generator(device).manual_seed(2)
+    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(target["hidden_size"])
+    _save(folder, ((name, _drafter_tensor(size, generator)) for name, size in shapes.items()))
+
+
+def _drafter_tensor(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    out = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    return out.fill_(1.0) if len(shape) == 1 else out.normal_(0.0, shape[-1] ** -0.5, generator=generator)
+
+
+def _save(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Shards of about 4 GiB with an index, each written as soon as it is full."""
+    shards: list[Path] = []
+    weight_map: dict[str, str] = {}
+    held: dict[str, torch.Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        shards.append(folder / f"model-{len(shards) + 1:05d}.safetensors")
+        save_file(held, shards[-1], metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(held, shards[-1].name))
+        held.clear()
+
+    for name, tensor in tensors:
+        held[name] = tensor
+        total += tensor.nbytes
+        if sum(t.nbytes for t in held.values()) >= SHARD_BYTES:
+            flush()
+    if held:
+        flush()
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")

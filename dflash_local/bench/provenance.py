@@ -1,0 +1,134 @@
+"""Where figures come from: machine, versions, and the identity of the model folders.
+
+No names of hosts or users, so that a report can be handed in as it is. Torch only through the
+hardware probe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dflash_local import __version__
+from dflash_local.errors import CheckpointError
+from dflash_local.planner import hardware, software
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "triton", "accelerate", "bitsandbytes", "numpy")
+MAX_HEADER = 2**27
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """A file by name and size; ``sha256`` is of the whole config, or of a safetensors file's header."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class FolderIdentity:
+    """A model folder: its name, its hub revision when the folder tells it, and what it holds."""
+
+    name: str
+    revision: str | None
+    files: tuple[FileIdentity, ...]
+
+
+def folder_identity(folder: Path) -> FolderIdentity:
+    """Config digests and safetensors header digests: names, shapes and offsets, not the weights themselves.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    folder = folder.resolve()
+    files = [file for file in sorted(folder.iterdir()) if file.suffix == ".safetensors" or _is_config(file)]
+    try:
+        identities = tuple(FileIdentity(file.name, file.stat().st_size, _digest(file)) for file in files)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    return FolderIdentity(_name(folder), _revision(folder), identities)
+
+
+def _is_config(file: Path) -> bool:
+    return file.name in ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        if file.suffix == ".safetensors":
+            head = stream.read(8)
+            data = head + stream.read(min(int.from_bytes(head, "little"), MAX_HEADER))
+        else:
+            data = stream.read()
+    return hashlib.sha256(data).hexdigest()
+
+
+def _in_cache(folder: Path) -> bool:
+    """True for ``models--owner--name/snapshots/<commit>`` of the standard hub cache."""
+    return folder.parent.name == "snapshots" and bool(_COMMIT.fullmatch(folder.name))
+
+
+def _revision(folder: Path) -> str | None:
+    return folder.name if _in_cache(folder) else None
+
+
+def _name(folder: Path) -> str:
+    if _in_cache(folder):
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def versions() -> dict[str, str | None]:
+    """Python, this program (with its git commit in a checkout) and the libraries that decide numbers."""
+    found = {name: software.version_of(name) for name in PACKAGES}
+    revision = source_revision(Path(__file__).resolve().parents[2])
+    return {"python": platform.python_version(), "dflash-local": __version__, "revision": revision, **found}
+
+
+def source_revision(root: Path) -> str | None:
+    """The commit checked out at ``root``; None outside a git checkout."""
+    git = root / ".git"
+    try:
+        head = (git / "HEAD").read_text(encoding="ascii").strip()
+        if not head.startswith("ref: "):
+            return head if _COMMIT.fullmatch(head) else None
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="ascii").strip()
+        packed = (git / "packed-refs").read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, memory and accelerators."""
+    torch = hardware.probe_torch()
+    driver = hardware.nvidia_driver()
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [asdict(gpu) for gpu in torch.gpus] if torch else [],
+        "cuda": torch.cuda if torch else None,
+        "driver": driver.version if driver else None,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

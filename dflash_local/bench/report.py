@@ -1,0 +1,172 @@
+"""Reports as JSON-able dicts and as lines of text. Says *toy* wherever a toy was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from dflash_local.bench import provenance
+from dflash_local.bench.certify import Certificate, Divergence, Plan, Run, failure, statement
+from dflash_local.bench.prompts import Prompt
+from dflash_local.bench.verdict import ENOUGH_POSITIONS
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.session import SessionFacts
+
+SCHEMA = 1
+TOY = "toy pair: test material, never a speed claim"
+PROMISE = (
+    "identical: the token ids are the same with and without drafting. fast: every emitted token is the target's "
+    "choice on the verify logits; where the text first parts from AR the two tokens are a near-tie. strict "
+    "(bitwise equality by construction) is not offered by this engine."
+)
+
+
+def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
+    """What every report begins with."""
+    return {
+        "report": kind,
+        "schema": SCHEMA,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "pair": pair.name if pair.bundled else provenance.folder_identity(pair.target).name,
+        "note": TOY if pair.toy else None,
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "target": asdict(provenance.folder_identity(pair.target)),
+        "drafter": asdict(provenance.folder_identity(pair.drafter)) if pair.drafter else None,
+        "engine": facts.engine,
+        "dtype": facts.dtype,
+        "device": facts.device,
+        "notices": list(facts.notices),
+    }
+
+
+def certificate_report(
+    pair: Pair, facts: SessionFacts, prompts: Sequence[Prompt], plan: Plan, seed: int, certificate: Certificate
+) -> dict[str, Any]:
+    """The certificate to hand in; ``prompts`` are those whose ids stand in the plan."""
+    return finite(
+        {
+            **header("dflash certify", pair, facts),
+            "verdict": certificate.verdict,
+            "statement": statement(certificate, facts.dtype),
+            "strength": _strength(certificate, facts),
+            "promise": PROMISE,
+            "failure": failure(certificate)[0] if certificate.verdict == "BUG" else None,
+            "seed": seed,
+            "block_sizes": list(plan.block_sizes),
+            "max_new_tokens": plan.max_new_tokens,
+            "cases": [{"name": case.name, **asdict(case.sampling)} for case in plan.cases],
+            "prompts": [
+                {"kind": prompt.kind, "ids": list(ids)} for prompt, ids in zip(prompts, plan.prompts, strict=True)
+            ],
+            "noise": {**asdict(certificate.noise), "enough_positions": certificate.noise.enough},
+            "runs": [asdict(run) for run in certificate.runs],
+            "plain_transformers": asdict(certificate.plain),
+        }
+    )
+
+
+def _strength(certificate: Certificate, facts: SessionFacts) -> str | None:
+    """Which of the two promises holds; none after a bug. Equal ids in 16 bits are luck, not a promise."""
+    if certificate.verdict == "BUG":
+        return None
+    return "identical" if certificate.verdict == "identical" and facts.dtype == "float32" else "fast"
+
+
+def certificate_lines(pair: Pair, facts: SessionFacts, seed: int, certificate: Certificate) -> list[str]:
+    """The certificate as a short table and what it means."""
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.dtype} on {facts.device}, seed {seed}",
+        "",
+        *table(
+            ("prompt", "case", "block", "tokens", "per cycle", "verdict"),
+            [
+                (
+                    str(run.prompt + 1),
+                    run.case,
+                    str(run.block_size),
+                    str(run.tokens),
+                    _number(run.mean_acceptance_length, 2),
+                    _verdict(run),
+                )
+                for run in certificate.runs
+            ],
+        ),
+        "",
+        noise_line(certificate),
+        plain_line(certificate),
+    ]
+    lines += [f"notice: {notice}" for notice in sorted({n for run in certificate.runs for n in run.notices})]
+    lines += [f"verdict: {statement(certificate, facts.dtype)}"]
+    return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def noise_line(certificate: Certificate) -> str:
+    """How the threshold came about."""
+    noise = certificate.noise
+    few = "" if noise.enough else f", fewer than {ENOUGH_POSITIONS:,}"
+    capped = f", over the cap: {noise.cap:g} holds" if noise.measured > noise.cap else ""
+    return (
+        f"noise of one row against a block: {noise.measured:.3g} "
+        f"(99.9th percentile over {noise.positions:,} positions{few}{capped})"
+    )
+
+
+def plain_line(certificate: Certificate) -> str:
+    """What plain transformers says of the greedy replies."""
+    check = certificate.plain
+    if not check.positions:
+        return f"plain transformers: not checked, {check.skipped}"
+    line = f"plain transformers, teacher-forced: {check.positions - check.other_choice} of {check.positions} tokens"
+    line += " are its argmax"
+    if check.other_choice:
+        line += f", the largest margin of the others is {check.max_margin:.3g}"
+        line += f", {check.unexplained} beyond the noise" if check.unexplained else ", all within the noise"
+    return f"{line}; partly skipped: {check.skipped}" if check.skipped else line
+
+
+def _verdict(run: Run) -> str:
+    if run.divergence is None:
+        return run.verdict
+    return f"{run.verdict}: {_divergence(run.divergence)}"
+
+
+def _divergence(found: Divergence) -> str:
+    sides = []
+    for token, text in ((found.ar_id, found.ar_text), (found.dflash_id, found.dflash_text)):
+        shown = "the end" if token is None else str(token)
+        sides.append(f"{shown} {text!r}" if text is not None else shown)
+    margin = "at a filter's border" if found.border else f"margin {_number(found.margin, 4)}"
+    return f"token {found.index} is {sides[0]} without, {sides[1]} with drafting; {margin}"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns; numbers to the right."""
+    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
+    right = [all(_numeric(row[i]) for row in rows) for i in range(len(titles))]
+    return [
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in (titles, *rows)
+    ]
+
+
+def _numeric(text: str) -> bool:
+    return text.rstrip("x%").replace(".", "", 1).lstrip("-").isdigit() or text == "-"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def finite(value: Any) -> Any:
+    """The value with infinities and NaN as null, which is all that JSON has for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,153 @@
+"""``dflash certify``: is the text the target's own? Runs it both ways, says so, and writes the evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from dflash_local import settings
+from dflash_local.catalog.bundled import FOLDER, Pair, find
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.cli.session import LoadWish, open_session
+from dflash_local.errors import ExactnessError, UsageError
+from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
+from dflash_local.store.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from dflash_local.bench.prompts import Prompt
+    from dflash_local.engine.session import Session
+
+HELD_OUT = FOLDER / "heldout.json"
+TOKENS = 128
+
+Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole report there as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("certify")(certify)
+
+
+def certify(
+    model: opt.Model,
+    drafter: opt.Drafter = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; repeatable.")] = None,
+    prompt_ids: Annotated[
+        list[str] | None, typer.Option(metavar="1,2,3", help="A prompt as token ids; repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in a reply at most.")] = TOKENS,
+    block_size: Annotated[
+        list[int] | None, typer.Option(metavar="B", help="Block size; repeatable; trained size if not given.")
+    ] = None,
+    seed: opt.Seed = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    quantize: opt.Quantize = None,
+    allow_mismatch: opt.AllowMismatch = False,
+    think: opt.Think = None,
+    report: Report = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Compare replies with and without drafting, greedy and sampled; exit 7 when the engine is at fault."""
+    user = settings.load()
+    console = Console(user.environ)
+    check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
+    pair = find(model, drafter)
+    check_report_path(report)
+    wish = LoadWish(
+        dtype=opt.value_of(dtype) or user.dtype or "auto",
+        device=device or user.device or "auto",
+        quantize=opt.value_of(quantize),
+        allow_mismatch=allow_mismatch,
+    )
+    session = load(pair, wish, console)
+    try:
+        prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
+        seed = fresh_seed() if seed is None else seed
+        found, lines, failed = _certify(
+            console, pair, session, prompts, seed, tuple(block_size or ()), max_new_tokens, bool(think)
+        )
+    finally:
+        session.close()
+    if report is not None:
+        save_report(report, found, console)
+    if as_json:
+        console.json(found)
+    else:
+        for line in lines:
+            console.data(line)
+    if failed:
+        raise ExactnessError(*failed)
+
+
+def load(pair: Pair, wish: LoadWish, console: Console) -> Session:
+    """The engine's session itself: measuring looks behind events."""
+    with console.progress() as line:
+        session = open_session(pair, wish, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
+    for notice in session.facts.notices:
+        console.warn(notice)
+    return cast("Session", session)
+
+
+def _prompts(pair: Pair, session: Session, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:
+    """What the user gave, else a few of those held out with a bundled pair, else the built-in ones."""
+    from dflash_local.bench.prompts import Prompt, a_few, built_in, held_out
+
+    given = [Prompt("given", text=text) for text in texts] + [Prompt("given", ids=opt.parse_ids(text)) for text in ids]
+    if any(not text.strip() for text in texts):
+        raise UsageError("--prompt is empty")
+    if given:
+        return tuple(given)
+    return a_few(held_out(HELD_OUT)) if pair.toy else built_in()
+
+
+def _certify(
+    console: Console,
+    pair: Pair,
+    session: Session,
+    prompts: tuple[Prompt, ...],
+    seed: int,
+    blocks: tuple[int, ...],
+    tokens: int,
+    thinking: bool,
+) -> tuple[dict[str, Any], list[str], tuple[str, str] | None]:
+    """The report, its lines, and what to raise."""
+    from dflash_local.bench import certify as bench
+    from dflash_local.bench import report
+    from dflash_local.bench.trial import prompt_ids
+
+    plan = bench.Plan(
+        prompts=tuple(prompt_ids(session, prompt, thinking) for prompt in prompts),
+        cases=bench.cases(seed),
+        block_sizes=blocks or (session.facts.block_size,),
+        max_new_tokens=tokens,
+    )
+    with console.progress() as line:
+        certificate = bench.certify(session, plan, line)
+    found = report.certificate_report(pair, session.facts, prompts, plan, seed, certificate)
+    lines = report.certificate_lines(pair, session.facts, seed, certificate)
+    return found, lines, bench.failure(certificate) if certificate.verdict == "BUG" else None
+
+
+def check_report_path(file: Path | None) -> None:
+    """Refuse before the work is done what cannot be written after it."""
+    if file is not None and file.expanduser().is_dir():
+        raise UsageError(f"--report {file} is a folder", "give the name of a file")
+
+
+def save_report(file: Path, found: dict[str, Any], console: Console) -> None:
+    """Write a report whole or not at all, readable by its owner alone.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        write_atomic(file.expanduser(), json.dumps(found, indent=1, ensure_ascii=True) + "\n")
+    except OSError as error:
+        raise UsageError(f"--report {file}: {error.strerror}", "give a file in a folder you may write to") from error
+    console.note(f"report written: {file}", "dim")

@@ -1,0 +1,70 @@
+"""The reference runner on a CUDA device: L1 in float32 on every family, half precision, golden pairs.
+
+Run with `make test-gpu`; skipped where torch sees no CUDA device.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+from families import FAMILIES, RECURRENT, VOCAB, random_model
+from proposers import Oracle, RandomDrafts, decode
+
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadOptions, load
+from dflash_local.models.transformers_target import TransformersTarget
+from dflash_local.request import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+GOLDEN = Path(__file__).parent.parent / "golden"
+NEW = 40
+PAIRS = ["qwen3-v1-b8", "llama31-v1-b10", "qwen3-v2-swa-b16", "qwen35-v2-swa-b8"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_l1_float32_is_identical_on_the_gpu(family: str) -> None:
+    target = TransformersTarget(random_model(family).cuda(), (0, 2))
+    prompt = random_prompt(11)
+    for params in (SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9)):
+        text, _ = decode(target, prompt, NEW, params=params)
+        for drafter in (Oracle(VOCAB, text), Oracle(VOCAB, text, 5), Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)):
+            for block in (2, 8, 16):
+                assert decode(target, prompt, NEW, drafter, block, params)[0] == text, f"{drafter} block {block}"
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_golden_pairs_in_float32_on_the_gpu(pair: str) -> None:
+    session = load(
+        find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "cuda")
+    )
+    for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
+        reply = ask(session, case["prompt_ids"], 72)
+        assert reply.ids == case["output_ids"]
+        assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", *RECURRENT])
+def test_bfloat16_runs_on_the_gpu(family: str) -> None:
+    target = TransformersTarget(random_model(family).to("cuda", torch.bfloat16), (0, 2))
+    prompt = random_prompt(11)
+    text, _ = decode(target, prompt, NEW)
+    ids, cycles = decode(target, prompt, NEW, Oracle(VOCAB, text), 8)
+    assert len(ids) == len(text) and len(cycles) < NEW
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_golden_pairs_spread_over_several_gpus(pair: str) -> None:
+    session = load(
+        find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "balanced")
+    )
+    assert len({p.device for p in session.runner.target.model.parameters()}) > 1
+    for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][:2]:
+        assert ask(session, case["prompt_ids"], 72).ids == case["output_ids"]
