@@ -76,8 +76,8 @@ TINY_DRAFTER = DRAFTER_9B | {
 }
 
 
-def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
-    """A target in the published layout: multimodal wrapper, ``model.language_model.*``, a tiny vision tower."""
+def target_config(shape: dict[str, Any]) -> Any:
+    """transformers' configuration of the published layout: multimodal wrapper with a tiny vision tower."""
     import transformers
 
     text = {key: value for key, value in shape.items() if key != "mrope_section"}
@@ -101,15 +101,28 @@ def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
         vision_config={**vision, "out_hidden_size": shape["hidden_size"]},
         tie_word_embeddings=False,
     )
-    with torch.device("meta"):
-        model = transformers.Qwen3_5ForConditionalGeneration(config)
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
     config.dtype = "bfloat16"
+    return config
+
+
+def target_shapes(config: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of every tensor, asked of transformers itself without allocating one."""
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.Qwen3_5ForConditionalGeneration(config)
+    return [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+
+
+def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
+    """Write a random target of this shape, its values drawn on ``device``."""
+    config = target_config(shape)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
     generator = torch.Generator(device).manual_seed(1)
-    _save(folder, ((n, _target_tensor(n, s, layers, generator)) for n, s in shapes))
+    layers = shape["num_hidden_layers"]
+    _save(folder, ((n, _target_tensor(n, s, layers, generator)) for n, s in target_shapes(config)))
 
 
 def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator) -> torch.Tensor:
@@ -135,19 +148,16 @@ def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: to
     return out.normal_(0.0, gain * shape[-1] ** -0.5, generator=generator)
 
 
-def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], device: str) -> None:
-    """A random drafter in the published layout, second schema: causal sliding layers and one full layer."""
-    from dflash_local.models.drafter_config import DrafterConfig
-
+def drafter_config(shape: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """A drafter's config.json, second schema: causal sliding layers and one full layer."""
     nested = ("block_size", "mask_token_id", "target_layer_ids")
-    layers = shape["num_hidden_layers"]
-    config = {
+    return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "dtype": "bfloat16",
         **{key: value for key, value in shape.items() if key not in nested},
         "dflash_config": {key: shape[key] for key in nested},
-        "layer_types": ["sliding_attention"] * (layers - 1) + ["full_attention"],
+        "layer_types": ["sliding_attention"] * (shape["num_hidden_layers"] - 1) + ["full_attention"],
         "use_sliding_window": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
         "rms_norm_eps": 1e-6,
@@ -155,6 +165,13 @@ def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], d
         "vocab_size": target["vocab_size"],
         "num_target_layers": target["num_hidden_layers"],
     }
+
+
+def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], device: str) -> None:
+    """Write a random drafter for this target."""
+    from dflash_local.models.drafter_config import DrafterConfig
+
+    config = drafter_config(shape, target)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     generator = torch.Generator(device).manual_seed(2)

@@ -24,6 +24,7 @@ from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_target import TransformersTarget
 
 SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is fastest
+THREADS = torch.get_num_threads()  # what torch took before any toy was loaded
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
 
@@ -94,8 +95,9 @@ def load(
 
 def _settle_threads(model: Any, device: torch.device) -> None:
     """One thread for toys: handing a 10 MB model to a second core costs more than it computes."""
-    if device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
-        torch.set_num_threads(1)
+    if device.type == "cpu":
+        small = sum(p.numel() for p in model.parameters()) < SMALL_MODEL
+        torch.set_num_threads(1 if small else THREADS)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:

@@ -74,7 +74,7 @@ MISMATCHES = {
 
 
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_ck_10_to_14_mismatch_names_both_numbers(pair, name):
+def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair, name):
     changes, said, overridable = MISMATCHES[name]
     edit(pair / "drafter", **changes)
     with pytest.raises(PairError, match=said) as caught:

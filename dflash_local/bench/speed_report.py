@@ -1,0 +1,103 @@
+"""The comparison of AR and DFlash as a JSON-able dict and as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dflash_local.bench.report import TOY, finite, header, table
+from dflash_local.bench.speed import Comparison, Row, Wish, rows
+from dflash_local.bench.trial import Written
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.session import SessionFacts
+
+TITLES = (
+    "kind",
+    "prompts",
+    "tokens",
+    "per cycle",
+    "per turn",
+    "AR tok/s",
+    "DFlash tok/s",
+    "ratio",
+    "equal",
+    "right",
+)
+
+
+def speed_report(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wish: Wish) -> dict[str, Any]:
+    """Every figure, per kind and per prompt."""
+    return finite(
+        {
+            **header("dflash bench", pair, facts),
+            "block_size": wish.block_size or facts.block_size,
+            "max_new_tokens": wish.max_new_tokens,
+            "rows": [asdict(row) for row in rows(found)],
+            "prompts": [
+                {
+                    "kind": one.prompt.kind,
+                    "prompt_tokens": len(one.ids),
+                    "equal": one.equal,
+                    "ar": _written(one, one.ar),
+                    "dflash": _written(one, one.dflash),
+                }
+                for one in found
+            ],
+        }
+    )
+
+
+def _written(one: Comparison, written: Written) -> dict[str, Any]:
+    stats = written.stats
+    return {
+        "tokens": len(written.ids),
+        "finish_reason": written.reason,
+        "right": one.right(written),
+        "acceptance_lengths": list(stats.acceptance_lengths),
+        "tokens_per_s": stats.tokens_per_s,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "draft_s": stats.draft_s,
+        "verify_s": stats.verify_s,
+        "notices": list(written.notices),
+    }
+
+
+def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wish: Wish) -> list[str]:
+    """The table, the acceptance of each position, and what the figures are."""
+    figures = rows(found)
+    last = figures[-1]
+    block = wish.block_size or facts.block_size
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.dtype} on {facts.device}, block {block}, greedy",
+        "",
+        *table(TITLES, [_cells(row) for row in figures]),
+        "",
+        "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
+        f"text equal in {last.equal} of {last.prompts}"
+        + (f"; answers right in {last.dflash_right} of {last.answers}" if last.answers else ""),
+        "acceptance length: accepted drafts + 1, mean over cycles, and tokens / cycles of each reply; "
+        "ratio: decode time of AR / DFlash in this run",
+    ]
+    lines += [f"notice: {notice}" for notice in sorted({n for one in found for n in one.dflash.notices})]
+    return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.kind,
+        str(row.prompts),
+        str(row.tokens),
+        _number(row.mean_acceptance_length),
+        _number(row.turn_acceptance_length),
+        f"{row.ar_tokens_per_s:.1f}",
+        f"{row.dflash_tokens_per_s:.1f}",
+        "-" if row.ratio is None else f"{row.ratio:.2f}x",
+        f"{row.equal}/{row.prompts}",
+        f"{row.dflash_right}/{row.answers}" if row.answers else "-",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
