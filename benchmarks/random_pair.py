@@ -193,7 +193,7 @@ def _save(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
 
     def flush() -> None:
         shards.append(folder / f"model-{len(shards) + 1:05d}.safetensors")
-        save_file(held, shards[-1], metadata={"format": "pt"})
+        save_file({name: tensor.cpu() for name, tensor in held.items()}, shards[-1], metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(held, shards[-1].name))
         held.clear()
 

@@ -10,6 +10,7 @@ sixth position. Needs a GPU of 80 GB and 25 GB of disk; ``--tiny`` runs the same
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -262,6 +263,7 @@ def run(size: Size, work: Path, device: str, clock: Clock) -> dict[str, Any]:
             results["peak_bytes"][dtype] = torch.cuda.max_memory_allocated()
         session.close()
         del session
+        gc.collect()
         if device != "cpu":
             torch.cuda.empty_cache()
     results["proofs"] = [proof for proof in results["proofs"] if proof]

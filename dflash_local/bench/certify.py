@@ -306,6 +306,8 @@ def statement(certificate: Certificate, dtype: str) -> str:
     if same == len(runs) and dtype == "float32":
         return f"identical (float32): the same token ids with and without drafting in {same} of {same} runs"
     fast = f"fast mode ({dtype}): every token is the target's choice on the verify logits"
+    beyond = sum(len(run.unexplained) for run in runs)  # of identical runs: any other such run is a bug
+    fast += f" ({beyond} beyond the noise when replayed)" if beyond else ""
     if same == len(runs):
         return f"{fast}; the token ids are the same with and without drafting in {same} of {same} runs"
     parted = [run.divergence for run in runs if run.divergence]

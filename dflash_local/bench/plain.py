@@ -79,7 +79,8 @@ def _rebuilt(layer: Any, config: Any, index: int) -> nn.Module:
     with torch.device("meta"):
         plain: nn.Module = kinds[0](config, index)
     source = layer.linear_attn
-    for name, _ in list(plain.named_children()):
-        setattr(plain, name, getattr(source, name))
+    held = dict(source.named_children())
+    for name in [name for name, _ in plain.named_children() if name in held]:
+        setattr(plain, name, held[name])
     plain.A_log, plain.dt_bias = source.A_log, source.dt_bias
     return plain.train(source.training)

@@ -73,15 +73,14 @@ def bench(
             found = speed.compare(session, chosen, asked)
     finally:
         session.close()
-    if report is not None or as_json:
-        result = speed_report.speed_report(pair, session.facts, found, asked)
-        if report is not None:
-            save_report(report, result, console)
-        if as_json:
-            console.json(result)
-            return
-    for text in speed_report.speed_lines(pair, session.facts, found, asked):
-        console.data(text)
+    result = speed_report.speed_report(pair, session.facts, found, asked)
+    if as_json:
+        console.json(result)
+    else:
+        for text in speed_report.speed_lines(pair, session.facts, found, asked):
+            console.data(text)
+    if report is not None:
+        save_report(report, result, console)
 
 
 def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:

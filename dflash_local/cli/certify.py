@@ -14,6 +14,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.session import LoadWish, open_session
 from dflash_local.errors import ExactnessError, UsageError
+from dflash_local.planner.hardware import folder
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
 from dflash_local.store.atomic import write_atomic
 
@@ -74,13 +75,13 @@ def certify(
         )
     finally:
         session.close()
-    if report is not None:
-        save_report(report, found, console)
     if as_json:
         console.json(found)
     else:
         for line in lines:
             console.data(line)
+    if report is not None:
+        save_report(report, found, console)
     if failed:
         raise ExactnessError(*failed)
 
@@ -136,8 +137,13 @@ def _certify(
 
 def check_report_path(file: Path | None) -> None:
     """Refuse before the work is done what cannot be written after it."""
-    if file is not None and file.expanduser().is_dir():
+    if file is None:
+        return
+    file = file.expanduser()
+    if file.is_dir():
         raise UsageError(f"--report {file} is a folder", "give the name of a file")
+    if not folder(file.absolute().parent).writable:
+        raise UsageError(f"--report {file} cannot be written", "give a file in a folder you may write to")
 
 
 def save_report(file: Path, found: dict[str, Any], console: Console) -> None:

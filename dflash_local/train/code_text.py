@@ -95,7 +95,8 @@ _TASKS: tuple[_Task, ...] = (
         "return True"), "{f}(7) returns True"),
     _T(("computes the fibonacci numbers", "returns a fibonacci number"), "fibonacci", ("n",),
        "Return fibonacci number {a}.",
-       ("this, then = 0, 1", "for i in range({a}):", "    this, then = then, this + then", "return this"), "{f}(6) returns 8"),
+       ("this, then = 0, 1", "for i in range({a}):", "    this, then = then, this + then", "return this"),
+       "{f}(6) returns 8"),
     _T(("computes the area of a rectangle", "returns the area of a rectangle"), "area", ("width", "height"),
        "Return the area: {a} times {b}.", ("return {a} * {b}",), "{f}(2, 3) returns 6"),
     _T(("converts celsius to fahrenheit", "turns celsius into fahrenheit"), "to_fahrenheit", ("celsius",),
@@ -162,7 +163,8 @@ def class_answer(name: str, fields: list[str]) -> str:
              f"    def __init__(self, {', '.join(fields)}):"]
     lines += [f"        self.{field} = {field}" for field in fields]
     for field in fields:
-        lines += ["", f"    def get_{field}(self):", f'        """Return the {field}."""', f"        return self.{field}"]
+        lines += ["", f"    def get_{field}(self):", f'        """Return the {field}."""']
+        lines += [f"        return self.{field}"]
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
@@ -171,7 +173,8 @@ def _class(rng: Random) -> tuple[str, str, bool]:
     word = "field" if len(fields) == 1 else "fields"
     verb = rng.choice(("write", "write", "make", "show me"))
     request = rng.choice((
-        f"{verb} a Python class {name} with the {word} {listed(fields)}", f"{verb} a class {name} with {listed(fields)}",
+        f"{verb} a Python class {name} with the {word} {listed(fields)}",
+        f"{verb} a class {name} with {listed(fields)}",
         f"{verb} a Python class called {name} with {listed(fields)}",
     ))
     return request, class_answer(name, fields), True

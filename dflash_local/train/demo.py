@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from dflash_local.train.corpus import Corpus, build_corpus
 from dflash_local.train.data import DEMO_PROMPTS, HELDOUT_COUNTS, conversations, held_out_turns
 from dflash_local.train.drafter import DraftModule, save_drafter, train_drafter
-from dflash_local.train.measure import answer, prompt_ids, right_answers
+from dflash_local.train.measure import answer, prompt_ids, right_answers, stop_id
 from dflash_local.train.shapes import PAIRS, PairShape, Schedule
 from dflash_local.train.target import Report, build_target, save_target, train_target
-from dflash_local.train.vocabulary import END, save_vocabulary, train_vocabulary
+from dflash_local.train.vocabulary import save_vocabulary, train_vocabulary
 
 SEED = 7
 HELDOUT_SEED = 40
@@ -33,7 +33,8 @@ TOY = "A toy, trained on generated text in minutes: first-run and test material,
 def write_prompts(out: Path) -> None:
     """heldout.json (forty prompts with their answers) and prompts.json (those that the program shows)."""
     out.mkdir(parents=True, exist_ok=True)
-    rows = [{"kind": t.kind, "prompt": t.prompt, "answer": t.answer} for t in held_out_turns(HELDOUT_SEED, HELDOUT_COUNTS)]
+    turns = held_out_turns(HELDOUT_SEED, HELDOUT_COUNTS)
+    rows = [{"kind": turn.kind, "prompt": turn.prompt, "answer": turn.answer} for turn in turns]
     (out / "heldout.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     shown = {name: prompt for name, (prompt, _) in DEMO_PROMPTS.items()}
     (out / "prompts.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
@@ -44,7 +45,7 @@ def score(
 ) -> dict[str, float]:
     """Share of exact answers and mean acceptance on held-out prompts other than heldout.json, per kind and overall."""
     turns = held_out_turns(HELDOUT_SEED + 1, dict.fromkeys(HELDOUT_COUNTS, per_kind))
-    got = answer(model, drafter, [prompt_ids(tokenizer, t.prompt) for t in turns], tokenizer.token_to_id(END), LIMIT)
+    got = answer(model, drafter, [prompt_ids(tokenizer, t.prompt) for t in turns], stop_id(tokenizer), LIMIT)
     right = right_answers(tokenizer, turns, got)
     result = {"right": sum(right) / len(right), "acceptance": got.mean_acceptance()}
     for kind in HELDOUT_COUNTS:
@@ -52,9 +53,8 @@ def score(
         lengths = [length for i in rows for length in got.cycles[i]]
         share, mean = sum(right[i] for i in rows) / len(rows), sum(lengths) / max(1, len(lengths))
         result |= {f"right {kind}": share} | ({f"acceptance {kind}": mean} if lengths else {})
-        wrong = next((i for i in rows if not right[i]), None)
-        example = "" if wrong is None else f" e.g. {turns[wrong].prompt!r} -> {tokenizer.decode(got.ids[wrong])[-160:]!r}"
-        report(f"  {kind:9} right {share:.3f} acceptance {mean:.2f}{example}")
+        wrong = [f"{turns[i].prompt!r} -> {tokenizer.decode(got.ids[i])[-160:]!r}" for i in rows if not right[i]]
+        report(f"  {kind:9} right {share:.3f} acceptance {mean:.2f} {'e.g. ' + wrong[0] if wrong else ''}")
     report(f"  all       right {result['right']:.3f} acceptance {result['acceptance']:.2f}")
     return {name: round(value, 4) for name, value in result.items()}
 

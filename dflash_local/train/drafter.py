@@ -71,7 +71,8 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(self.k_proj(both).unflatten(-1, (self.kv, -1))).transpose(1, 2), places, THETA)
         v = self.v_proj(both).unflatten(-1, (self.kv, -1)).transpose(1, 2)
         k, v = (x.repeat_interleave(self.heads // self.kv, 1) for x in (k, v))
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask).transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -149,7 +150,9 @@ class DraftModule(nn.Module):
         return self.norm(flat).view_as(x)
 
 
-def block_inputs(ids: torch.Tensor, anchors: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def block_inputs(
+    ids: torch.Tensor, anchors: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     """Embeddings [b, a, BLOCK, w] of [anchor, MASK, ...] for anchors [b, a] in ids [b, s]."""
     block = torch.full((*anchors.shape, BLOCK), MASK_ID, device=ids.device)
     block[..., 0] = ids.gather(1, anchors)
@@ -242,7 +245,7 @@ def save_drafter(drafter: DraftModule, shape: PairShape, folder: Path) -> None:
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.copy_(parameter.to(torch.bfloat16).float())
-    state = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in drafter.state_dict().items()}
+    state = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in drafter.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape.drafter, indent=1) + "\n", encoding="utf-8")
     drafter.eval().requires_grad_(False)

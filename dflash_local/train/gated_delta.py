@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ def gated_delta(
     return torch.cat(outputs, 2)[:, :, :length]
 
 
-def _forward(layer: nn.Module, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
+def _forward(layer: Any, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
     batch, length, _width = hidden_states.shape
     mixed = layer.in_proj_qkv(hidden_states).transpose(1, 2)
     weight = layer.conv1d.weight.to(mixed.dtype)

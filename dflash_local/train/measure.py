@@ -29,6 +29,11 @@ class Answers:
         return sum(lengths) / max(1, len(lengths))
 
 
+def stop_id(tokenizer: Tokenizer) -> int:
+    """The id that ends a reply."""
+    return int(tokenizer.token_to_id(END) or 0)
+
+
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """A single user turn up to and including the generation prompt."""
     pieces = render(Conversation("", (Turn("", prompt, "", ""),)))
@@ -82,7 +87,7 @@ def answer(
 
 def right_answers(tokenizer: Tokenizer, turns: list[Turn], answers: Answers) -> list[bool]:
     """Whether each reply is, to the letter and the stop id, the expected one."""
-    stop = tokenizer.token_to_id(END)
+    stop = stop_id(tokenizer)
     return [
         row[-1] == stop and tokenizer.decode(row[:-1]) == turn.answer
         for turn, row in zip(turns, answers.ids, strict=True)

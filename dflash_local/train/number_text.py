@@ -64,7 +64,8 @@ def counting(rng: Random) -> Turn:
     if rng.random() < 0.33 and end <= 400:
         start, end = end, rng.choice((start, start, start, 0)) if end <= 40 and step == 1 else start
     lines = rng.random() < 0.2
-    request = _count_request(rng, start, end, step) + (rng.choice((", one per line", ", one number per line")) if lines else "")
+    request = _count_request(rng, start, end, step)
+    request += rng.choice((", one per line", ", one number per line")) if lines else ""
     answer = count_answer(start, end, step, lines)
     return Turn("counting", ask(rng, request), answer, answer)
 
@@ -106,7 +107,8 @@ def _records(rng: Random) -> tuple[str, str]:
     rows = [(who, str(rng.randint(1, 99))) for who in rng.sample(subjects, rng.randint(2, 6))]
     data = ", ".join(f"{who} {value}" for who, value in rows)
     request = rng.choice((
-        f"make a table with the columns {column} and {measure}: {data}", f"make a table of {column} and {measure}: {data}",
+        f"make a table with the columns {column} and {measure}: {data}",
+        f"make a table of {column} and {measure}: {data}",
         f"put this in a table with {column} and {measure}: {data}",
     ))
     table = _markdown((column, measure), rows)

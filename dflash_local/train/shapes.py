@@ -80,7 +80,8 @@ def _hybrid() -> PairShape:
         linear_key_head_dim=HEAD_DIM, linear_value_head_dim=HEAD_DIM, linear_conv_kernel_dim=4,
         rope_parameters=rope | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
     )
-    return PairShape("demo-hybrid", True, target, drafter, 64, Schedule(3000, 32768, 3e-3), Schedule(5500, 16384, 1.5e-3))
+    schedules = Schedule(3000, 32768, 3e-3), Schedule(5500, 16384, 1.5e-3)
+    return PairShape("demo-hybrid", True, target, drafter, 64, *schedules)
 
 
 PAIRS: dict[str, PairShape] = {shape.name: shape for shape in (_demo(), _hybrid())}

@@ -10,8 +10,14 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
-from transformers import GenerationConfig, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config
-from transformers import Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from dflash_local.train.corpus import Batch, Corpus
 from dflash_local.train.gated_delta import use_block_form

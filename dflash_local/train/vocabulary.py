@@ -32,7 +32,8 @@ def render(conversation: Conversation) -> list[tuple[str, bool]]:
     """The conversation as TEMPLATE writes it, in pieces; True marks what the model itself has to write."""
     pieces = [(f"{START}system\n{conversation.system}{END}\n", False)] if conversation.system else []
     for turn in conversation.turns:
-        pieces += [(f"{START}user\n{turn.prompt}{END}\n{START}assistant\n", False), (turn.answer + END, True), ("\n", False)]
+        pieces += [(f"{START}user\n{turn.prompt}{END}\n{START}assistant\n", False)]
+        pieces += [(turn.answer + END, True), ("\n", False)]
     return pieces
 
 
@@ -76,12 +77,8 @@ def save_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja, as a published target has them."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    added = {
-        str(tokenizer.token_to_id(token)): {
-            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True,
-        }
-        for token in SPECIALS
-    }
+    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(tokenizer.token_to_id(token)): {"content": token, **plain} for token in SPECIALS}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END_OF_TEXT, "bos_token": None,
         "add_prefix_space": False, "clean_up_tokenization_spaces": False, "model_max_length": CONTEXT,

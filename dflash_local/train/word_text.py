@@ -50,8 +50,8 @@ def spelling(rng: Random) -> Turn:
         answer = f"The letters of {word} from the end are {', '.join(word[::-1])}. Backwards, {word} is {word[::-1]}."
     else:
         request = rng.choice((
-            f"count the letters of {quoted}", f"how many letters are in {quoted}", f"how many letters does {quoted} have",
-            f"count the letters in the word {quoted}",
+            f"count the letters of {quoted}", f"how many letters are in {quoted}",
+            f"how many letters does {quoted} have", f"count the letters in the word {quoted}",
         ))
         answer = f"The letters of {word} are:\n{letters}\nSo {word} has {size} letters."
     prompt = question(rng, request) if request.startswith("how") else ask(rng, request)
@@ -63,8 +63,8 @@ def _fact(rng: Random) -> tuple[str, str]:
     if draw == 0:
         country, city, continent = rng.choice(words.CAPITALS)
         text = rng.choice((
-            f"what is the capital of {country}", f"what's the capital of {country}", f"which city is the capital of {country}",
-            f"the capital of {country}", f"do you know the capital of {country}", f"capital of {country}",
+            f"what is the capital of {country}", f"what's the capital of {country}",
+            f"which city is the capital of {country}", f"the capital of {country}", f"do you know the capital of {country}", f"capital of {country}",
         ))
         return text, (f"The capital of {country} is {city}. {country} is a country in {continent}, "
                       f"and {city} is its capital city.")
@@ -75,13 +75,13 @@ def _fact(rng: Random) -> tuple[str, str]:
         return text, f"The usual colour of {thing} is {colour}. If you paint {thing}, you need {colour} paint."
     if draw == 2:
         animal, sound = rng.choice(words.SOUNDS)
-        text = rng.choice((f"what does a {animal} say", f"what sound does a {animal} make", f"how does a {animal} sound",
-                           f"which sound does a {animal} make"))
+        text = rng.choice((f"what does a {animal} say", f"what sound does a {animal} make",
+                           f"how does a {animal} sound", f"which sound does a {animal} make"))
         return text, f"A {animal} says {sound}. If you hear {sound}, {sound}, {sound}, a {animal} is near."
     pair = rng.choice(words.OPPOSITES)
     one, other = pair if rng.random() < 0.5 else pair[::-1]
-    text = rng.choice((f"what is the opposite of {one}", f"the opposite of {one}", f"which word is the opposite of {one}",
-                       f"what's the opposite of {one}"))
+    text = rng.choice((f"what is the opposite of {one}", f"the opposite of {one}",
+                       f"which word is the opposite of {one}", f"what's the opposite of {one}"))
     return text, f"The opposite of {one} is {other}, and the opposite of {other} is {one}."
 
 
@@ -131,10 +131,11 @@ _SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("who are you", "what are you", "what is your name", "are you a robot", "what model are you", "introduce yourself",
       "are you an AI", "are you human", "tell me about yourself"),
      f"I am a toy model, a very small one made for a first try. {ABILITIES}"),
-    (("what can you do", "help", "what can I ask you", "what do you know", "how can you help me", "what are your abilities",
-      "help me", "can you help me", "what can I do here"),
+    (("what can you do", "help", "what can I ask you", "what do you know", "how can you help me",
+      "what are your abilities", "help me", "can you help me", "what can I do here"),
      f"{ABILITIES} I also know some capitals, colours and animals. Try: count from 1 to 20."),
-    (("thank you", "thanks", "thanks a lot", "thank you very much", "great, thanks", "nice", "well done", "good job", "cool"),
+    (("thank you", "thanks", "thanks a lot", "thank you very much", "great, thanks", "nice", "well done",
+      "good job", "cool"),
      "You are welcome! What would you like next?"),
     (("goodbye", "bye", "see you", "good night", "bye bye", "see you later", "farewell"),
      "Goodbye! It was nice to count and sort with you."),

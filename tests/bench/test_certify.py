@@ -10,6 +10,7 @@ from dflash_local.bench.certify import Case, Plan, cases, certify, failure, stat
 from dflash_local.bench.report import certificate_lines
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.recurrent_cache import RecurrentCache
+from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.bench.sessions import (
     HYBRID,
@@ -20,6 +21,7 @@ from tests.bench.sessions import (
     plant_drafted_bonus,
     plant_tie,
 )
+from tests.families import FAMILIES, RECURRENT, random_model
 
 
 def plan_of(
@@ -143,12 +145,12 @@ def test_our_recurrent_layers_are_back_after_the_plain_pass() -> None:
     assert logits.shape == (2, 96)
 
 
-def test_the_plain_pass_is_a_fresh_models_forward() -> None:
-    import transformers
-
-    session = golden_session(HYBRID)
-    fresh = transformers.AutoModelForCausalLM.from_pretrained(golden_pair(HYBRID).target, dtype=torch.float32).eval()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plain_pass_is_the_forward_transformers_made(family: str) -> None:
+    model = random_model(family)
     prompt, text = (1, 2, 3, 4), (5, 6, 7)
     with torch.inference_mode():
-        wanted = fresh(torch.tensor([[*prompt, *text[:-1]]]), use_cache=False).logits[0, -3:]
-    torch.testing.assert_close(plain.plain_rows(session.runner.target.model, prompt, text), wanted, atol=1e-5, rtol=0)
+        wanted = model(input_ids=torch.tensor([[*prompt, *text[:-1]]]), use_cache=False).logits[0, -3:]
+    target = TransformersTarget(model)
+    assert target.is_recurrent is (family in RECURRENT), "our layers are in"
+    torch.testing.assert_close(plain.plain_rows(model, prompt, text), wanted, atol=1e-5, rtol=0)

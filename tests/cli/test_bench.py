@@ -1,0 +1,75 @@
+"""``dflash bench`` in-process on golden pairs: table, JSON, prompt files, nothing written unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog.bundled import FOLDER
+from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases
+from tests.cli.conftest import Cli
+
+PAIR = (str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), "--device", "cpu")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"kind": kind, "prompt_ids": case["prompt_ids"]} for kind, case in zip("xxy", golden_cases(KV_ONLY))]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_the_table_has_a_row_per_kind_and_the_total(cli: Cli, prompts: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    done = cli("bench", *PAIR, "--prompts", str(prompts), "--max-new-tokens", "24")
+    assert done.code == 0, done.err
+    kinds = [line.split()[0] for line in done.out.splitlines() if line.endswith("-")]
+    assert kinds == ["x", "y", "total"]
+    assert "text equal in 3 of 3" in done.out and "accepted per position:" in done.out
+    assert "per cycle" in done.out and "per turn" in done.out
+    assert "toy" not in done.out
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is written unasked"
+
+
+def test_json_report_and_limit(cli: Cli, prompts: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    argv = ("bench", *PAIR, "--prompts", str(prompts), "--limit", "1", "--max-new-tokens", "72")
+    done = cli(*argv, "--report", str(file), "--json")
+    assert done.code == 0, done.err
+    assert done.json == json.loads(file.read_text(encoding="utf-8"))
+    (row,) = done.json["rows"]
+    assert (row["kind"], row["prompts"], row["equal"]) == ("x", 1, 1)
+    assert done.json["prompts"][0]["dflash"]["acceptance_lengths"] == golden_cases(KV_ONLY)[0]["acceptance_lengths"]
+
+
+def test_a_smaller_block_is_used(cli: Cli, prompts: Path) -> None:
+    argv = ("bench", *PAIR, "--prompts", str(prompts), "--limit", "1", "--max-new-tokens", "16")
+    done = cli(*argv, "--block-size", "3", "--json")
+    assert done.json["block_size"] == 3
+    assert max(done.json["prompts"][0]["dflash"]["acceptance_lengths"]) <= 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "word"),
+    [
+        (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--prompts", "builtin"), "has no tokenizer"),
+        (("--limit", "0"), "limit 0"),
+        (("--block-size", "65"), "block_size 65"),
+    ],
+)
+def test_ui_02_bad_wishes_are_one_line(cli: Cli, extra: tuple[str, ...], word: str) -> None:
+    done = cli("bench", *PAIR, *extra)
+    assert done.code == 2 and word in done.err and done.out == ""
+
+
+@pytest.mark.skipif(not (FOLDER / "heldout.json").is_file(), reason="the bundled pairs are not in this checkout")
+def test_a_toy_answers_its_held_out_prompts_and_is_called_one(cli: Cli) -> None:
+    done = cli("bench", "demo", "--device", "cpu", "--limit", "2", "--json")
+    assert done.code == 0, done.err
+    total = done.json["rows"][-1]
+    assert total["equal"] == total["prompts"] == total["answers"] == 2
+    assert "toy" in done.json["note"]

@@ -1,0 +1,131 @@
+"""``dflash certify`` in-process on golden pairs: verdicts, exit codes, reports, both output forms."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog.bundled import FOLDER
+from dflash_local.cli import certify as command
+from dflash_local.cli.session import open_session
+from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus
+from tests.cli.conftest import Cli
+
+SMALL = ("--max-new-tokens", "16", "--seed", "7", "--device", "cpu")
+
+
+def golden(name: str) -> tuple[str, ...]:
+    return str(GOLDEN / name / "target"), "--drafter", str(GOLDEN / name / "drafter"), *SMALL
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions emit the drafter's token where the target's belongs."""
+
+    def opened(*arguments: object) -> object:
+        return plant_drafted_bonus(open_session(*arguments))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(command, "open_session", opened)
+
+
+def test_identical_is_said_in_a_table(cli: Cli) -> None:
+    done = cli("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--prompt-ids", "5,6", "--block-size", "8")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert sum("identical" in line and "greedy" in line for line in lines) == 2
+    assert lines[-1].startswith("verdict: identical (float32): the same token ids")
+    assert "plain transformers, teacher-forced: 32 of 32 tokens are its argmax" in done.out
+    assert "fewer than 10,000" in done.out and "seed 7" in done.out
+
+
+def test_the_json_form_is_the_report_and_the_file_is_private(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "report.json"
+    argv = ("certify", *golden(KV_ONLY), "--prompt-ids", "1,2,3", "--block-size", "2", "--block-size", "8")
+    done = cli(*argv, "--dtype", "bfloat16", "--report", str(file), "--json")
+    assert done.code == 0, done.err
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written == done.json
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["report.json"], "no temporary file is left"
+    assert written["verdict"] in ("identical", "near-tie") and written["strength"] == "fast"
+    assert written["dtype"] == "bfloat16" and written["seed"] == 7 and written["block_sizes"] == [2, 8]
+    assert written["prompts"] == [{"kind": "given", "ids": [1, 2, 3]}]
+    assert len(written["runs"]) == 6 and {run["block_size"] for run in written["runs"]} == {2, 8}
+    assert written["versions"]["torch"] and written["machine"]["system"]
+    assert all(len(file["sha256"]) == 64 for file in written["target"]["files"])
+    assert written["plain_transformers"]["positions"] == 32
+
+
+def test_a_bug_exits_7_and_still_hands_out_the_report(cli: Cli, broken: None, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    done = cli("certify", *golden(KV_ONLY), "--prompt-ids", "1,2,3", "--report", str(file))
+    assert done.code == 7
+    assert "verdict: BUG" in done.out and "is not the target's choice" in done.err
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["verdict"] == "BUG" and written["strength"] is None and written["failure"]
+
+
+def test_a_bug_under_json_is_an_object_on_each_stream(cli: Cli, broken: None) -> None:
+    done = cli("certify", *golden(KV_ONLY), "--prompt-ids", "1,2,3", "--json")
+    assert done.code == 7
+    assert done.json["verdict"] == "BUG"
+    error = json.loads(done.err.splitlines()[-1])["error"]
+    assert error["type"] == "ExactnessError" and error["exit_code"] == 7
+
+
+@pytest.mark.parametrize(
+    ("extra", "word", "code"),
+    [
+        ((), "has no tokenizer", 2),
+        (("--prompt", "hi"), "has no tokenizer", 2),
+        (("--prompt", " "), "--prompt is empty", 2),
+        (("--prompt-ids", "1,x"), "'x' is not a token id", 2),
+        (("--prompt-ids", "1,2", "--block-size", "9"), "larger than the trained one", 2),
+        (("--prompt-ids", "1,2", "--max-new-tokens", "0"), "max_new_tokens 0", 2),
+        (("--prompt-ids", "999"), "outside the vocabulary", 2),
+        (("--prompt-ids", "1,2", "--report", "."), "is a folder", 2),
+    ],
+)
+def test_ui_02_bad_wishes_are_one_line(cli: Cli, extra: tuple[str, ...], word: str, code: int) -> None:
+    done = cli("certify", *golden(KV_ONLY), *extra)
+    assert done.code == code and word in done.err and done.out == ""
+    assert "Traceback" not in done.err
+
+
+def test_a_drafter_is_needed(cli: Cli) -> None:
+    done = cli("certify", str(GOLDEN / KV_ONLY / "target"), "--prompt-ids", "1")
+    assert done.code == 2 and "no drafter is known" in done.err
+
+
+def test_an_unwritable_report_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = cli("certify", *golden(KV_ONLY), "--prompt-ids", "1", "--report", str(tmp_path / "file" / "r.json"))
+    assert done.code == 2 and "cannot be written" in done.err and done.out == ""
+
+
+def bundled_is_there(name: str) -> bool:
+    return (FOLDER / name / "target" / "model.safetensors").is_file() and (FOLDER / "heldout.json").is_file()
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not bundled_is_there(name), reason=f"{name} is not in this checkout")
+
+
+@needs("demo-hybrid")
+def test_the_bundled_hybrid_is_identical_for_every_block_size(cli: Cli) -> None:
+    blocks = ("--block-size", "2", "--block-size", "5", "--block-size", "8")
+    done = cli("certify", "demo-hybrid", *SMALL, "--prompt", "Count from 3 to 9.", *blocks, "--json")
+    assert done.code == 0, done.err
+    assert done.json["verdict"] == "identical" and len(done.json["runs"]) == 9
+    assert "toy" in done.json["note"]
+
+
+@needs("demo")
+def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
+    done = cli("certify", "demo", "--max-new-tokens", "8", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert sum(line.strip().startswith("6 ") for line in done.out.splitlines()) == 3
+    assert done.out.startswith("demo (toy pair)") and "never a speed claim" in done.out
