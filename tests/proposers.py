@@ -74,8 +74,12 @@ def decode(
 ) -> tuple[list[int], list[Cycle]]:
     """Prompt and ``count`` new ids from a cold start, and the cycles that made them."""
     target.clear()
+    if proposer is not None:
+        proposer.truncate(0)
     runner = ReferenceRunner(target, proposer, context=100_000)
-    sampler = Sampler(params or SamplingParams(), seed, target.vocab_size, torch.tensor(list(prompt), device=target.device))
+    sampler = Sampler(
+        params or SamplingParams(), seed, target.vocab_size, torch.tensor(list(prompt), device=target.device)
+    )
     runner.begin(sampler, stop_ids, block, proposer is not None)
     cycles: list[Cycle] = []
     with torch.inference_mode():

@@ -75,7 +75,7 @@ def load(
         check_tokenizer_size(facts, tokenizer.vocab_size)
     say(LoadProgress("target", 0.1))
     model = load_target(pair.target, facts, where)
-    _settle_threads(model, next(model.parameters()).device)
+    _settle_torch(model, next(model.parameters()).device)
     target = TransformersTarget(model, contract.drafter.taps if contract else ())
     proposer: DFlashProposer | None = None
     if contract is not None and drafter_files is not None:
@@ -93,11 +93,15 @@ def load(
     return Session(ReferenceRunner(target, proposer, context), shown, tokenizer, stop_ids(pair.target), pair.target)
 
 
-def _settle_threads(model: Any, device: torch.device) -> None:
-    """One thread for toys: handing a 10 MB model to a second core costs more than it computes."""
+def _settle_torch(model: Any, device: torch.device) -> None:
+    """Switches of torch that suit one sequence that grows by a few tokens at a time."""
     if device.type == "cpu":
+        # Handing a 10 MB model to a second core costs more than it computes.
         small = sum(p.numel() for p in model.parameters()) < SMALL_MODEL
         torch.set_num_threads(1 if small else THREADS)
+    elif device.type == "cuda":
+        # cuDNN's attention builds a plan for each new length: 100 ms a call, measured on an H200.
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:

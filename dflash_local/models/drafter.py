@@ -197,7 +197,7 @@ class Drafter:
             values[:, first:end].unsqueeze(0),
             attn_mask=mask,
         )
-        attended = attended.view(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+        attended = attended.reshape(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)  # CUDA gives other strides
         x = x + functional.linear(attended, layer.output, layer.output_bias)
         gate, up = functional.linear(post_norm(x), layer.gate_up).chunk(2, -1)
         return x + functional.linear(functional.silu(gate) * up, layer.down)

@@ -111,7 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.flush()
 
     name = asked.device if asked.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
+    if name == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
     write_prompts(asked.out)
     tokenizer = train_vocabulary(conversations(SEED, min(20_000, asked.conversations)))
     corpus = build_corpus(tokenizer, SEED, asked.conversations, torch.device(name))

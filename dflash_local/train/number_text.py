@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from dflash_local.train.phrasing import Turn, ask, capital, listed
@@ -70,7 +71,7 @@ def counting(rng: Random) -> Turn:
     return Turn("counting", ask(rng, request), answer, answer)
 
 
-def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _markdown(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -64,7 +64,8 @@ def _fact(rng: Random) -> tuple[str, str]:
         country, city, continent = rng.choice(words.CAPITALS)
         text = rng.choice((
             f"what is the capital of {country}", f"what's the capital of {country}",
-            f"which city is the capital of {country}", f"the capital of {country}", f"do you know the capital of {country}", f"capital of {country}",
+            f"which city is the capital of {country}", f"the capital of {country}",
+            f"do you know the capital of {country}", f"capital of {country}",
         ))
         return text, (f"The capital of {country} is {city}. {country} is a country in {continent}, "
                       f"and {city} is its capital city.")
