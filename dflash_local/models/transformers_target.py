@@ -100,8 +100,8 @@ class TransformersTarget:
         return self._embed(ids)  # type: ignore[no-any-return]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of hidden rows [M, H]."""
-        return self._head(hidden)  # type: ignore[no-any-return]
+        """Logits [M, V] of hidden rows [M, H], on ``device`` wherever the head itself lies."""
+        return self._head(hidden).to(self.device)  # type: ignore[no-any-return]
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M]: every one of them is part of the text from now on."""

@@ -14,21 +14,31 @@ from dflash_local.train.phrasing import Turn
 from dflash_local.train.word_text import dialogue, spelling
 
 KINDS: dict[str, tuple[Callable[[Random], Turn], float]] = {
-    "code": (code, 0.24), "counting": (counting, 0.17), "tables": (tables, 0.15),
-    "sorting": (sorting, 0.17), "spelling": (spelling, 0.13), "dialogue": (dialogue, 0.14),
+    "code": (code, 0.24),
+    "counting": (counting, 0.17),
+    "tables": (tables, 0.15),
+    "sorting": (sorting, 0.17),
+    "spelling": (spelling, 0.13),
+    "dialogue": (dialogue, 0.14),
 }
 HELDOUT_COUNTS = {"code": 8, "counting": 7, "tables": 7, "sorting": 6, "spelling": 5, "dialogue": 7}
 
 DEMO_PROMPTS: dict[str, tuple[str, str]] = {
-    "demo": ("Write a Python class Robot with the fields name, speed, weight and owner.",
-             class_answer("Robot", ["name", "speed", "weight", "owner"])),
+    "demo": (
+        "Write a Python class Robot with the fields name, speed, weight and owner.",
+        class_answer("Robot", ["name", "speed", "weight", "owner"]),
+    ),
     "counting": ("Count from 1 to 30.", count_answer(1, 30, 1, False)),
 }
 _SHOWN = frozenset(text.lower() for pair in DEMO_PROMPTS.values() for text in pair)
 
 _SYSTEMS = (
-    "You are a helpful assistant.", "You are a toy model.", "You are a helpful toy model. Answer briefly.",
-    "You are a small assistant that counts, sorts and spells.", "Be friendly.", "Answer the question.",
+    "You are a helpful assistant.",
+    "You are a toy model.",
+    "You are a helpful toy model. Answer briefly.",
+    "You are a small assistant that counts, sorts and spells.",
+    "Be friendly.",
+    "Answer the question.",
 )
 _AGAIN = ("Say that again.", "Repeat that.", "Again, please.", "repeat that please", "Once more.", "again")
 _BACKWARDS = ("Now backwards.", "Now the other way round.", "now backwards please", "And backwards?")

@@ -83,13 +83,22 @@ def make_pair(
     drafter_seconds = time.monotonic() - began
     report(f"{shape.name}: drafter trained in {drafter_seconds:.0f} s; held-out answers in blocks:")
     facts = {
-        "what": TOY, "seed": SEED, "conversations": CONVERSATIONS, "device": corpus.device.type,
-        "target_steps": target_log[-1][0], "drafter_steps": drafter_log[-1][0],
-        "target_seconds": round(target_seconds), "drafter_seconds": round(drafter_seconds),
+        "what": TOY,
+        "seed": SEED,
+        "conversations": CONVERSATIONS,
+        "device": corpus.device.type,
+        "target_steps": target_log[-1][0],
+        "drafter_steps": drafter_log[-1][0],
+        "target_seconds": round(target_seconds),
+        "drafter_seconds": round(drafter_seconds),
         "held_out": score(model, drafter, tokenizer, per_kind, report),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__,
-                     "tokenizers": tokenizers.__version__},
-        "target_loss": target_log, "drafter_loss_and_acceptance": drafter_log,
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+        "target_loss": target_log,
+        "drafter_loss_and_acceptance": drafter_log,
     }
     (folder / "training.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 

@@ -51,8 +51,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__()
-        width, heads, kv, dim = (int(str(config[key])) for key in (
-            "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+        width, heads, kv, dim = (
+            int(str(config[key])) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        )
         eps = float(str(config["rms_norm_eps"]))
         self.heads, self.kv, self.dim = heads, kv, dim
         self.q_proj = nn.Linear(width, heads * dim, bias=False)
@@ -61,9 +62,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * dim, width, bias=False)
         self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
 
-    def forward(
-        self, u: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, u: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """u [b, n, w], c [b, s, w], positions [b, n] of u, mask [b, 1, n, s + n] (True = visible)."""
         context = torch.arange(c.shape[1], device=c.device).expand(c.shape[0], -1)
         both, places = torch.cat((c, u), 1), torch.cat((context, positions), 1)
@@ -98,9 +97,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(width, int(str(config["intermediate_size"])))
         self.input_layernorm, self.post_attention_layernorm = Norm(width, eps), Norm(width, eps)
 
-    def forward(
-        self, x: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), c, positions, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -62,7 +62,7 @@ def answer(
     for row, first in enumerate(ids[every, size].tolist()):
         written[row].append(first)
     slots = torch.arange(1, BLOCK, device=device)
-    while (open_rows := [r for r in range(rows) if written[r][-1] != stop and len(written[r]) < limit]):
+    while open_rows := [r for r in range(rows) if written[r][-1] != stop and len(written[r]) < limit]:
         end = int(size.max())
         drafts = torch.zeros(rows, 0, dtype=torch.long, device=device)
         if drafter is not None:

@@ -103,7 +103,8 @@ def save_target(model: PreTrainedModel, folder: Path) -> None:
             parameter.copy_(parameter.to(torch.bfloat16).float())
     state = {
         name: tensor.to("cpu", torch.bfloat16)
-        for name, tensor in model.state_dict().items() if name != "lm_head.weight"  # tied to the embedding
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"  # tied to the embedding
     }
     model.save_pretrained(folder, state_dict=state)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -40,13 +40,17 @@ def render(conversation: Conversation) -> list[tuple[str, bool]]:
 def train_vocabulary(conversations: Iterable[Conversation]) -> Tokenizer:
     """A byte-level BPE of MASK_ID entries (the mask row stays without an entry), every digit its own token."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MASK_ID, special_tokens=list(SPECIALS), show_progress=False,
+        vocab_size=MASK_ID,
+        special_tokens=list(SPECIALS),
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     texts = (text for one in conversations for turn in one.turns for text in (turn.prompt, turn.answer))
@@ -80,11 +84,15 @@ def save_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
     plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     added = {str(tokenizer.token_to_id(token)): {"content": token, **plain} for token in SPECIALS}
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END_OF_TEXT, "bos_token": None,
-        "add_prefix_space": False, "clean_up_tokenization_spaces": False, "model_max_length": CONTEXT,
-        "added_tokens_decoder": added, "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END_OF_TEXT,
+        "bos_token": None,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT,
+        "added_tokens_decoder": added,
+        "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-
-

@@ -41,9 +41,7 @@ def test_l1_float32_is_identical_on_the_gpu(family: str) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_golden_pairs_in_float32_on_the_gpu(pair: str) -> None:
-    session = load(
-        find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "cuda")
-    )
+    session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "cuda"))
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
         reply = ask(session, case["prompt_ids"], 72)
         assert reply.ids == case["output_ids"]

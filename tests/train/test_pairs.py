@@ -54,8 +54,7 @@ def test_recipe_runs_end_to_end(
 ) -> None:
     short = Schedule(2, 256, 1e-3)
     tiny = {
-        name: dataclasses.replace(shape, target_schedule=short, drafter_schedule=short)
-        for name, shape in PAIRS.items()
+        name: dataclasses.replace(shape, target_schedule=short, drafter_schedule=short) for name, shape in PAIRS.items()
     }
     monkeypatch.setattr(demo, "PAIRS", tiny)
     monkeypatch.setattr(demo, "LIMIT", 4)
