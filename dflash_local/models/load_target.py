@@ -6,6 +6,7 @@ Never runs code from a checkpoint, never opens a pickle. Knows nothing of drafte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +81,7 @@ def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    getLogger("bitsandbytes").setLevel(ERROR)  # it announces which of its CPU kernels it could not fetch
     logging.disable_progress_bar()
     options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
     options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
@@ -95,6 +97,8 @@ def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
         raise CheckpointError(f"{folder}: transformers cannot load this target: {_first_line(error)}") from error
     _check_loading(folder, info)
     _check_finite(folder, model)
+    if where.quantize is not None:
+        _check_quantised(model, facts, where)
     return model.eval().requires_grad_(False)
 
 
@@ -149,6 +153,22 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
             f"{folder}: tensor {extra[0]} belongs to no part of {folder.name}'s architecture",
             f"{len(extra)} tensors are not claimed; the configuration may be another model's",
         )
+
+
+def _check_quantised(model: Any, facts: TargetFacts, where: Placement) -> None:
+    """One token through the quantised weights: some of bitsandbytes' kernels refuse some widths, at run time only."""
+    first = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    try:
+        with torch.inference_mode():
+            model(input_ids=first, use_cache=False)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        raise UsageError(
+            f"bitsandbytes cannot run this {facts.model_type} target in {where.quantize} on {where.device}: "
+            f"{_first_line(error)}",
+            "its kernels need widths that are multiples of 64; load it without --quantize",
+        ) from error
 
 
 def _check_finite(folder: Path, model: Any) -> None:

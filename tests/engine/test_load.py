@@ -125,6 +125,16 @@ def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize
     assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
 
 
+def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(saved: Callable[[str], Path]) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
+    try:
+        session = open_pair(saved("qwen3"), None, LoadOptions(dtype="float32", device="cpu", quantize="nf4"))
+    except UsageError as error:
+        assert "nf4" in error.message and "multiples of 64" in error.hint
+    else:  # a bitsandbytes that takes the tiny model's width of 32
+        assert len(ask(session, PROMPT, 5, mode="ar").ids) == 5
+
+
 @pytest.mark.parametrize("family", EXPERTS)
 def test_bitsandbytes_on_fused_experts_is_refused_by_name(family: str, saved: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"nf4.*experts"):
