@@ -97,7 +97,9 @@ def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
         raise CheckpointError(f"{folder}: transformers cannot load this target: {_first_line(error)}") from error
     _check_loading(folder, info)
     _check_finite(folder, model)
-    if where.quantize is not None:
+    if where.quantize is None:
+        _unify_experts(model, where.dtype)
+    else:
         _check_quantised(model, facts, where)
     return model.eval().requires_grad_(False)
 
@@ -153,6 +155,13 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
             f"{folder}: tensor {extra[0]} belongs to no part of {folder.name}'s architecture",
             f"{len(extra)} tensors are not claimed; the configuration may be another model's",
         )
+
+
+def _unify_experts(model: Any, dtype: torch.dtype) -> None:
+    """transformers 5.17 decodes MXFP4 experts to bf16 whatever was asked for; later versions to the dtype."""
+    for name, parameter in model.named_parameters():
+        if ".experts." in name and parameter.is_floating_point() and parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _check_quantised(model: Any, facts: TargetFacts, where: Placement) -> None:
