@@ -12,8 +12,6 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off the bus
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -131,6 +129,8 @@ def nvidia_driver() -> Driver | None:
 
 def memory(cgroup: Path = CGROUP) -> Memory:
     """Main memory of the machine, or of the container this runs in when that has less."""
+    import psutil  # `dflash --help` loads this module and must stay quick
+
     machine = psutil.virtual_memory()
     limit, used = _container_limit(cgroup)
     if limit is None or limit >= machine.total:
