@@ -6,7 +6,6 @@ Imports nothing heavy: every command imports what it needs when it runs.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import sys
 import traceback
@@ -56,8 +55,7 @@ def start(
 
 
 for _name in COMMANDS:
-    if importlib.util.find_spec(f"dflash_local.cli.{_name}"):
-        importlib.import_module(f"dflash_local.cli.{_name}").register(app)
+    importlib.import_module(f"dflash_local.cli.{_name}").register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
