@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dflash_local import __version__
 from dflash_local.errors import CheckpointError
 from dflash_local.planner import hardware, software
@@ -118,7 +116,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": hardware.memory().total,
         "gpus": [asdict(gpu) for gpu in torch.gpus] if torch else [],
         "cuda": torch.cuda if torch else None,
         "driver": driver.version if driver else None,

@@ -89,7 +89,7 @@ def certificate_lines(pair: Pair, facts: SessionFacts, seed: int, certificate: C
                     run.case,
                     str(run.block_size),
                     str(run.tokens),
-                    _number(run.mean_acceptance_length, 2),
+                    number(run.mean_acceptance_length, 2),
                     _verdict(run),
                 )
                 for run in certificate.runs
@@ -139,7 +139,7 @@ def _divergence(found: Divergence) -> str:
     for token, text in ((found.ar_id, found.ar_text), (found.dflash_id, found.dflash_text)):
         shown = "the end" if token is None else str(token)
         sides.append(f"{shown} {text!r}" if text is not None else shown)
-    margin = "at a filter's border" if found.border else f"margin {_number(found.margin, 4)}"
+    margin = "at a filter's border" if found.border else f"margin {number(found.margin, 4)}"
     return f"token {found.index} is {sides[0]} without, {sides[1]} with drafting; {margin}"
 
 
@@ -157,7 +157,8 @@ def _numeric(text: str) -> bool:
     return text.rstrip("x%").replace(".", "", 1).lstrip("-").isdigit() or text == "-"
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """The value with so many decimals, a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

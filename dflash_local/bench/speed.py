@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.trial import Written, prompt_ids, write
+from dflash_local.engine.figures import acceptance_per_position
 from dflash_local.engine.session import Session
 from dflash_local.events import Mode
 from dflash_local.request import Limits, Request
@@ -126,7 +127,9 @@ def _row(kind: str, found: Sequence[Comparison]) -> Row:
         cycles=len(lengths),
         mean_acceptance_length=sum(lengths) / len(lengths) if lengths else None,
         turn_acceptance_length=sum(cards) / len(cards) if cards else None,
-        acceptance_per_position=_per_position(found),
+        acceptance_per_position=acceptance_per_position(
+            [(cycle.drafted, cycle.accepted) for one in found for cycle in one.dflash.cycles]
+        ),
         ar_tokens_per_s=ar_after / ar_s if ar_s else 0.0,
         dflash_tokens_per_s=dflash_after / dflash_s if dflash_s else 0.0,
         ar_decode_s=ar_s,
@@ -141,12 +144,3 @@ def _row(kind: str, found: Sequence[Comparison]) -> Row:
 
 def _sides(found: Sequence[Comparison]) -> tuple[list[Written], list[Written]]:
     return [one.ar for one in found], [one.dflash for one in found]
-
-
-def _per_position(found: Sequence[Comparison]) -> tuple[float, ...]:
-    cycles = [cycle for one in found for cycle in one.dflash.cycles]
-    shares = []
-    for slot in range(1, max((cycle.drafted for cycle in cycles), default=0) + 1):
-        reached = [cycle.accepted >= slot for cycle in cycles if cycle.drafted >= slot]
-        shares.append(sum(reached) / len(reached))
-    return tuple(shares)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dflash_local.bench.report import TOY, finite, header, table
+from dflash_local.bench.report import TOY, finite, header, number, table
 from dflash_local.bench.speed import Comparison, Row, Wish, rows
 from dflash_local.bench.trial import Written
 from dflash_local.catalog.bundled import Pair
@@ -89,15 +89,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.kind,
         str(row.prompts),
         str(row.tokens),
-        _number(row.mean_acceptance_length),
-        _number(row.turn_acceptance_length),
+        number(row.mean_acceptance_length, 2),
+        number(row.turn_acceptance_length, 2),
         f"{row.ar_tokens_per_s:.1f}",
         f"{row.dflash_tokens_per_s:.1f}",
         "-" if row.ratio is None else f"{row.ratio:.2f}x",
         f"{row.equal}/{row.prompts}",
         f"{row.dflash_right}/{row.answers}" if row.answers else "-",
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -10,9 +10,9 @@ import typer
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.cli import options as opt
-from dflash_local.cli.certify import HELD_OUT, Report, check_report_path, load, save_report
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish
+from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load_engine, save_report
+from dflash_local.cli.session import load_wish
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
@@ -58,13 +58,8 @@ def bench(
     if limit is not None:
         check_integer("limit", limit, 1, MAX_LIMIT)
         chosen = chosen[:limit]
-    wish = LoadWish(
-        dtype=opt.value_of(dtype) or user.dtype or "auto",
-        device=device or user.device or "auto",
-        quantize=opt.value_of(quantize),
-        allow_mismatch=allow_mismatch,
-    )
-    session = load(pair, wish, console)
+    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    session = load_engine(pair, wish, console)
     try:
         from dflash_local.bench import speed, speed_report
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local import settings
-from dflash_local.catalog.bundled import FOLDER, Pair, find
+from dflash_local.catalog.bundled import Pair, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, open_session
+from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load_engine, save_report
+from dflash_local.cli.session import load_wish
 from dflash_local.errors import ExactnessError, UsageError
-from dflash_local.planner.hardware import folder
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
-from dflash_local.store.atomic import write_atomic
 
 if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
     from dflash_local.engine.session import Session
 
-HELD_OUT = FOLDER / "heldout.json"
 TOKENS = 128
-
-Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole report there as JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,13 +54,8 @@ def certify(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     pair = find(model, drafter)
     check_report_path(report)
-    wish = LoadWish(
-        dtype=opt.value_of(dtype) or user.dtype or "auto",
-        device=device or user.device or "auto",
-        quantize=opt.value_of(quantize),
-        allow_mismatch=allow_mismatch,
-    )
-    session = load(pair, wish, console)
+    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    session = load_engine(pair, wish, console)
     try:
         prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
@@ -84,15 +73,6 @@ def certify(
         save_report(report, found, console)
     if failed:
         raise ExactnessError(*failed)
-
-
-def load(pair: Pair, wish: LoadWish, console: Console) -> Session:
-    """The engine's session itself: measuring looks behind events."""
-    with console.progress() as line:
-        session = open_session(pair, wish, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
-    for notice in session.facts.notices:
-        console.warn(notice)
-    return cast("Session", session)
 
 
 def _prompts(pair: Pair, session: Session, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:
@@ -133,27 +113,3 @@ def _certify(
     found = report.certificate_report(pair, session.facts, prompts, plan, seed, certificate)
     lines = report.certificate_lines(pair, session.facts, seed, certificate)
     return found, lines, bench.failure(certificate) if certificate.verdict == "BUG" else None
-
-
-def check_report_path(file: Path | None) -> None:
-    """Refuse before the work is done what cannot be written after it."""
-    if file is None:
-        return
-    file = file.expanduser()
-    if file.is_dir():
-        raise UsageError(f"--report {file} is a folder", "give the name of a file")
-    if not folder(file.absolute().parent).writable:
-        raise UsageError(f"--report {file} cannot be written", "give a file in a folder you may write to")
-
-
-def save_report(file: Path, found: dict[str, Any], console: Console) -> None:
-    """Write a report whole or not at all, readable by its owner alone.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        write_atomic(file.expanduser(), json.dumps(found, indent=1, ensure_ascii=True) + "\n")
-    except OSError as error:
-        raise UsageError(f"--report {file}: {error.strerror}", "give a file in a folder you may write to") from error
-    console.note(f"report written: {file}", "dim")

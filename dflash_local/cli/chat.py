@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.repl import repl
-from dflash_local.cli.session import LoadWish
+from dflash_local.cli.session import load_wish
 from dflash_local.cli.slash import Desk
 from dflash_local.cli.talk import MAX_NEW_TOKENS, Talk, Wishes
 from dflash_local.request import Limits, SamplingParams
@@ -68,26 +68,16 @@ def chat(
     opt.sampling(SamplingParams(), **sampling)  # refuses what is out of range before anything loads
     wishes = Wishes(
         sampling=sampling,
-        limits=Limits(_first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
+        limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         mode=opt.mode_name(mode),
         block_size=block_size,
-        thinking=bool(_first(think, user.thinking, False)),
+        thinking=bool(opt.first(think, user.thinking, False)),
         system=system,
     )
-    load = LoadWish(
-        dtype=_first(opt.value_of(dtype), user.dtype, "auto"),
-        device=_first(device, user.device, "auto"),
-        quantize=opt.value_of(quantize),
-        allow_mismatch=allow_mismatch,
-    )
+    load = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
     folder = chats_folder(user)
     recorder = Recorder(folder, console.warn, keep=user.history and not no_history)
     with Talk(console, pair, load, wishes, recorder) as talk:
         chosen = "" if model or user.model else " (no MODEL was given)"
         console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
         repl(Desk(talk, folder))
-
-
-def _first(*values: Any) -> Any:
-    """The first that was given."""
-    return next(value for value in values if value is not None)

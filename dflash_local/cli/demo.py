@@ -16,7 +16,7 @@ from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
-from dflash_local.cli.session import LoadWish, start_service
+from dflash_local.cli.session import load_wish, start_service
 from dflash_local.cli.talk import histogram
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Mode, Step
@@ -48,10 +48,7 @@ def demo(
     if pair_name not in BUNDLED:
         raise UsageError(f"{pair_name!r} is not a bundled pair", f"one of: {', '.join(BUNDLED)}")
     pair = find(pair_name)
-    wish = LoadWish(
-        dtype=opt.value_of(dtype) or user.dtype or "auto",
-        device=device or user.device or "auto",
-    )
+    wish = load_wish(user, dtype=dtype, device=device)
     prompt = built_in_prompt()
     with start_service(pair, wish, console) as service:
         _warm_up(service, prompt)

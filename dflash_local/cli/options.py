@@ -99,6 +99,11 @@ def parse_ids(text: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def first(*values: Any) -> Any:
+    """The first value that was given."""
+    return next(value for value in values if value is not None)
+
+
 def value_of(choice: Enum | None) -> Any:
     """The text behind a choice, None staying None."""
     return None if choice is None else choice.value

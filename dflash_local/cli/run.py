@@ -15,7 +15,7 @@ from dflash_local.catalog.bundled import Pair, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
-from dflash_local.cli.session import LoadWish, start_service
+from dflash_local.cli.session import load_wish, start_service
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
 from dflash_local.service.service import Facts, Service
@@ -74,15 +74,16 @@ def run(
             frequency_penalty=frequency_penalty,
             seed=seed,
         ),
-        limits=Limits(_first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS), tuple(stop or ())),
+        limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS), tuple(stop or ())),
         mode=opt.mode_name(mode),
         block_size=block_size,
-        thinking=bool(_first(think, user.thinking, False)),
+        thinking=bool(opt.first(think, user.thinking, False)),
     )
-    wish = LoadWish(
-        dtype=_first(opt.value_of(dtype), user.dtype, "auto"),
-        device=_first(device, user.device, "auto"),
-        quantize=opt.value_of(quantize),
+    wish = load_wish(
+        user,
+        dtype=dtype,
+        device=device,
+        quantize=quantize,
         allow_mismatch=allow_mismatch,
         draft=mode is opt.ModeChoice.dflash,
     )
@@ -184,8 +185,3 @@ def report(reply: Reply, facts: Facts) -> dict[str, Any]:
         "dtype": facts.dtype,
         "device": facts.device,
     }
-
-
-def _first(*values: Any) -> Any:
-    """The first that was given."""
-    return next(value for value in values if value is not None)

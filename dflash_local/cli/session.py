@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.errors import MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
@@ -22,6 +24,25 @@ class LoadWish:
     quantize: str | None = None
     allow_mismatch: bool = False
     draft: bool = True
+
+
+def load_wish(
+    user: settings.Settings,
+    *,
+    dtype: Enum | None,
+    device: str | None,
+    quantize: Enum | None = None,
+    allow_mismatch: bool = False,
+    draft: bool = True,
+) -> LoadWish:
+    """The options of a command, then the user's settings, then ``auto``."""
+    return LoadWish(
+        dtype=opt.first(opt.value_of(dtype), user.dtype, "auto"),
+        device=opt.first(device, user.device, "auto"),
+        quantize=opt.value_of(quantize),
+        allow_mismatch=allow_mismatch,
+        draft=draft,
+    )
 
 
 def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], None] | None = None) -> Session:
@@ -53,10 +74,15 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
     return load(pair, options, progress)
 
 
-def start_service(pair: Pair, wish: LoadWish, console: Console) -> Service:
-    """A service over the loaded pair, to be used in a ``with``; notices of the load go to stderr."""
+def load_pair(pair: Pair, wish: LoadWish, console: Console) -> Session:
+    """Load a pair, showing how far it is; notices of the load go to stderr."""
     with console.progress() as line:
         session = open_session(pair, wish, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
     for notice in session.facts.notices:
         console.warn(notice)
-    return Service(session)
+    return session
+
+
+def start_service(pair: Pair, wish: LoadWish, console: Console) -> Service:
+    """A service over the loaded pair, to be used in a ``with``."""
+    return Service(load_pair(pair, wish, console))

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from dflash_local.engine.reference import Cycle
 from dflash_local.events import Mode, Stats
 
 ALARM_CYCLES = 64  # acceptance is judged over this many cycles (ARCHITECTURE 4)
+
+
+def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """Share of the cycles that drafted slot k (1-based) in which it was accepted.
+
+    Args:
+        cycles: (drafted, accepted) of each.
+    """
+    widest = max((drafted for drafted, _ in cycles), default=0)
+    shares = []
+    for slot in range(1, widest + 1):
+        reached = [accepted >= slot for drafted, accepted in cycles if drafted >= slot]
+        shares.append(sum(reached) / len(reached))
+    return tuple(shares)
 
 
 class Figures:
@@ -49,14 +64,6 @@ class Figures:
         self._alarmed = True
         return True
 
-    def _per_position(self) -> tuple[float, ...]:
-        widest = max((drafted for drafted, _ in self._accepted), default=0)
-        shares = []
-        for slot in range(1, widest + 1):
-            reached = [accepted >= slot for drafted, accepted in self._accepted if drafted >= slot]
-            shares.append(sum(reached) / len(reached))
-        return tuple(shares)
-
     def stats(self, emitted: int) -> Stats:
         """The figures of a reply of ``emitted`` tokens."""
         total = self.elapsed()
@@ -65,7 +72,7 @@ class Figures:
         after_first = max(emitted - 1, 0)
         return Stats(
             acceptance_lengths=tuple(self._lengths),
-            acceptance_per_position=self._per_position(),
+            acceptance_per_position=acceptance_per_position(self._accepted),
             mean_acceptance_length=sum(self._lengths) / cycles if cycles else None,
             turn_acceptance_length=emitted / cycles if cycles else None,
             tokens_per_s=after_first / decode if decode > 0 else 0.0,

@@ -90,7 +90,7 @@ def load(
     say(LoadProgress("ready", 1.0))
     context = _context(facts, contract, options.context)
     shown = _facts(pair, proposer, contract, where, context, tokenizer is not None)
-    return Session(ReferenceRunner(target, proposer, context), shown, tokenizer, stop_ids(pair.target), pair.target)
+    return Session(ReferenceRunner(target, proposer, context), shown, tokenizer, stop_ids(pair.target))
 
 
 def _settle_torch(model: Any, device: torch.device) -> None:

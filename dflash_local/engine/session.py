@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
@@ -47,10 +46,8 @@ class Session:
         facts: SessionFacts,
         tokenizer: Tokenizer | None,
         stop_ids: frozenset[int],
-        folder: Path | None = None,
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
-        self.folder = folder
         self._snapshots: list[TargetSnapshot] = []
         self._broken: EngineError | None = None
 

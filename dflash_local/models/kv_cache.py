@@ -62,10 +62,6 @@ class KVCache:
         stored_values[:, :, self.length : end] = values
         return stored_keys[:, :, :end], stored_values[:, :, :end]
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Committed rows; transformers asks for it by this name."""
-        return self.length
-
     def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Committed keys and values of a layer, for tests and checksums."""
         keys, values = self._rows[layer]

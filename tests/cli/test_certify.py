@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.catalog.bundled import FOLDER
-from dflash_local.cli import certify as command
+from dflash_local.cli import session as cli_session
 from dflash_local.cli.session import open_session
 from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus
 from tests.cli.conftest import Cli
@@ -28,7 +28,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*arguments: object) -> object:
         return plant_drafted_bonus(open_session(*arguments))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "open_session", opened)
+    monkeypatch.setattr(cli_session, "open_session", opened)
 
 
 def test_identical_is_said_in_a_table(cli: Cli) -> None:
