@@ -17,10 +17,18 @@ INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 OLDEST := .venv-oldest
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
+# The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
+ROOMS := tests/catalog tests/store tests/planner tests/chat tests/service tests/cli \
+  tests/test_settings.py tests/test_terminal.py tests/test_architecture.py
+ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil \
+  pytest pytest-timeout pytest-xdist hypothesis
+ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
+ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
+
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo install test test-long test-oldest test-gpu lint format wheel clean
+.PHONY: help demo install test test-long test-rooms test-oldest test-gpu lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +36,7 @@ help:
 	@echo "make test         the test suite (no network, no GPU)"
 	@echo "make test-long    full grids and soaks"
 	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
+	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
 	@echo "make wheel        build the wheel into dist/"
@@ -43,6 +52,9 @@ test: $(INSTALLED_DEV)
 
 test-long: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu" --timeout 3600 $(PYTEST_FLAGS)
+
+test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
+	@$(TEST) $(ROOMS_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS) $(ROOMS)
 
 test-gpu: $(INSTALLED_DEV)
 	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)
@@ -65,7 +77,7 @@ wheel: $(INSTALLED_DEV)
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf .venv .venv-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-rooms-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): folder of the virtual environment
@@ -94,4 +106,10 @@ $(OLDEST)/.installed-$(OLDEST_KEY):
 	@grep -v -i -E '^(torch|transformers|tokenizers|huggingface_hub)==' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(OLDEST)/constraints.txt \
 	  torch==$(OLDEST_TORCH) transformers==$(OLDEST_TRANSFORMERS) -e '.[dev]'
+	@touch $@
+
+$(ROOMS_VENV)/.installed-$(KEY):
+	@$(ROOMS_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(ROOMS_VENV)
+	@rm -f $(ROOMS_VENV)/.installed-*
+	@$(ROOMS_VENV)/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check $(ROOMS_NEED)
 	@touch $@

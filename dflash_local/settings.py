@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
 
 APP = "dflash-local"
 SETTINGS_FILE = "settings.json"
+HUB_ENDPOINT = "https://huggingface.co"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Quiet and private libraries; set only where the user has not decided otherwise.
 LIBRARY_DEFAULTS = {
@@ -95,6 +96,23 @@ KEYS: dict[str, Key] = {
 
 
 @dataclass(frozen=True, slots=True)
+class HubSettings:
+    """How Hugging Face is reached, by the variables every program of that world honours.
+
+    Attributes:
+        endpoint: ``HF_ENDPOINT``, without a slash at its end; the public Hub if not set.
+        cache: the shared cache of all programs; None when there is no home to put it in.
+        token: ``HF_TOKEN``, else what ``hf auth login`` left in the token file. Never printed.
+        offline: ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE``: no socket may be opened.
+    """
+
+    endpoint: str
+    cache: Path | None
+    token: str | None = field(repr=False)
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The user's folders and wishes. A folder is None when there is no home to put it in.
 
@@ -106,6 +124,7 @@ class Settings:
     config_dir: Path | None
     data_dir: Path | None
     cache_dir: Path | None
+    hub: HubSettings
     model: str | None = None
     device: str | None = None
     dtype: str | None = None
@@ -141,6 +160,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         config_dir=config,
         data_dir=_folder(env, "XDG_DATA_HOME", ".local/share", "data"),
         cache_dir=_folder(env, "XDG_CACHE_HOME", ".cache", "cache"),
+        hub=_hub(env),
         **wishes,
     )
 
@@ -163,6 +183,58 @@ def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -
         return Path(xdg) / APP
     home = env.get("HOME") or env.get("USERPROFILE")
     return Path(home) / below_home / APP if home else None
+
+
+def _hub(env: Mapping[str, str]) -> HubSettings:
+    """Read as huggingface_hub reads them, but for this call and not once at import.
+
+    A token file that cannot be read is no token: most models need none.
+    """
+    endpoint = (env.get("HF_ENDPOINT") or HUB_ENDPOINT).strip().rstrip("/")
+    if not endpoint.startswith(("https://", "http://")):
+        raise SettingsError(
+            f"HF_ENDPOINT={endpoint!r} is not a web address", "give one that starts with https://, or unset it"
+        )
+    home = _hub_home(env)
+    cache = _expanded(env, env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")) or (home and home / "hub")
+    offline = any(_switched_on(env, name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return HubSettings(endpoint, cache, _token(env, home), offline)
+
+
+def _hub_home(env: Mapping[str, str]) -> Path | None:
+    chosen = _expanded(env, env.get("HF_HOME"))
+    if chosen:
+        return chosen
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"]) / "huggingface"
+    home = env.get("HOME") or env.get("USERPROFILE")
+    return Path(home) / ".cache" / "huggingface" if home else None
+
+
+def _expanded(env: Mapping[str, str], text: str | None) -> Path | None:
+    """A folder as the shell would read it."""
+    if not text:
+        return None
+    home = env.get("HOME") or env.get("USERPROFILE") or ""
+    return Path(home + text[1:] if text == "~" or text.startswith(("~/", "~\\")) else text).absolute()
+
+
+def _switched_on(env: Mapping[str, str], variable: str) -> bool:
+    return env.get(variable, "").strip().upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _token(env: Mapping[str, str], home: Path | None) -> str | None:
+    if _switched_on(env, "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
+    given = env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN")
+    file = _expanded(env, env.get("HF_TOKEN_PATH")) or (home and home / "token")
+    if not given and file:
+        try:
+            given = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+    clean = (given or "").replace("\r", "").replace("\n", "").strip()
+    return clean or None
 
 
 def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -23,7 +24,20 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-_UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_CACHE", "PYTHONSTARTUP", "CC")
+_UNSET = (
+    *("FORCE_COLOR", "CLICOLOR_FORCE", "PYTHONSTARTUP", "CC"),
+    *("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_DISABLE_IMPLICIT_TOKEN"),
+    *("HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Torch-free rooms are tested on Pythons without torch: what loads a model there is left out by name."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("needs_torch"):
+            item.add_marker(pytest.mark.skip(reason="loads a model, and torch is not installed here"))
 
 
 class NetworkBlocked(RuntimeError):

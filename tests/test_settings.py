@@ -89,6 +89,34 @@ def test_st_05_a_bad_file_names_file_key_and_allowed(tmp_path: Path, text: str, 
     assert hint in refused.value.hint
 
 
+def test_the_hub_is_found_as_every_hugging_face_program_finds_it(tmp_path: Path) -> None:
+    plain = settings.load({"HOME": str(tmp_path)}).hub
+    assert plain.endpoint == "https://huggingface.co" and not plain.offline and plain.token is None
+    assert plain.cache == tmp_path / ".cache" / "huggingface" / "hub"
+    moved = settings.load(
+        {"HOME": str(tmp_path), "HF_HOME": "~/hf", "HF_ENDPOINT": "http://mirror:8080/", "TRANSFORMERS_OFFLINE": "1"}
+    ).hub
+    assert moved.endpoint == "http://mirror:8080" and moved.offline
+    assert moved.cache == tmp_path / "hf" / "hub"
+    assert settings.load({"HOME": str(tmp_path), "HF_HUB_CACHE": "/big/disk"}).hub.cache == Path("/big/disk")
+    assert settings.load({}).hub.cache is None, "no home: nothing to keep, and no failure"
+
+
+def test_a_token_comes_from_the_variable_or_the_file_and_is_never_shown(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path)}
+    (tmp_path / "token").write_text("hf_filed\n", encoding="utf-8")
+    assert settings.load(home).hub.token == "hf_filed"
+    given = settings.load({**home, "HF_TOKEN": " hf_given "}).hub
+    assert given.token == "hf_given"
+    assert "hf_given" not in repr(given)
+    assert settings.load({**home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}).hub.token is None
+
+
+def test_an_endpoint_that_is_no_web_address_is_refused() -> None:
+    with pytest.raises(SettingsError, match="HF_ENDPOINT='mirror.example'"):
+        settings.load({"HF_ENDPOINT": "mirror.example"})
+
+
 def test_no_color_counts_only_when_not_empty() -> None:
     assert settings.load({"NO_COLOR": "1"}).no_color
     assert not settings.load({"NO_COLOR": ""}).no_color

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -26,6 +31,8 @@ class Pair:
         drafter: None when no drafter was named: the pair then runs in mode ``ar`` only.
         bundled: True when both are the package's own, reached by name.
         acceptance_band: mean acceptance length under which an alarm is raised; None when unknown.
+        generations: fingerprints of which the drafter must match one; none when the registry knows none.
+        thinking: how the drafter was trained (``required``, ``off``, ``either``); None when not known.
     """
 
     name: str
@@ -33,6 +40,8 @@ class Pair:
     drafter: Path | None
     bundled: bool
     acceptance_band: float | None = None
+    generations: tuple[Mapping[str, object], ...] = ()
+    thinking: str | None = None
 
     @property
     def toy(self) -> bool:
@@ -76,7 +85,16 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
             )
     if drafter is not None:
         return Pair(name, folder / "target", drafter, bundled=False)
-    return Pair(name, folder / "target", folder / "drafter", bundled=True, acceptance_band=TOY_BAND)
+    row = _row(name)
+    generations, thinking = (row.generations, row.thinking) if row is not None else ((), None)
+    return Pair(name, folder / "target", folder / "drafter", True, TOY_BAND, generations, thinking)
+
+
+def _row(name: str) -> Row | None:
+    """The registry's row; imported here, since most uses of this module need no registry."""
+    from dflash_local.catalog.registry import load
+
+    return load().find(name)
 
 
 def _drafter_folder(drafter: str) -> Path:

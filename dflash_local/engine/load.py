@@ -68,7 +68,9 @@ def load(
     drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and options.draft else None
     contract: PairFacts | None = None
     if drafter_files is not None:
-        contract = check_pair(target_files, drafter_files, allow_mismatch=options.allow_mismatch)
+        contract = check_pair(
+            target_files, drafter_files, allow_mismatch=options.allow_mismatch, generations=pair.generations
+        )
     facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
     tokenizer = Tokenizer.load(pair.target)
     if tokenizer is not None:

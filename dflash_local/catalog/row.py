@@ -1,0 +1,177 @@
+"""One row of the registry as typed values. Knows nothing of YAML, files or the network."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["dflash", "dflash2", "dspark"]
+Status = Literal["released", "preview", "announced"]
+Thinking = Literal["required", "off", "either"]
+RunsOn = Literal["local", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repo:
+    """A repository on the Hub.
+
+    Attributes:
+        revision: the known good commit (or branch) to pull; None means that none is known.
+    """
+
+    id: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One generation of a drafter, by what its config must say; None means unknown and matches anything.
+
+    Attributes:
+        window: keys a sliding layer sees; also None when every layer sees all.
+        revision: a commit known to hold this generation.
+    """
+
+    generation: str | None = None
+    layers: int | None = None
+    taps: tuple[int, ...] | None = None
+    mask_token_id: int | None = None
+    block_size: int | None = None
+    window: int | None = None
+    revision: str | None = None
+
+    def as_mapping(self) -> dict[str, object]:
+        """The fields under the names that a drafter's own fingerprint uses."""
+        return {
+            "layers": self.layers,
+            "taps": None if self.taps is None else list(self.taps),
+            "mask_id": self.mask_token_id,
+            "block": self.block_size,
+            "window": self.window,
+        }
+
+    def matches(self, other: Mapping[str, object]) -> bool:
+        """True when every known field equals that of a drafter's fingerprint."""
+        return all(known is None or other.get(name) == known for name, known in self.as_mapping().items())
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A pre-quantised copy of the target in a repository of its own."""
+
+    repo: str
+    format: str
+    size_gib: float | None = None
+    revision: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a server program is started.
+
+    Attributes:
+        flags: the whole command, word by word; TARGET and DRAFTER stand for the two repositories.
+    """
+
+    flags: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, target: str, drafter: str) -> str:
+        """The exact line for a POSIX shell, environment first, every word quoted as needed."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        words = [flag.replace("TARGET", target).replace("DRAFTER", drafter) for flag in self.flags]
+        return " ".join([*variables, *map(shlex.quote, words)])
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How vLLM and SGLang serve this pair.
+
+    Attributes:
+        tensor_parallel: GPUs the weights are spread over; None when not known.
+        note: where the figures come from, and what is computed rather than quoted.
+    """
+
+    tensor_parallel: int | None = None
+    vllm: Launch | None = None
+    sglang: Launch | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One cell of a published table.
+
+    Attributes:
+        block: block size, anchor included.
+        generation: of the drafter that was measured.
+        acceptance_length: tokens per cycle, the bonus token included.
+        speedup: over plain decoding in the same table.
+        tokens_per_s, plain_tokens_per_s: with the drafter and without, all requests together.
+        source: card, hardware, program and conditions.
+    """
+
+    task: str
+    block: int | None
+    generation: str
+    concurrency: int
+    acceptance_length: float | None
+    speedup: float | None
+    tokens_per_s: float | None
+    source: str
+    plain_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pair of the registry. None is "not known" everywhere.
+
+    Attributes:
+        name: the target's repository id, or the name of a bundled pair.
+        fingerprints: one per known generation of the drafter, the current one first.
+        thinking: how the drafter was trained to be used: chat templates with thinking, without, or both.
+        gated: whether the target's repository asks for accepted terms.
+        target_gib, drafter_gib: GiB of the files that are pulled.
+        context: positions the target was made for.
+        acceptance_band: mean acceptance length under which an alarm is raised.
+        overridden: the user's own file changed or added this row.
+    """
+
+    name: str
+    target: Repo | None = None
+    drafter: Repo | None = None
+    bundled: str | None = None
+    aliases: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    family: str = ""
+    kind: Kind = "dflash"
+    status: Status = "released"
+    fingerprints: tuple[Fingerprint, ...] = ()
+    thinking: Thinking | None = None
+    gated: bool | None = None
+    licence: str | None = None
+    drafter_licence: str | None = None
+    target_gib: float | None = None
+    drafter_gib: float | None = None
+    context: int | None = None
+    variants: tuple[Variant, ...] = ()
+    runs_on: RunsOn = "local"
+    server: Server | None = None
+    published: tuple[Published, ...] = ()
+    notes: str = ""
+    acceptance_band: float | None = None
+    overridden: bool = False
+
+    @property
+    def generations(self) -> tuple[Mapping[str, object], ...]:
+        """The fingerprints as ``check_pair`` takes them."""
+        return tuple(fingerprint.as_mapping() for fingerprint in self.fingerprints)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that names this row in full: repository ids, mirrors and aliases."""
+        repos = (repo.id for repo in (self.target, self.drafter) if repo is not None)
+        return tuple(dict.fromkeys((self.name, *repos, *self.mirrors, *self.aliases)))

@@ -1,0 +1,232 @@
+"""The shipped registry: what it promises of every pair, and how names are found in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_local.catalog import bundled, registry
+from dflash_local.catalog.fingerprint import of_config
+from dflash_local.catalog.registry import Registry
+from dflash_local.catalog.row import Fingerprint, Launch, Row
+from dflash_local.catalog.shapes import shape
+from dflash_local.errors import UnknownModelError
+
+SHIPPED = registry.load()
+REAL = [row for row in SHIPPED.rows if row.target is not None]
+RUNNABLE = [row for row in REAL if row.status != "announced" and row.kind == "dflash"]
+
+
+def by_name(row: Row) -> str:
+    return row.name
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("qwen3-4b", "Qwen/Qwen3-4B"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("Qwen3-Coder-30B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+        ("Qwen3-Coder-Next", "Qwen/Qwen3-Coder-Next"),
+        ("z-lab/Qwen3.5-4B-DFlash", "Qwen/Qwen3.5-4B"),
+        ("QWEN3.5-9B-DFLASH", "Qwen/Qwen3.5-9B"),
+        ("Qwen3.5-27B", "Qwen/Qwen3.5-27B"),
+        ("modal-labs/Qwen3.5-35B-A3B-DFlash", "Qwen/Qwen3.5-35B-A3B"),
+        ("Qwen3.5-122B-A10B", "Qwen/Qwen3.5-122B-A10B"),
+        ("lmsys/Qwen3.5-397B-A17B-DFlash", "Qwen/Qwen3.5-397B-A17B"),
+        ("Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
+        ("Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
+        ("gpt-oss-20b", "openai/gpt-oss-20b"),
+        ("gpt-oss-120b-dflash", "openai/gpt-oss-120b"),
+        ("LLaMA3.1-8B-Instruct-DFlash-UltraChat", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("kimi-k2.5", "moonshotai/Kimi-K2.5"),
+        ("GLM-5.1", "zai-org/GLM-5.1"),
+        ("incoai/Qwen3.8-27B-DFlash2", "Qwen/Qwen3.8-27B"),
+        (" demo-hybrid ", "demo-hybrid"),
+    ],
+)
+def test_every_promised_pair_is_found_by_any_of_its_names(typed: str, name: str) -> None:
+    row = SHIPPED.find(typed)
+    assert row is not None and row.name == name and not row.overridden
+
+
+def test_every_name_of_every_row_leads_to_it_and_no_other_name_does() -> None:
+    for row in SHIPPED.rows:
+        for name in row.names:
+            assert SHIPPED.find(name.upper()) is row and SHIPPED.find(name.partition("/")[2] or name) is row
+    assert SHIPPED.find("Qwen/Qwen3-4B-Thinking") is None and SHIPPED.find("") is None and SHIPPED.find("/") is None
+
+
+def test_a_bare_name_of_two_rows_lists_both() -> None:
+    two = Registry((Row("a/Model"), Row("b/model"), Row("c/other")))
+    with pytest.raises(UnknownModelError) as found:
+        two.find("MODEL")
+    assert "a/Model, b/model" in found.value.message and two.find("A/MODEL") is two.rows[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("Qwen3.5-9BB", "Qwen/Qwen3.5-9B"),
+        ("qwen/qwen35-9b", "Qwen/Qwen3.5-9B"),
+        ("gptoss-20b", "openai/gpt-oss-20b"),
+        ("kimi", "moonshotai/Kimi-K2.5"),
+        ("dmeo", "demo"),
+    ],
+)
+def test_a_typo_is_answered_with_the_nearest_names(typed: str, first: str) -> None:
+    found = SHIPPED.nearest(typed)
+    assert found[0] == first and len(found) <= 3 and len(set(found)) == len(found)
+    assert SHIPPED.find(typed) is None
+
+
+def test_nothing_is_suggested_for_noise() -> None:
+    assert SHIPPED.nearest("zzzzzzzz") == () and SHIPPED.nearest("") == () and SHIPPED.nearest("\x1b[31m" * 500) == ()
+
+
+@pytest.mark.parametrize("row", RUNNABLE, ids=by_name)
+def test_both_shapes_are_kept_and_the_current_fingerprint_is_that_of_the_shape(row: Row) -> None:
+    assert row.target and row.drafter and row.fingerprints
+    target, drafter = shape(row.target.id), shape(row.drafter.id)
+    assert target is not None and drafter is not None
+    assert row.generations[0] == of_config(drafter)
+    assert row.fingerprints[0].revision == row.drafter.revision
+    assert row.context == target.get("text_config", target)["max_position_embeddings"]
+    assert row.drafter_gib == drafter["_sizes"]["gib_quoted"]
+    quoted = target["_sizes"]["gib_quoted"]
+    assert quoted is None or row.target_gib == quoted
+
+
+@pytest.mark.parametrize("row", [row for row in REAL if row not in RUNNABLE], ids=by_name)
+def test_a_pair_without_shapes_says_why(row: Row) -> None:
+    assert row.runs_on == "server" and row.server is None and "not" in row.notes
+    if row.drafter is None:
+        assert row.status == "announced"
+    else:
+        drafter = shape(row.drafter.id)
+        assert drafter is not None and row.generations == (of_config(drafter),)
+
+
+def test_two_generations_of_one_name_are_told_apart() -> None:
+    both = [row for row in RUNNABLE if len(row.fingerprints) > 1]
+    assert {row.name.partition("/")[2] for row in both} == {
+        *("Qwen3.5-4B", "Qwen3.5-9B", "Qwen3.5-27B", "Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B")
+    }
+    for row in both:
+        new, old = row.fingerprints
+        assert not new.matches(old.as_mapping()) and not old.matches(new.as_mapping())
+        assert (new.generation, old.generation) == ("v2", "v1")
+
+
+def test_an_unknown_field_of_a_fingerprint_matches_anything() -> None:
+    known = Fingerprint("v1", layers=2, taps=(1, 3))
+    assert known.matches({"layers": 2, "taps": [1, 3], "mask_id": 9, "block": 8, "window": 64})
+    assert not known.matches({"layers": 2, "taps": [1, 4]}) and not known.matches({})
+
+
+def test_revisions_are_whole_commits_or_null() -> None:
+    for row in REAL:
+        revisions = [repo.revision for repo in (row.target, row.drafter) if repo]
+        revisions += [item.revision for item in (*row.fingerprints, *row.variants)]
+        assert all(revision is None or re.fullmatch("[0-9a-f]{40}", revision) for revision in revisions)
+
+
+def test_a_published_speed_up_is_the_ratio_of_its_speeds() -> None:
+    cells = {row.name: row.published for row in REAL if row.published}
+    assert {name.partition("/")[2]: len(found) for name, found in cells.items()} == {
+        "Qwen3.5-9B": 48,
+        "Qwen3.6-35B-A3B": 48,
+        "Qwen3.5-35B-A3B": 30,
+    }
+    for cell in (cell for found in cells.values() for cell in found):
+        assert cell.tokens_per_s and cell.plain_tokens_per_s and cell.speedup and cell.acceptance_length and cell.block
+        digits = 0.1 if cell.speedup == round(cell.speedup, 1) else 0.01
+        assert abs(cell.tokens_per_s / cell.plain_tokens_per_s - cell.speedup) <= 0.55 * digits, cell
+        assert 1 <= cell.acceptance_length <= cell.block and "B200" in cell.source
+
+
+def test_two_cells_of_the_cards_are_quoted_right() -> None:
+    nine, moe = SHIPPED.find("Qwen3.5-9B"), SHIPPED.find("Qwen3.5-35B-A3B")
+    assert nine and moe
+    cell = next(c for c in nine.published if (c.task, c.block, c.concurrency) == ("HumanEval", 16, 1))
+    assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (4.4, 840, 7.93, "v1")
+    cell = next(c for c in moe.published if (c.task, c.block, c.concurrency) == ("mt-bench", 4, 32))
+    assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (1.89, 6094.6, 3.137, "v2")
+
+
+@pytest.mark.parametrize("row", [row for row in REAL if row.server], ids=by_name)
+def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(row: Row) -> None:
+    assert row.server and row.target and row.drafter and row.server.vllm and row.server.sglang
+    block, gpus = row.fingerprints[0].block_size, str(row.server.tensor_parallel)
+    words = shlex.split(row.server.vllm.command(row.target.id, row.drafter.id))
+    wish = json.loads(words[words.index("--speculative-config") + 1])
+    assert block and wish == {"method": "dflash", "model": row.drafter.id, "num_speculative_tokens": block - 1}
+    assert words[:3] == ["vllm", "serve", row.target.id]
+    assert gpus == (words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1")
+    words = shlex.split(row.server.sglang.command(row.target.id, row.drafter.id))
+    assert words[1:4] == ["python", "-m", "sglang.launch_server"] and words[0].endswith("CONTEXT_LEN=1")
+    assert words[words.index("--model-path") + 1] == row.target.id
+    assert words[words.index("--speculative-draft-model-path") + 1] == row.drafter.id
+    assert words[words.index("--tp-size") + 1] == gpus
+    size = "--speculative-num-draft-tokens"
+    assert int(words[words.index(size if size in words else "--speculative-dflash-block-size") + 1]) <= block
+
+
+def test_a_command_quotes_what_a_shell_would_read() -> None:
+    launch = Launch(("serve", "TARGET", "--with", "DRAFTER"), {"A": "x y"})
+    assert launch.command("a/b", "it's $HOME") == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"
+
+
+def computed_gib(row: Row) -> float:
+    """GiB of the text model in bf16, for a target whose size nobody quotes."""
+    found = shape(row.name)
+    assert found is not None
+    return float(found["_sizes"]["text_params"]) * 2 / 2**30
+
+
+def test_what_no_single_gpu_holds_needs_a_server() -> None:
+    held = 178.8  # a GPU of 192 GB, in GiB
+    for row in RUNNABLE:
+        needed = (row.target_gib or computed_gib(row)) + (row.drafter_gib or 0)
+        assert (row.runs_on == "server") == (needed > held), row.name
+
+
+def test_bundled_rows_are_what_their_folders_hold() -> None:
+    for name in bundled.BUNDLED:
+        row, pair = SHIPPED.find(name), bundled.find(name)
+        assert row is not None and row.bundled == name and pair.drafter is not None
+        config = json.loads((pair.drafter / "config.json").read_text(encoding="utf-8"))
+        assert pair.generations == row.generations == (of_config(config),)
+        target = json.loads((pair.target / "config.json").read_text(encoding="utf-8"))
+        assert row.context == target["max_position_embeddings"] and row.acceptance_band == bundled.TOY_BAND
+        assert pair.thinking == row.thinking == "off"
+        assert "<think>" not in (pair.target / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+def test_another_drafter_in_the_users_file_drops_what_was_known_of_the_old_one(tmp_path: Path) -> None:
+    own = tmp_path / "registry.yaml"
+    own.write_text("schema: 1\npairs:\n  - {target: Qwen/Qwen3.5-9B, drafter: me/mine}\n", encoding="utf-8")
+    row = registry.load(own).find("me/mine")
+    assert row is not None and row.drafter is not None and row.drafter.revision is None and row.overridden
+    assert row.fingerprints == () and row.published == () and row.drafter_gib is None and row.drafter_licence is None
+    assert row.target_gib == 17.98 and row.target is not None and row.target.revision and row.licence == "Apache-2.0"
+
+
+def test_other_yaml_readers_read_the_same() -> None:
+    path = registry.PACKAGED[0]
+    assert path.stat().st_size < 300_000 and path.resolve() == registry.PACKAGED[1].resolve()
+    read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert [pair.get("target") or pair["bundled"] for pair in read["pairs"]] == [row.name for row in SHIPPED.rows]
+    assert [pair.get("thinking") for pair in read["pairs"]] == [row.thinking for row in SHIPPED.rows]
+
+
+def test_names_alone_need_no_yaml() -> None:
+    code = "import sys, dflash_local.catalog.bundled, dflash_local.catalog.registry; print('yaml' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

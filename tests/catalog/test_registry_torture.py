@@ -1,0 +1,240 @@
+"""REG-01 to REG-14: whatever a registry file holds, the answer is rows or one line with file and line."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_local.catalog import registry
+from dflash_local.catalog.registry import Registry
+from dflash_local.errors import SettingsError
+
+Load = Callable[["str | bytes"], Registry]
+PAIR = "  - target: a/b\n    drafter: c/d\n"
+
+
+@pytest.fixture(params=["C", "Python"])
+def load(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads the content as the one packaged registry, with PyYAML's C parser and with its Python one."""
+    if request.param == "Python":
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    elif not hasattr(yaml, "CSafeLoader"):
+        pytest.skip("this PyYAML has no C parser")
+
+    def load(content: str | bytes) -> Registry:
+        path = tmp_path / "registry.yaml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        monkeypatch.setattr(registry, "PACKAGED", (path,))
+        return registry.load()
+
+    return load
+
+
+def fault(load: Load, content: str | bytes) -> str:
+    """Message and hint of the one error that the content must cause."""
+    with pytest.raises(SettingsError) as found:
+        load(content)
+    assert found.value.exit_code == 3
+    assert "registry.yaml" in found.value.message and "\n" not in str(found.value)
+    assert str(found.value).isprintable()
+    return str(found.value)
+
+
+def of_pair(fields: str) -> str:
+    """A registry of one pair with these fields, the first of which is in line 5."""
+    return f"schema: 1\npairs:\n{PAIR}" + "".join(f"    {line}\n" for line in fields.splitlines())
+
+
+def test_reg_01_a_missing_file_names_every_path_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = registry.PACKAGED
+    monkeypatch.setattr(registry, "PACKAGED", (tmp_path / "one.yaml", tmp_path / "file" / "two.yaml"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError) as found:
+        registry.load()
+    assert "one.yaml" in found.value.message and "two.yaml" in found.value.message and found.value.exit_code == 3
+    monkeypatch.setattr(registry, "PACKAGED", (tmp_path / "one.yaml", packaged[1]))
+    assert registry.load().find("demo")
+
+
+@pytest.mark.parametrize(
+    ("content", "got", "line"),
+    [
+        ("", "nothing", 1),
+        ("# only a comment\n", "nothing", 1),
+        ("null\n", "nothing", 1),
+        ("\n- a\n- b\n", "a list", 2),
+        ("just text\n", "a single value", 1),
+        (f"schema: 1\npairs:\n{PAIR}---\nschema: 1\n", "a second document", 5),
+        ("schema: 1\npairs: {a: b}\n", "a mapping", 2),
+        ("schema: 1\npairs: [text]\n", "a single value", 2),
+    ],
+)
+def test_reg_02_anything_but_one_mapping_is_refused(load: Load, content: str, got: str, line: int) -> None:
+    said = fault(load, content)
+    assert "expected" in said and f"got {got}" in said and f"line {line}:" in said
+
+
+def test_reg_03_a_key_or_pair_that_stands_twice_names_both_lines(load: Load) -> None:
+    said = fault(load, of_pair("family: x\nfamily: y"))
+    assert "line 6:" in said and "line 5" in said and "'family'" in said
+    said = fault(load, f"schema: 1\npairs:\n{PAIR}  - target: A/B\n    drafter: e/f\n")
+    assert "line 5:" in said and "line 3" in said and "'a/b'" in said
+    said = fault(load, f"schema: 1\npairs:\n{PAIR}    aliases: [x]\n  - {{target: e/f, drafter: g/h, aliases: [X]}}\n")
+    assert "line 6:" in said and "line 3" in said and "'X'" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "meant"),
+    [
+        (of_pair("fingerprints:\n  - {blocksize: 16}"), "blocksize", "'block_size'"),
+        (of_pair("blocksize: 16"), "blocksize", "'block_size' of fingerprints"),
+        (of_pair("licenze: MIT"), "licenze", "'licence'"),
+        (of_pair("server: {vlm: null}"), "vlm", "'vllm'"),
+        (of_pair("revisions: {tarqet: main}"), "tarqet", "'target'"),
+        ("schema: 1\npair: []\n", "pair", "'pairs'"),
+        (of_pair("<<: {family: x}"), "<<", "allowed: target"),
+    ],
+)
+def test_reg_04_an_unknown_field_is_refused_with_the_nearest(load: Load, content: str, key: str, meant: str) -> None:
+    said = fault(load, content)
+    assert f"unknown key {key!r}" in said and meant in said and ", line " in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "value"),
+    [
+        ("revisions: {target: 3.10}", "3.10"),
+        ("family: no", "no"),
+        ("licence: 1:30", "1:30"),
+        ("aliases: [007]", "007"),
+        ("notes: 2026-11-20", "2026-11-20"),
+        ("notes: .inf", ".inf"),
+    ],
+)
+def test_reg_05_a_text_that_yaml_reads_as_something_else_must_be_quoted(load: Load, fields: str, value: str) -> None:
+    said = fault(load, of_pair(fields))
+    assert "line 5:" in said and f'quote it: "{value}"' in said
+    assert load(of_pair(fields.replace(value, f'"{value}"'))).find("a/b")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c, *c]\n",
+        "schema: 1\npairs: " + "[" * 3000 + "]" * 3000 + "\n",
+        "schema: 1\npairs: " + "{a: " * 3000 + "}" * 3000 + "\n",
+        "schema: 1\npairs: " + "\n".join(" " * i + "-" for i in range(800)) + "\n",
+        "&top\nschema: 1\npairs: [*top]\n",
+        "schema: 1\npairs: *nothing\n",
+        "? [a, b]\n: c\n",
+    ],
+)
+def test_reg_06_bombs_cost_no_time_and_no_memory(load: Load, content: str) -> None:
+    began = time.process_time()
+    said = fault(load, content)
+    assert time.process_time() - began < 1
+    tracemalloc.start()
+    try:
+        fault(load, content)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    assert ", line " in said
+
+
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.mkdir [ran]", "!!str x", "!own x", "!!python/name:os.system"]
+)
+def test_reg_07_tags_are_refused_and_run_nothing(
+    load: Load, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = fault(load, of_pair(f"notes: {tag}"))
+    assert "line 5: tag" in said and not (tmp_path / "ran").exists()
+
+
+def test_reg_08_a_byte_order_mark_and_crlf_are_fine_other_encodings_are_not(load: Load) -> None:
+    good = of_pair("notes: grün")
+    assert load(good.replace("\n", "\r\n").encode("utf-8-sig")).rows == load(good).rows
+    assert "line 1: the file is UTF-16" in fault(load, good.encode("utf-16"))
+    assert "line 5: byte 0xfc is not UTF-8" in fault(load, good.encode("latin-1"))
+    assert "line 5: control character '\\x00'" in fault(load, good.replace("ü", "\0"))
+    assert "line 5: control character '\\x1b'" in fault(load, good.replace("ü", "\x1b"))
+    said = fault(load, good.replace("    notes", "\tnotes"))
+    assert "line 5" in said and "spaces, not tabs" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "a/b/c", "-rf", "-rf/x", "a/-x", f"a/{'b' * 200}", "a--b/c", "a/b.git", "a/..", "a b/c", "ä/b", ""],
+)
+def test_reg_09_ill_formed_repository_names_are_refused(load: Load, name: str) -> None:
+    for fields in (f'mirrors: ["{name}"]', f'variants: [{{repo: "{name}", format: fp8}}]'):
+        said = fault(load, of_pair(fields))
+        assert "line 5:" in said and "is not a repository" in said
+    assert "line 3:" in fault(load, f'schema: 1\npairs:\n  - target: "{name}"\n    drafter: a/b\n')
+
+
+def test_reg_10_a_revision_is_a_commit_a_branch_or_null(load: Load) -> None:
+    for revision in ("0" * 39 + "a", "main", "refs/pr/3", "v1.0"):
+        row = load(of_pair(f"revisions: {{target: {revision}}}")).find("a/b")
+        assert row and row.target and row.drafter
+        assert row.target.revision == revision and row.drafter.revision is None
+    for revision in ("../main", "a b", "-x", "a..b", "/main", "c69b185…", "x" * 97):
+        assert "is not a revision" in fault(load, of_pair(f'revisions: {{target: "{revision}"}}'))
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1e12", "16.0", '"16"', "1000000000000", "0x10", "1_6", "[16]", "true"])
+def test_reg_11_numbers_out_of_range_name_the_range(load: Load, value: str) -> None:
+    said = fault(load, of_pair(f"fingerprints:\n  - {{block_size: {value}}}"))
+    assert "line 6:" in said and ("from 2 to 64" in said or "expected a single value" in said)
+    said = fault(load, of_pair(f"context: {value}"))
+    assert "line 5:" in said and ("from 1 to 1073741824" in said or "expected a single value" in said)
+    for field in ("sizes_gib: {target: nan}", "sizes_gib: {target: -1}", "acceptance_band: 1e2", "gated: yes"):
+        assert "allowed" in fault(load, of_pair(field))
+
+
+def test_reg_12_escape_sequences_and_newlines_are_shown_not_sent(load: Load) -> None:
+    row = load(of_pair(r'notes: "red \e[31m, a\nb, \u202E\u2066, \a"')).find("a/b")
+    assert row and row.notes.isprintable() and "\x1b" not in row.notes and "␛[31m" in row.notes and "␊" in row.notes
+    for fields in (r'family: "\e[2J"', r'licence: "\u202E"'):
+        found = load(of_pair(fields)).find("a/b")
+        assert found and (found.family + (found.licence or "")).isprintable()
+    for fields in (r'aliases: ["\e[2J"]', r'"\e[2J": x', r'mirrors: ["a/\e"]', r'kind: "\e"', r'context: "\e"'):
+        fault(load, of_pair(fields))
+
+
+def test_reg_13_the_users_file_changes_rows_and_is_marked(load: Load, tmp_path: Path) -> None:
+    load(of_pair("notes: kept\nsizes_gib: {target: 1, drafter: 2}\nrevisions: {target: main}\naliases: [old]"))
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "schema: 1\npairs:\n"
+        "  - {target: A/B, sizes_gib: {drafter: 3}, aliases: [mine], fingerprints: [{layers: 2}]}\n"
+        "  - {target: e/f, drafter: g/h}\n"
+    )
+    rows = registry.load(own)
+    row, added = rows.find("mine"), rows.find("e/f")
+    assert row and added and len(rows.rows) == 2 and row.overridden and added.overridden
+    assert (row.name, row.notes, row.target_gib, row.drafter_gib) == ("a/b", "kept", 1, 3)
+    assert row.target and row.target.revision == "main" and rows.find("old") is None
+    own.write_text("schema: 1\npairs:\n  - {target: a/b, contxt: 7}\n")
+    with pytest.raises(SettingsError, match=r"own\.yaml, line 3: .*'contxt'"):
+        registry.load(own)
+    assert not any(row.overridden for row in registry.load(tmp_path / "no such.yaml").rows)
+
+
+def test_reg_14_ten_thousand_pairs_are_quick_and_a_large_file_is_not_read(load: Load, tmp_path: Path) -> None:
+    many = "".join(f"  - {{target: owner/model-{i:05}, drafter: owner/model-{i:05}-DFlash}}\n" for i in range(10_000))
+    began = time.process_time()
+    found = load(f"schema: 1\npairs:\n{many}").find("MODEL-04711")
+    assert found and (not hasattr(yaml, "CSafeLoader") or time.process_time() - began < 1)
+    with (tmp_path / "registry.yaml").open("wb") as file:
+        file.truncate(50_000_000)
+    with pytest.raises(SettingsError, match="larger than 1,000,000 bytes"):
+        registry.load()
+    assert "is larger than" in fault(load, b"#" * 1_000_001)

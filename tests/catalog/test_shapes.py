@@ -1,0 +1,99 @@
+"""Shapes and fingerprints: what is kept before any download agrees with how a real drafter is read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.catalog import registry, shapes
+from dflash_local.catalog.fingerprint import of_config
+from dflash_local.catalog.shapes import shape
+from dflash_local.models.drafter_config import DrafterConfig
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/drafter/config.json"))
+DEMO = sorted((Path(shapes.__file__).parents[1] / "demo").glob("*/drafter/config.json"))
+SHAPES = sorted(shapes.FOLDER.glob("*.json"))
+DRAFTERS = [path for path in SHAPES if path.stem.startswith("z-lab--") and "DFlash2" not in path.stem]
+
+
+def filled(config: dict[str, Any]) -> dict[str, Any]:
+    """The shape with its inferred values in place of the nulls, and stand-ins for what nobody knows."""
+    config = copy.deepcopy(config)
+    for key, value in config["_inferred"].items():
+        *outer, last = key.split(".")
+        at = config[outer[0]] if outer else config
+        assert at[last] is None, f"{key} is known and inferred at once"
+        at[last] = value
+    if config.get("rope_parameters") is None and config.get("rope_theta") is None:
+        config["rope_theta"] = 10000
+    return config
+
+
+@pytest.mark.parametrize("path", [*GOLDEN, *DEMO], ids=lambda path: path.parts[-3])
+def test_a_real_drafters_fingerprint_is_read_alike_with_and_without_torch(path: Path) -> None:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    assert of_config(config) == DrafterConfig.from_json(config, path).fingerprint()
+
+
+@pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
+def test_a_kept_drafter_shape_is_a_config_that_the_drafter_accepts(path: Path) -> None:
+    config = filled(json.loads(path.read_text(encoding="utf-8")))
+    drafter = DrafterConfig.from_json(config, path)
+    assert of_config(config) == drafter.fingerprint()
+    tensors = drafter.tensor_shapes(drafter.hidden_size)
+    count = sum(rows * (columns[0] if columns else 1) for rows, *columns in tensors.values())
+    sizes = config["_sizes"]
+    assert (len(tensors), count, 2 * count) == (sizes["tensors"], sizes["params"], sizes["bytes"])
+    assert abs(2 * count / 2**30 - sizes["gib_quoted"]) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (None, None, None, None, None)),
+        ({"dflash_config": "x", "num_hidden_layers": True, "target_layer_ids": [1, "2"]}, (None,) * 5),
+        ({"num_hidden_layers": 2, "block_size": 8, "dflash_config": {"block_size": 4}}, (2, None, None, 4, None)),
+        ({"block_size": 8, "dflash_config": {"block_size": None}}, (None, None, None, 8, None)),
+        ({"layer_types": ["full_attention"], "sliding_window": 64}, (None, None, None, None, None)),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 64}, (None, None, None, None, 64)),
+        ({"use_swa": True, "sliding_window": 64}, (None, None, None, None, 64)),
+        ({"num_hidden_layers": 29, "use_sliding_window": True, "sliding_window": 64}, (29, None, None, None, 64)),
+        ({"num_hidden_layers": 28, "use_sliding_window": True, "sliding_window": 64}, (28, None, None, None, None)),
+    ],
+)
+def test_a_fingerprint_is_read_from_any_config_without_an_error(
+    config: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    assert tuple(of_config(config).values()) == expected
+
+
+def test_every_shape_belongs_to_the_registry_and_names_its_source() -> None:
+    rows = registry.load().rows
+    known = {repo.id.replace("/", "--") for row in rows for repo in (row.target, row.drafter) if repo}
+    assert SHAPES and {path.stem for path in SHAPES} <= known
+    for path in SHAPES:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        assert config["_source"] and isinstance(config["_inferred"], dict) and config["architectures"]
+        text = config.get("text_config", config)
+        types = text.get("layer_types")
+        assert types is None or len(types) == text["num_hidden_layers"]
+
+
+def test_each_tap_is_a_layer_of_the_target_before_the_last() -> None:
+    for row in registry.load().rows:
+        target = shape(row.target.id) if row.target else None
+        if target is not None:
+            layers = target.get("text_config", target)["num_hidden_layers"]
+            assert all(max(known.taps) < layers - 1 for known in row.fingerprints if known.taps)
+
+
+def test_an_unknown_repository_has_no_shape_and_a_path_is_not_one(tmp_path: Path) -> None:
+    assert shape("a/b") is None
+    for name in ("../row", "Qwen--Qwen3-8B", f"{tmp_path}/x", "", "Qwen/Qwen3-8B.json/x", "a\0/b"):
+        assert shape(name) is None
+    first, second = shape("Qwen/Qwen3-8B"), shape("Qwen/Qwen3-8B")
+    assert first == second and first is not second
