@@ -28,6 +28,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target held an emitted token, before temperature, filters and penalties.
+
+    Attributes:
+        text: the token alone; a part of a character may show as a replacement character.
+        top: the likeliest tokens of that position, best first, as (id, text, natural log probability).
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request; a stop id counts, what the model wrote after it does not."""
 
@@ -118,6 +133,7 @@ class Step:
         drafted: tokens proposed. accepted: of these, kept by the target (raw, before any cut at
             ``max_new_tokens``). rows: rows the target verified.
         t_s: seconds since the request started.
+        logprobs: one for each of ``token_ids`` when the request asked for them, else none.
     """
 
     pieces: tuple[Piece, ...]
@@ -126,6 +142,7 @@ class Step:
     accepted: int
     rows: int
     t_s: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

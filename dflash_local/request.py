@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
@@ -22,6 +22,8 @@ MAX_STOPS = 128
 MAX_STOP_CHARS = 1_000
 MAX_MESSAGE_CHARS = 8_000_000
 MAX_BLOCK_SIZE = 64
+MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 512
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -102,12 +104,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model wrote: ``arguments`` is the JSON text of one object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. ``thinking`` is kept apart and templates may drop it."""
+    """One turn of a conversation. ``thinking`` is kept apart and templates may drop it.
+
+    Attributes:
+        tool_calls: what an assistant message called. tool_call_id, name: which call a tool message answers.
+    """
 
     role: Role
     content: str
     thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -122,22 +140,30 @@ class Message:
 class Request:
     """One reply to produce.
 
-    Exactly one of ``messages`` (rendered through the chat template) and ``prompt_ids`` (used as
-    they are) is given. ``block_size`` None means the drafter's trained one; 1 proposes nothing.
+    Exactly one of ``messages`` (rendered through the chat template), ``prompt`` (text to go on with)
+    and ``prompt_ids`` (used as they are) is given.
+
+    Attributes:
+        block_size: None means the drafter's trained one; 1 proposes nothing.
+        tools: JSON schemas of functions, for templates that take them.
+        logprobs: likeliest tokens to report beside each emitted one, 0 for that one alone; None for no report.
     """
 
     messages: tuple[Message, ...] = ()
     prompt_ids: tuple[int, ...] = ()
+    prompt: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits = field(default_factory=Limits)
     mode: Mode = "dflash"
     block_size: int | None = None
     thinking: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.messages) == bool(self.prompt_ids):
-            raise UsageError("give either messages or prompt ids", "an empty prompt is not a request")
-        if self.messages and not any(m.content.strip() for m in self.messages if m.role != "system"):
+        if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:
+            raise UsageError("give either messages, a prompt or prompt ids", "an empty prompt is not a request")
+        if self.messages and not any(m.content.strip() or m.tool_calls for m in self.messages if m.role != "system"):
             raise UsageError("the prompt is empty", "type something to answer")
         for token_id in self.prompt_ids:
             check_integer("prompt id", token_id, 0, 2**31)
@@ -145,6 +171,12 @@ class Request:
             raise UsageError(f"unknown mode {self.mode!r}", "use dflash or ar")
         if self.block_size is not None:
             check_integer("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if len(self.prompt) > MAX_MESSAGE_CHARS:
+            raise UsageError(f"the prompt has {len(self.prompt)} characters, {MAX_MESSAGE_CHARS} allowed")
+        if len(self.tools) > MAX_TOOLS:
+            raise UsageError(f"{len(self.tools)} tools given, {MAX_TOOLS} allowed")
 
 
 def user_request(prompt: str, system: str = "", **fields: object) -> Request:

@@ -6,6 +6,7 @@ BOS where the tokenizer adds one; roles and thinking are dropped.
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
 import secrets
@@ -18,7 +19,7 @@ from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import ContextError, TemplateError, UsageError
-from dflash_local.request import Message
+from dflash_local.request import Message, ToolCall
 
 PROCESS = TemplateProcess()
 
@@ -146,13 +147,34 @@ def _special_texts(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     yield "eos_token", tokenizer.eos_text
 
 
-def _as_dict(message: Message, concealer: Concealer) -> dict[str, str]:
+def _as_dict(message: Message, concealer: Concealer) -> dict[str, Any]:
     """A message as templates expect it; ``thinking`` under both names in use (gpt-oss reads the second)."""
-    entry = {"role": message.role, "content": concealer.conceal(message.content)}
+    entry: dict[str, Any] = {"role": message.role, "content": concealer.conceal(message.content)}
+    if message.name:
+        entry["name"] = concealer.conceal(message.name)
+    if message.tool_call_id:
+        entry["tool_call_id"] = concealer.conceal(message.tool_call_id)
+    if message.tool_calls:
+        entry["tool_calls"] = [concealer.conceal(_call(call)) for call in message.tool_calls]
     if message.thinking:
         thought = concealer.conceal(message.thinking)
         entry |= {"reasoning_content": thought, "thinking": thought}
     return entry
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A call as templates expect it: with its arguments as an object, which they write in their own way.
+
+    Raises:
+        UsageError: the arguments are not the JSON text of one object.
+    """
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UsageError(f"the arguments of tool call {call.name!r} are not a JSON object", "send one JSON object")
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> Rendered:

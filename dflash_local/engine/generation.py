@@ -15,7 +15,7 @@ from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.figures import ALARM_CYCLES, Figures
 from dflash_local.engine.reference import Cycle
-from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.events import (
     Event,
     Finished,
@@ -26,6 +26,7 @@ from dflash_local.events import (
     PrefillProgress,
     Started,
     Step,
+    TokenLogprob,
     Usage,
 )
 from dflash_local.request import Request, fresh_seed
@@ -69,7 +70,7 @@ class Generation:
         if first is None:
             yield self._finish("cancelled")
             return
-        reason = yield from self._emit(Cycle((first,), 0, 0, 0, 0.0, 0.0))
+        reason = yield from self._emit(first)
         while reason is None:
             if self.cancelled():
                 reason = "cancelled"
@@ -83,13 +84,13 @@ class Generation:
         yield from self._flush()
         yield self._finish(reason)
 
-    def _prefill(self, reused: int) -> Generator[Event, None, int | None]:
-        """Process the prompt; returns the first token, or None when cancelled."""
+    def _prefill(self, reused: int) -> Generator[Event, None, Cycle | None]:
+        """Process the prompt; returns the first token's cycle, or None when cancelled."""
         prompt, runner = self.rendered.ids, self.runner
         ids = torch.tensor(prompt, dtype=torch.long, device=runner.target.device)
         sampler = Sampler(self.request.sampling, self.seed, runner.target.vocab_size, ids)
-        runner.begin(sampler, self.session.stop_ids, self.block, self.drafting)
-        first: int | None = None
+        runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
+        first: Cycle | None = None
         for step in runner.prefill(prompt, self.rendered.stable):
             if step.point is not None:
                 self.session.remember(step.point)
@@ -116,8 +117,19 @@ class Generation:
             if pushed.stop_at is not None:
                 ids, reason = ids[: pushed.stop_at], "stop"
         self.emitted += len(ids)
-        yield Step(pieces, ids, cycle.drafted, cycle.accepted, cycle.rows, self.figures.elapsed())
+        found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
+        yield Step(pieces, ids, cycle.drafted, cycle.accepted, cycle.rows, self.figures.elapsed(), found)
         return reason
+
+    def _named(self, found: Likelihood) -> TokenLogprob:
+        """A likelihood with the texts of its tokens."""
+        tokenizer = self.session.tokenizer
+
+        def text(token: int) -> str:
+            return "" if tokenizer is None else tokenizer.decode((token,), skip_special=False)
+
+        top = tuple((token, text(token), value) for token, value in found.top)
+        return TokenLogprob(found.token_id, text(found.token_id), found.logprob, top)
 
     def _flush(self) -> Iterator[Event]:
         """Text that was held back for a stop string or a split character."""

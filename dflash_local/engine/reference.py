@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
 from dflash_local.errors import EngineError, NumericsError
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
 
@@ -41,7 +41,10 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified."""
+    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
+
+    ``likelihoods`` belong to ``ids`` when they were asked for.
+    """
 
     ids: tuple[int, ...]
     drafted: int
@@ -49,16 +52,17 @@ class Cycle:
     rows: int
     draft_s: float
     verify_s: float
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Tokens done of tokens to do; a snapshot if one was taken here; the first token with the last step."""
+    """Tokens done of tokens to do; a snapshot if one was taken here; the first token's cycle with the last step."""
 
     done: int
     total: int
     point: TargetSnapshot | None
-    first: int | None
+    first: Cycle | None
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
@@ -89,10 +93,16 @@ class ReferenceRunner:
         self._cycles: list[Cycle] = []
         self._stop_ids: frozenset[int] = frozenset()
         self._block = 1
+        self._top: int | None = None
 
-    def begin(self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool) -> None:
-        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken."""
-        self._sampler, self._stop_ids, self._block = sampler, stop_ids, block
+    def begin(
+        self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
+    ) -> None:
+        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken.
+
+        ``top`` asks for log-probabilities, with that many rivals beside each emitted token.
+        """
+        self._sampler, self._stop_ids, self._block, self._top = sampler, stop_ids, block, top
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
 
@@ -124,12 +134,17 @@ class ReferenceRunner:
             point = self.target.snapshot() if at == stable and self.target.is_recurrent else None
             yield PrefillStep(at - start, len(ids) - start, point, first)
 
-    def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> int:
+    def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
+        """The first token, which belongs to no cycle: one of no rows."""
         noise = self._sampler.noise(len(prompt), 1)
-        chosen = self._sampler.choose(self._logits(hidden), prompt[:0], noise)
+        logits = self._logits(hidden)
+        chosen = self._sampler.choose(logits, prompt[:0], noise)
         self._sampler.emitted(chosen)
         self.ids.append(int(chosen))
-        return self.ids[-1]
+        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
+
+    def _likelihoods(self, logits: torch.Tensor, chosen: torch.Tensor) -> tuple[Likelihood, ...]:
+        return () if self._top is None else likelihoods(logits[: len(chosen)], chosen, self._top)
 
     def _extend(self, taps: torch.Tensor | None, start: int) -> None:
         if taps is not None and self.proposer is not None:
@@ -154,7 +169,8 @@ class ReferenceRunner:
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
-        chosen = self._sampler.choose(self._logits(out.hidden), drafts, noise)
+        logits = self._logits(out.hidden)
+        chosen = self._sampler.choose(logits, drafts, noise)
         accepted, ids = accept(drafts, chosen)
         done = self._now()
         self._pending = out
@@ -164,7 +180,8 @@ class ReferenceRunner:
                 break
         self._sampler.emitted(chosen[: len(ids)])
         self.ids += ids
-        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted))
+        found = self._likelihoods(logits, chosen[: len(ids)])
+        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted, found))
 
     def _drafts(self, start: int, count: int, noise: torch.Tensor | None) -> torch.Tensor:
         if count == 0 or self.proposer is None:

@@ -6,6 +6,8 @@ drafter, any block length, or none (ENGINE 2.3 iii). Knows rows of logits, nothi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from dflash_local.engine.noise import gumbel
@@ -35,6 +37,23 @@ def log_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Ten
         floor = best + torch.log(torch.tensor(params.min_p, device=logp.device))
         logp = logp.masked_fill(logp < torch.minimum(floor, best), float("-inf")).log_softmax(-1)
     return logp
+
+
+class Likelihood(NamedTuple):
+    """Natural log probability of an emitted token and of the likeliest ones, as (id, log probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int) -> tuple[Likelihood, ...]:
+    """What the target itself thought of the ``chosen`` ids [M], from its raw logits [M, V]."""
+    logp = logits.float().log_softmax(-1)
+    own = logp.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    best = logp.topk(min(top, logp.shape[-1]), dim=-1)
+    rows = zip(chosen.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
+    return tuple(Likelihood(token, value, tuple(zip(ids, values))) for token, value, ids, values in rows)
 
 
 class Penalties:

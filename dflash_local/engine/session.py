@@ -79,7 +79,10 @@ class Session:
             return Rendered(request.prompt_ids, len(request.prompt_ids), opens)
         if self.tokenizer is None:
             raise UsageError(f"{self.facts.target} has no tokenizer", "give the prompt as --prompt-ids 1,2,3")
-        return render(self.tokenizer, request.messages, thinking=request.thinking)
+        if request.prompt:
+            ids = (*self.tokenizer.begin, *self.tokenizer.encode(request.prompt))
+            return Rendered(ids, len(ids), False)
+        return render(self.tokenizer, request.messages, thinking=request.thinking, tools=request.tools)
 
     def _check(self, request: Request, rendered: Rendered) -> None:
         count, context = len(rendered.ids), self.facts.context

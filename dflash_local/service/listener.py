@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dflash_local.errors import DFlashError
-from dflash_local.events import Channel, Event, Notice, Origin, Piece, PrefillProgress, Queued, Step
+from dflash_local.events import Channel, Event, Notice, Origin, Piece, PrefillProgress, Queued, Step, TokenLogprob
 
 CAPACITY = 64
 WAIT_S = 0.5  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
@@ -26,6 +26,7 @@ class _Merged:
     accepted: int = 0
     rows: int = 0
     t_s: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
         for piece in step.pieces:
@@ -38,10 +39,12 @@ class _Merged:
         self.accepted += step.accepted
         self.rows += step.rows
         self.t_s = step.t_s
+        self.logprobs.extend(step.logprobs)
 
     def as_step(self) -> Step:
         pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
-        return Step(pieces, tuple(self.token_ids), self.drafted, self.accepted, self.rows, self.t_s)
+        ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
+        return Step(pieces, ids, self.drafted, self.accepted, self.rows, self.t_s, logprobs)
 
 
 class Listener:

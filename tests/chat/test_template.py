@@ -12,7 +12,7 @@ import pytest
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import ContextError, TemplateError, UsageError
-from dflash_local.request import Message
+from dflash_local.request import Message, ToolCall
 
 CONVERSATIONS = [
     [Message("user", "Hello, world!")],
@@ -222,3 +222,27 @@ def test_the_worker_knows_neither_the_package_nor_the_environment(
         pytest.skip("no /proc here")
     assert b"secret" not in (proc / "environ").read_bytes()
     assert b"libtorch" not in (proc / "maps").read_bytes()
+
+
+def test_tool_calls_and_answers_reach_the_template(with_template: Callable[[str], Tokenizer]) -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.city }} {{ c.id }}]"
+        "{% endfor %}"
+        "{{ m.tool_call_id or '' }}{{ m.name or '' }};{% endfor %}"
+    )
+    call = ToolCall("c1", "weather", '{"city": "Oslo"}')
+    messages = [
+        Message("user", "hi"),
+        Message("assistant", "", tool_calls=(call,)),
+        Message("tool", "rain", tool_call_id="c1", name="weather"),
+    ]
+    ids = render(tokenizer, messages, thinking=False).ids
+    assert tokenizer.decode(ids) == "user:hi;assistant:[weather Oslo c1];tool:rainc1weather;"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3"])
+def test_arguments_that_are_no_json_object_are_refused(chatml: Tokenizer, arguments: str) -> None:
+    messages = [Message("user", "x"), Message("assistant", "", tool_calls=(ToolCall("c", "f", arguments),))]
+    with pytest.raises(UsageError, match="tool call 'f'"):
+        render(chatml, messages, thinking=False)

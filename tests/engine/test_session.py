@@ -13,7 +13,7 @@ from proposers import Oracle, Planted, RandomDrafts
 
 from dflash_local.engine.session import Session
 from dflash_local.errors import ContextError, EngineError, NumericsError, UsageError
-from dflash_local.events import Notice, PrefillProgress, Started
+from dflash_local.events import Notice, PrefillProgress, Started, Step
 from dflash_local.request import Limits, Request, SamplingParams
 
 Build = Callable[..., Session]
@@ -277,3 +277,30 @@ def test_an_abandoned_generator_leaves_a_healthy_session(new_session: Build) -> 
     events.close()
     assert ask(session, PROMPT, 40).ids == list(text_of(HYBRID, tuple(PROMPT)))[len(PROMPT) :][:40]
     assert target_of(HYBRID).length == len(PROMPT) + 39
+
+
+@BOTH
+@pytest.mark.parametrize("wrong_every", [0, 3])
+def test_logprobs_are_the_targets_own_whoever_drafted(new_session: Build, family: str, wrong_every: int) -> None:
+    """Every emitted token, the first included, with the raw log-softmax of a single forward over the text."""
+    reply = ask(new_session(family, oracle(family, wrong_every)), PROMPT, 20, logprobs=3)
+    found = [one for step in reply.find(Step) for one in step.logprobs]
+    assert [one.token_id for one in found] == reply.ids
+    whole = torch.tensor([*PROMPT, *reply.ids])
+    target = target_of(family)
+    target.clear()
+    with torch.inference_mode():
+        logits = target.head(target.prefill(whole, False).hidden[len(PROMPT) - 1 : -1])
+    expected = logits.float().log_softmax(-1)
+    for row, one in zip(expected, found, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-4)
+        assert [token for token, _, _ in one.top] == row.topk(3).indices.tolist()
+        assert one.top[0][2] == pytest.approx(float(row.max()), abs=1e-4)
+
+
+def test_logprobs_are_raw_under_sampling_and_absent_when_not_asked_for(new_session: Build) -> None:
+    hot = ask(new_session("qwen3", None), PROMPT, 8, mode="ar", logprobs=0, sampling=SamplingParams(2.0, seed=3))
+    found = [one for step in hot.find(Step) for one in step.logprobs]
+    assert len(found) == 8 and all(one.top == () for one in found)
+    assert any(one.logprob < -2.0 for one in found), "temperature 2 picks unlikely tokens, and says how unlikely"
+    assert not any(step.logprobs for step in ask(new_session("qwen3", None), PROMPT, 8, mode="ar").find(Step))

@@ -7,13 +7,14 @@ import threading
 import pytest
 
 from dflash_local.errors import UsageError
-from dflash_local.events import Notice, Piece, PrefillProgress, Queued, Started, Step
+from dflash_local.events import Notice, Piece, PrefillProgress, Queued, Started, Step, TokenLogprob
 from dflash_local.service.listener import Listener
 
 
 def step(index: int) -> Step:
     origin = "accepted" if index % 2 else "bonus"
-    return Step((Piece(f"{index} ", origin=origin),), (index,), 3, 2, 4, float(index))
+    likely = (TokenLogprob(index, f"{index} ", -0.5),)
+    return Step((Piece(f"{index} ", origin=origin),), (index,), 3, 2, 4, float(index), likely)
 
 
 def test_a_quick_reader_gets_every_step_as_it_was() -> None:
@@ -36,6 +37,7 @@ def test_a_slow_reader_gets_few_events_but_every_token_and_all_text() -> None:
     assert [token for s in steps for token in s.token_ids] == list(range(1000))
     assert "".join(piece.text for s in steps for piece in s.pieces) == "".join(f"{i} " for i in range(1000))
     assert sum(s.drafted for s in steps) == 3000 and sum(s.rows for s in steps) == 4000
+    assert [found.token_id for s in steps for found in s.logprobs] == list(range(1000))
     assert steps[-1].t_s == 999.0
 
 
