@@ -1,0 +1,114 @@
+"""Deleting without halves: what goes is renamed out of sight first, and deleted under its new name.
+
+Knows the layout of a cache, not who owns or needs what lies there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dflash_local.store.cache import Cache
+from dflash_local.store.names import REMOVING
+from dflash_local.store.owner import started
+
+
+class Grave:
+    """A folder beside a repo's, named ``<repo folder>.removing-<process>-<random>``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder.with_name(f"{folder.name}{REMOVING}{os.getpid()}-{secrets.token_hex(4)}")
+        self._moved: list[tuple[Path, Path]] = []
+
+    def take_all(self) -> None:
+        """The whole repo in one rename. Raises OSError."""
+        os.rename(self.folder, self.path)
+        self._moved.append((self.folder, self.path))
+
+    def take(self, path: Path) -> None:
+        """One file of the repo. Raises OSError."""
+        target = self.path / path.relative_to(self.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, target)
+        self._moved.append((path, target))
+
+    def give_back(self) -> None:
+        """Everything to where it was, as far as that is possible."""
+        for source, target in reversed(self._moved):
+            with suppress(OSError):
+                os.rename(target, source)
+        self._moved.clear()
+
+
+def leftovers(cache: Cache, folder: str = "*") -> list[Path]:
+    """Graves whose process is gone (or is this one), of one repo's folder or of all."""
+    found = []
+    for grave in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
+        pid = grave.name.rpartition(REMOVING)[2].split("-")[0]
+        if pid.isdecimal() and (int(pid) == os.getpid() or started(int(pid)) is None):
+            found.append(grave)
+    return sorted(found)
+
+
+def deleted(cache: Cache, grave: Path) -> int:
+    """Delete a grave, and of the store shared between repos what nobody links to any more.
+
+    Returns: the bytes freed. Raises OSError.
+    """
+    if grave.is_symlink():
+        grave.unlink()
+        return 0
+    files = list(_below(grave))
+    stored = {shared for path in files if (shared := cache.shared_blob(path)) is not None}
+    freed = sum(map(_plain_size, files))
+    with suppress(FileNotFoundError):  # another removal clears the same leftover
+        shutil.rmtree(grave)
+    return freed + sum(_swept(cache, file) for file in stored)
+
+
+def size_of(cache: Cache, path: Path) -> int:
+    """Bytes that deleting a file or folder of the cache frees.
+
+    A file in the shared store counts when its list names no other repo.
+    """
+    if path.is_dir() and not path.is_symlink():
+        return sum(size_of(cache, file) for file in _below(path))
+    shared = cache.shared_blob(path)
+    if shared is None:
+        return _plain_size(path)
+    repo = path.relative_to(cache.folder).parts[0].split(REMOVING)[0]
+    try:
+        holders = shared.with_name(f"{shared.name}.refs").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return _plain_size(shared) if all(line.startswith(f"{repo}/") for line in holders) else 0
+
+
+def _swept(cache: Cache, file: Path) -> int:
+    """Bytes freed in the shared store; its locks and lists are huggingface_hub's alone, else they stay."""
+    try:
+        from huggingface_hub.utils._shared_blobs import sweep_shared_blob
+    except ImportError:
+        return 0
+    return sweep_shared_blob(file, cache_dir=cache.folder)
+
+
+def _plain_size(path: Path) -> int:
+    try:
+        kind = os.lstat(path)
+    except FileNotFoundError:
+        return 0
+    return kind.st_size if stat.S_ISREG(kind.st_mode) and kind.st_nlink == 1 else 0
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Every file and link below a folder."""
+    for place, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        yield from (Path(place, name) for name in (*files, *links))

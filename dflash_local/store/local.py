@@ -1,0 +1,150 @@
+"""What is on this machine: which commit of a repo, whether its files are all there and were verified.
+
+Cheap on purpose: names, sizes and headers. The bytes themselves are hashed when they are pulled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local.errors import DFlashError, DownloadError
+from dflash_local.store import manifest as manifests_of
+from dflash_local.store.cache import Cache, Entry
+from dflash_local.store.manifest import Manifest
+from dflash_local.store.names import is_commit
+from dflash_local.store.weights import CONFIG, INDEX, check_tensors, is_weights, is_whole, needed
+
+NAMED = 5  # files listed in one message
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A commit of a repo on this disk.
+
+    Args:
+        folder: its snapshot, what a checkpoint is opened from.
+        files: what is there; ``size`` their bytes.
+        missing: files that are absent or cut short; empty when it can be loaded.
+        verified: every file's bytes were proven when pulled, and none has been touched since.
+        changed: files touched since, to be verified again.
+        notice: why it is not verified, when there is more to say than that nobody did it.
+        problem: why it cannot be used at all (``scan`` only; ``find`` raises it).
+    """
+
+    repo: str
+    commit: str
+    folder: Path
+    files: tuple[Entry, ...]
+    size: int
+    missing: tuple[str, ...]
+    verified: bool
+    changed: tuple[str, ...] = ()
+    notice: str = ""
+    problem: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True when it can be loaded."""
+        return not self.missing and not self.problem
+
+
+def find(cache: Cache, manifests: Path | None, repo: str, revision: str | None = None) -> Local | None:
+    """The repo as it lies in the cache; None when nothing of it does.
+
+    The commit is ``revision`` where that is one, else the one recorded as in use, else what the
+    branch meant when last downloaded, else the only one there. A cache filled by another program
+    will do: it is merely not verified.
+
+    Raises:
+        DownloadError: an entry leads out of the repo, see ``Cache.entry``.
+        CheckpointError: the index is damaged, or two files hold one tensor.
+    """
+    commit = commit_of(cache, manifests, repo, revision)
+    return None if commit is None else _examined(cache, manifests, repo, commit, headers=True)
+
+
+def commit_of(cache: Cache, manifests: Path | None, repo: str, revision: str | None = None) -> str | None:
+    """The commit that ``find`` takes; None when there is none of it on this disk or on record."""
+    there = cache.commits(repo)
+    if is_commit(revision):
+        known = revision in there or manifests_of.read(manifests, repo, revision) is not None
+        return revision if known else None
+    recorded = manifests_of.current(manifests, repo)
+    if recorded is not None and (recorded in there or manifests_of.read(manifests, repo, recorded) is not None):
+        return recorded
+    ref = cache.ref(repo, revision or "main")
+    if ref in there:
+        return ref
+    return there[0] if len(there) == 1 and revision is None else None
+
+
+def scan(cache: Cache, manifests: Path | None) -> tuple[Local, ...]:
+    """Every repo of the cache with a snapshot, by name; what is wrong with one stands in its ``problem``."""
+    found = []
+    for repo in cache.repos():
+        commit = None
+        try:
+            there = cache.commits(repo)
+            commit = commit_of(cache, manifests, repo) or next(iter(there), None)
+            if commit is not None and there:
+                found.append(_examined(cache, manifests, repo, commit, headers=False))
+        except DFlashError as error:
+            if commit is not None:
+                folder = cache.snapshot(repo, commit)
+                found.append(Local(repo, commit, folder, (), 0, (), False, problem=error.message))
+    return tuple(found)
+
+
+def require(local: Local | None, repo: str, command: str) -> Local:
+    """The repo, complete.
+
+    Args:
+        command: what brings it here, for the hint.
+
+    Raises:
+        DownloadError: it is not here, or files are missing, which are listed.
+    """
+    if local is None:
+        raise DownloadError(f"{repo} is not on this machine", f"fetch it with `{command}`")
+    if local.missing:
+        more = f" and {len(local.missing) - NAMED} more" if len(local.missing) > NAMED else ""
+        names = ", ".join(local.missing[:NAMED]) + more
+        raise DownloadError(f"{repo} is not complete: {names} missing", f"fetch the rest with `{command}`")
+    return local
+
+
+def _examined(cache: Cache, manifests: Path | None, repo: str, commit: str, headers: bool) -> Local:
+    reading = manifests_of.load(manifests, repo, commit)
+    entries = cache.entries(repo, commit)
+    there = {entry.name: entry for entry in entries}
+    missing, changed = _against(reading.manifest, there)
+    weights = needed(cache, repo, there)
+    if reading.manifest and not weights & set(there) and any(map(is_weights, missing)):
+        weights = set()  # the manifest knows the names better
+    missing |= (weights | {CONFIG}) - set(there)
+    missing |= weights & {INDEX}  # there, but damaged
+    verified = reading.manifest is not None and not missing and not changed
+    if headers and not verified:
+        whole = [there[name] for name in sorted(weights - missing) if name != INDEX]
+        missing |= {entry.name for entry in whole if not is_whole(cache, entry)}
+        if not missing:
+            check_tensors(cache, repo, whole)
+    size = sum(entry.size for entry in entries)
+    notice = reading.why
+    if changed:
+        notice = f"{repo}: {', '.join(sorted(changed)[:NAMED])} changed since the download was verified"
+    folder = cache.snapshot(repo, commit)
+    return Local(repo, commit, folder, entries, size, tuple(sorted(missing)), verified, tuple(sorted(changed)), notice)
+
+
+def _against(manifest: Manifest | None, there: dict[str, Entry]) -> tuple[set[str], set[str]]:
+    """Files of the manifest that are gone or of another size, and those that were touched."""
+    missing, changed = set(), set()
+    for file in manifest.files if manifest else ():
+        entry = there.get(file.path)
+        if entry is None or entry.size != file.size:
+            missing.add(file.path)
+        elif file.differs(entry):
+            changed.add(file.path)
+    return missing, changed

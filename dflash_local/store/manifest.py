@@ -1,0 +1,214 @@
+"""What was pulled and proven: one JSON file per commit, and the commit in use of each repo.
+
+A record that cannot be read is as good as none, and is never deleted for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import DownloadError
+from dflash_local.settings import Settings
+from dflash_local.store.atomic import write_atomic
+from dflash_local.store.cache import Entry
+from dflash_local.store.names import folder_name, is_commit, why_unsafe
+
+VERSION = 1
+POINTER = "current.json"
+MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One verified file: size in bytes, the sha256 it was found to have, its blob's name.
+
+    ``mtime_ns`` is the time of the bytes when they were verified; None when not known.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    blob: str
+    mtime_ns: int | None = None
+
+    def differs(self, entry: Entry) -> bool:
+        """True when the file on disk is not the one that was verified, by size and time alone."""
+        return entry.size != self.size or (self.mtime_ns is not None and entry.mtime_ns != self.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A commit whose files are all there and verified, where they came from and when (ISO 8601)."""
+
+    repo: str
+    commit: str
+    endpoint: str
+    files: tuple[ManifestFile, ...]
+    pulled_at: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A manifest, or why there is none to rely on (empty: there never was one)."""
+
+    manifest: Manifest | None
+    why: str = ""
+
+
+def folder_of(settings: Settings) -> Path | None:
+    """Where manifests are kept; None when there is no home folder."""
+    return settings.data_dir / "manifests" if settings.data_dir else None
+
+
+def load(folder: Path | None, repo: str, commit: str | None = None) -> Reading:
+    """The manifest of a commit, by default the one in use."""
+    commit = commit or current(folder, repo)
+    if folder is None or not is_commit(commit):
+        return Reading(None)
+    path = folder / folder_name(repo) / f"{commit}.json"
+    try:
+        raw = _read_json(path)
+        if raw is None:
+            return Reading(None)
+        manifest = _decoded(raw)
+    except ValueError as error:
+        return Reading(None, f"{path.name} of {repo} {error}: its files count as not verified")
+    if (manifest.repo, manifest.commit) != (repo, commit):
+        return Reading(None, f"{path.name} of {repo} is about something else: its files count as not verified")
+    return Reading(manifest)
+
+
+def read(folder: Path | None, repo: str, commit: str | None = None) -> Manifest | None:
+    """The manifest of a commit, by default the one in use; None when there is none to rely on."""
+    return load(folder, repo, commit).manifest
+
+
+def write(folder: Path, manifest: Manifest, in_use: bool = True) -> None:
+    """Record a verified commit and, unless told otherwise, make it the one in use.
+
+    A record under that name which this version cannot read is kept beside the new one.
+
+    Raises:
+        OSError: disk full, read-only, no permission.
+    """
+    home = folder / folder_name(manifest.repo)
+    path = home / f"{manifest.commit}.json"
+    if path.exists() and load(folder, manifest.repo, manifest.commit).manifest is None:
+        os.replace(path, _unused(path))
+    write_atomic(path, json.dumps({"version": VERSION, **asdict(manifest)}, indent=1) + "\n")
+    if in_use:
+        use(folder, manifest.repo, manifest.commit)
+
+
+def use(folder: Path, repo: str, commit: str) -> None:
+    """Make a commit the one that later runs take.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not is_commit(commit):
+        raise DownloadError(f"{commit!r} is not a commit of {repo}")
+    record = {"version": VERSION, "repo": repo, "commit": commit}
+    write_atomic(folder / folder_name(repo) / POINTER, json.dumps(record) + "\n")
+
+
+def current(folder: Path | None, repo: str) -> str | None:
+    """The commit in use, whether or not its manifest can be read; None when none was recorded."""
+    if folder is None:
+        return None
+    try:
+        raw = _read_json(folder / folder_name(repo) / POINTER)
+    except ValueError:
+        raw = None
+    commit = raw.get("commit") if isinstance(raw, dict) and raw.get("repo") == repo else None
+    if isinstance(commit, str) and is_commit(commit):
+        return commit
+    only = commits(folder, repo)
+    return only[0] if len(only) == 1 else None
+
+
+def commits(folder: Path | None, repo: str) -> tuple[str, ...]:
+    """The commits with a record, readable or not."""
+    if folder is None:
+        return ()
+    home = folder / folder_name(repo)
+    names = sorted(path.stem for path in home.glob("*.json")) if home.is_dir() else []
+    return tuple(name for name in names if is_commit(name))
+
+
+def forget(folder: Path | None, repo: str, only: Iterable[str] | None = None) -> None:
+    """Delete the records of a repo, or those of some commits: for files that were removed.
+
+    Raises:
+        OSError: they cannot be deleted.
+    """
+    if folder is None:
+        return
+    home = folder / folder_name(repo)
+    gone = set(commits(folder, repo) if only is None else only)
+    if only is None or current(folder, repo) in gone:
+        (home / POINTER).unlink(missing_ok=True)
+    for commit in sorted(gone):
+        (home / f"{commit}.json").unlink(missing_ok=True)
+    try:
+        home.rmdir()
+    except OSError:  # other records, or somebody's file
+        pass
+
+
+def _unused(path: Path) -> Path:
+    kept = (path.with_name(f"{path.name}.old{number}") for number in range(1, 1000))
+    return next(name for name in kept if not name.exists())
+
+
+def _read_json(path: Path) -> Any:
+    """The file's content; None when there is no file. Raises ValueError in words for one that is no JSON."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from error
+    if len(raw) > MAX_BYTES:
+        raise ValueError("is too large")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is damaged") from error
+
+
+def _decoded(raw: Any) -> Manifest:
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError("was written by a newer version")
+    if version != VERSION or isinstance(version, bool):
+        raise ValueError("has an older or unknown layout")
+    try:
+        files = tuple(_decoded_file(file) for file in raw["files"])
+        words = [raw[key] for key in ("repo", "commit", "endpoint", "pulled_at")]
+        if not files or not all(isinstance(word, str) for word in words):
+            raise ValueError
+        return Manifest(words[0], words[1], words[2], files, words[3])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("is damaged") from error
+
+
+def _decoded_file(raw: Any) -> ManifestFile:
+    file = ManifestFile(raw["path"], raw["size"], raw["sha256"], raw["blob"], raw["mtime_ns"])
+    numbers = [file.size] if file.mtime_ns is None else [file.size, file.mtime_ns]
+    texts = [file.path, file.blob] if file.sha256 is None else [file.path, file.blob, file.sha256]
+    right = all(type(number) is int and number >= 0 for number in numbers) and all(type(text) is str for text in texts)
+    if not right or why_unsafe(file.path):
+        raise ValueError
+    return file
