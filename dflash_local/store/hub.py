@@ -1,0 +1,131 @@
+"""The Hub as we know it: where it is, who we are to it, and what a repository holds at a commit.
+
+One request per listing. Refuses to know which files are wanted and where they go.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import DownloadError, SettingsError
+from dflash_local.settings import Settings
+from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
+from dflash_local.store.names import folder_name, is_commit
+from dflash_local.store.wire import Patience, Wire
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a commit: its size in bytes, sha256 (only of LFS files) and git blob id."""
+
+    path: str
+    size: int
+    sha256: str | None
+    blob: str
+
+    @property
+    def etag(self) -> str:
+        """The name of its blob in the cache."""
+        return self.sha256 or self.blob
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a repository holds at one commit. ``gated``: its owner asks for agreement to a licence."""
+
+    repo: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One endpoint, with the user's token and the cache folder that belongs to it.
+
+    Attributes:
+        offline: no socket may be opened. hosts: further hosts that may send the files.
+    """
+
+    endpoint: str
+    token: str | None = field(repr=False)
+    offline: bool
+    cache: Path
+    hosts: tuple[str, ...] = ()
+    patience: Patience = Patience()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Hub:
+        """The Hub that the user's variables describe.
+
+        Raises:
+            SettingsError: there is no home folder to keep models in.
+        """
+        known = settings.hub
+        if known.cache is None:
+            raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
+        return cls(known.endpoint, known.token, known.offline, known.cache)
+
+    def wire(self) -> Wire:
+        """A new connection policy for this endpoint; put it in use around anything that may reach the network."""
+        return Wire(self.endpoint, self.hosts, self.patience)
+
+    def listing(self, repo: str, revision: str | None) -> Listing:
+        """The commit that ``revision`` (a commit, branch or tag; None: the main branch) stands for, and its files.
+
+        Raises:
+            DownloadError: offline, not found, no access, no network, or an answer that makes no sense.
+        """
+        folder_name(repo)  # refuses what is no id
+        if self.offline:
+            raise DownloadError(f"{repo} cannot be looked up: offline mode is on", "unset HF_HUB_OFFLINE")
+        import huggingface_hub
+
+        # False, not None: huggingface_hub would look for a token of its own.
+        api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False, library_name="dflash-local")
+        try:
+            with self.wire().in_use():
+                info = api.model_info(repo, revision=revision, files_metadata=True)
+        except hub_errors() as error:
+            raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error
+        except (TypeError, KeyError, AttributeError) as error:  # of huggingface_hub, over JSON of another shape
+            raise DownloadError(
+                f"{self.endpoint} answered for {repo} with something else", "check HF_ENDPOINT"
+            ) from error
+        return _checked(info, repo, revision, self.endpoint)
+
+
+def _checked(info: Any, repo: str, revision: str | None, endpoint: str) -> Listing:
+    """The listing of an answer whose commit and sizes can be relied on."""
+    commit = info.sha
+    if not isinstance(commit, str) or not is_commit(commit) or (is_commit(revision) and commit != revision):
+        raise DownloadError(
+            f"{endpoint} answered for {repo} with a wrong commit, {str(commit)[:60]!r}", "try again later"
+        )
+    files = tuple(_remote_file(sibling, repo, endpoint) for sibling in info.siblings or ())
+    return Listing(repo, commit, files, bool(info.gated))
+
+
+def _remote_file(sibling: Any, repo: str, endpoint: str) -> RemoteFile:
+    size, blob, lfs = sibling.size, sibling.blob_id, sibling.lfs
+    sha256 = getattr(lfs, "sha256", None)
+    right = (
+        isinstance(size, int)
+        and size >= 0
+        and isinstance(blob, str)
+        and _GIT_SHA1.fullmatch(blob)
+        and (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256)))
+    )
+    if not right:
+        name = ascii(sibling.rfilename)[:100]
+        raise DownloadError(
+            f"{endpoint} does not tell size and checksum of {name} in {repo}",
+            "without them nothing can be verified: use another mirror, or unset HF_ENDPOINT",
+        )
+    return RemoteFile(sibling.rfilename, size, sha256, blob)

@@ -1,0 +1,68 @@
+"""A file on its way from the Hub, how much trouble on the way is borne, and how it can end early.
+
+Plain values: nothing here sends or stores a byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+WEB_PAGE = "looks like a web page (is there a sign-in page between you and the network?)"
+CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How much of a bad line is borne.
+
+    Attributes:
+        connect_s, answer_s, stall_s: seconds without a connection, without an answer, without a byte of a file.
+        floor: bytes per second, over ``stall_s`` of waiting, below which a stream counts as stalled.
+        first_tries: tries for a request that gets no usable answer. tries: failures of a file in a row
+            with less than ``progress`` bytes between them.
+        pause_s: wait before the second try, doubled up to ``longest_pause_s`` for each further one.
+        longest_wait_s: a server that asks for a longer wait (Retry-After) is given up at once.
+    """
+
+    connect_s: float = 5.0
+    answer_s: float = 10.0
+    stall_s: float = 30.0
+    floor: int = 1024
+    first_tries: int = 4
+    tries: int = 6
+    progress: int = 1 << 20
+    pause_s: float = 0.5
+    longest_pause_s: float = 8.0
+    longest_wait_s: float = 60.0
+
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row."""
+        return min(self.pause_s * 2.0 ** (failures - 1), self.longest_pause_s)
+
+
+@dataclass
+class Parcel:
+    """What is asked for, and how far it has come.
+
+    Attributes:
+        url: its lasting address at the endpoint (a redirect's target expires); ``headers`` go with it.
+        tell: takes a line about trouble on the way. done: bytes received.
+    """
+
+    name: str
+    url: str
+    headers: dict[str, str] = field(repr=False)
+    commit: str
+    size: int
+    tell: Callable[[str], None]
+    done: int = 0
+
+
+class Stopped(Exception):
+    """The pull was stopped; raised in the threads that work for it, never shown."""
+
+
+class NotTheFile(Exception):
+    """What came cannot be the file, and says why. The file may be asked for again."""

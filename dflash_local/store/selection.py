@@ -1,0 +1,81 @@
+"""Which files of a repository we want: configs, tokenizer and safetensors at its root, nothing else.
+
+Names come from a server: every one is judged before any path is built of it. Knows no disk.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+from dflash_local.errors import DownloadError
+from dflash_local.store.hub import Listing, RemoteFile
+from dflash_local.store.names import file_parts, shortened
+from dflash_local.store.weights import CONFIG, INDEX, SINGLE
+
+SMALL = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "tiktoken.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+WEIGHTS = "model*.safetensors"
+# What no honest repository holds: a way out of the folder, a drive, a control character.
+_HOSTILE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:|[\x00-\x1f\x7f]")
+
+
+def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
+    """The files to fetch, small ones first.
+
+    Raises:
+        DownloadError: a name is unsafe on some system, or there is no config or no safetensors.
+    """
+    for file in listing.files:
+        if _HOSTILE.search(file.path):
+            file_parts(listing.repo, file.path)  # says why
+            raise DownloadError(f"{listing.repo} names a file {shortened(file.path)}, which is refused")
+    files = {file.path: file for file in listing.files if "/" not in file.path and "\\" not in file.path}
+    small = [files[name] for name in SMALL if name in files]
+    chosen = [*small, *_weights(listing, files)]
+    if CONFIG not in files:
+        raise DownloadError(f"{listing.repo} has no {CONFIG}: it is not a model to be run here", "check the name")
+    _check_names(listing.repo, chosen)
+    return tuple(chosen)
+
+
+def is_weight(file: RemoteFile) -> bool:
+    """True for what is fetched last, after everything else of every repository has been looked at."""
+    return file.path.endswith(".safetensors")
+
+
+def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """One file, or the shards with their index: as the loader reads them."""
+    if SINGLE in files:
+        return [files[SINGLE]]
+    shards = [files[name] for name in sorted(files) if fnmatchcase(name, WEIGHTS)]
+    if INDEX in files and shards:
+        return [files[INDEX], *shards]
+    if INDEX in files:
+        return [files[INDEX], *(files[name] for name in sorted(files) if name.endswith(".safetensors"))]
+    raise DownloadError(
+        f"{listing.repo} has neither {SINGLE} nor {INDEX}",
+        "only safetensors are read: no .bin, .pt or .gguf; look for a repository or revision that has them",
+    )
+
+
+def _check_names(repo: str, files: list[RemoteFile]) -> None:
+    """Raises DownloadError for a name that is no file name somewhere, or that another one hides there."""
+    seen: dict[str, str] = {}
+    for file in files:
+        file_parts(repo, file.path)
+        other = seen.setdefault(file.path.casefold(), file.path)
+        if other != file.path:
+            raise DownloadError(f"{repo} has both {other} and {file.path}", "some systems take them for one file")

@@ -1,0 +1,245 @@
+"""A few threads that make files present and proven, while the caller's thread listens and may stop them.
+
+The threads are daemons: nothing they wait for can hold the program's end up. Plans nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.errors import DFlashError, DownloadError, Interrupted
+from dflash_local.events import Notice, PullProgress
+from dflash_local.store.cache import Cache, Entry
+from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
+from dflash_local.store.hub import Hub, RemoteFile
+from dflash_local.store.manifest import ManifestFile
+from dflash_local.store.parcel import NotTheFile, Parcel, Stopped
+from dflash_local.store.verify import discard, prove
+from dflash_local.store.wire import Wire
+
+THREADS = 4
+TICK_S = 0.1  # between two looks at the progress, and at most so long until a stop is noticed
+STOP_S = 1.0  # how long the threads get to clear up after themselves
+PullEvent = PullProgress | Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """One file of one commit that is to be in the cache and proven."""
+
+    repo: str
+    commit: str
+    file: RemoteFile
+
+
+@dataclass(slots=True)
+class _Outcome:
+    errand: Errand
+    record: ManifestFile | None = None
+    error: DFlashError | None = None
+
+
+class Transfer:
+    """The files of one pull.
+
+    Args:
+        wire: in use while this works.
+        cancelled: asked every ``TICK_S``.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        cache: Cache,
+        wire: Wire,
+        on_event: Callable[[PullEvent], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.records: dict[str, dict[str, ManifestFile]] = {}
+        self._hub, self._cache, self._wire = hub, cache, wire
+        self._on_event, self._cancelled = on_event, cancelled
+        self._totals: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        self._parcels: dict[str, list[Parcel]] = {}
+        self._told: dict[str, int] = {}
+        self._said: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
+
+    def expect(self, repo: str, total: int, proven: Sequence[ManifestFile] = ()) -> None:
+        """Say how many bytes a repo has in all, and which of its files need no work."""
+        self._totals[repo] = total
+        self._before[repo] = sum(record.size for record in proven)
+        self.records[repo] = {record.path: record for record in proven}
+
+    def run(self, errands: Sequence[Errand]) -> None:
+        """Return when every file is there and proven; ``records`` then holds them by repo and path.
+
+        Raises:
+            Interrupted: cancelled, or Ctrl-C; the threads have ended or are about to.
+            DFlashError: the first failure; the rest was stopped.
+        """
+        jobs: queue.SimpleQueue[tuple[Errand, Parcel]] = queue.SimpleQueue()
+        for errand in errands:
+            parcel = self._parcel(errand)
+            self._parcels.setdefault(errand.repo, []).append(parcel)
+            jobs.put((errand, parcel))
+        names = [f"pull-{number}" for number in range(min(THREADS, len(errands)))]
+        threads = [threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        done = False
+        try:
+            self._listen(len(errands))
+            done = True
+        except KeyboardInterrupt as stop:
+            raise Interrupted("stopped by Ctrl-C") from stop
+        finally:
+            if not done:
+                self._wire.stop()
+            end = time.monotonic() + STOP_S
+            for thread in threads:
+                thread.join(max(0.0, end - time.monotonic()))
+        self._tell_progress(final=True)
+
+    def _listen(self, count: int) -> None:
+        """Pass on what the threads say until ``count`` files are done."""
+        due = 0.0
+        while count:
+            if time.monotonic() >= due:
+                self._tell_progress()
+                due = time.monotonic() + TICK_S
+            if self._cancelled():
+                raise Interrupted("stopped")
+            try:
+                said = self._said.get(timeout=TICK_S)
+            except queue.Empty:
+                continue
+            if isinstance(said, Notice):
+                self._on_event(said)
+                continue
+            count -= 1
+            if said.error is not None:
+                raise said.error
+            if said.record is None:
+                raise DownloadError(f"the download of {said.errand.file.path} ended in a fault of this program")
+            self.records[said.errand.repo][said.record.path] = said.record
+
+    def _tell_progress(self, final: bool = False) -> None:
+        for repo, total in self._totals.items():
+            done = self._before[repo] + sum(parcel.done for parcel in self._parcels.get(repo, ()))
+            done = min(total, done)
+            if done != self._told.get(repo) or (final and repo not in self._told):
+                self._told[repo] = done
+                self._on_event(PullProgress(repo, done, total))
+
+    def _parcel(self, errand: Errand) -> Parcel:
+        import huggingface_hub
+
+        url = huggingface_hub.hf_hub_url(
+            errand.repo, errand.file.path, revision=errand.commit, endpoint=self._hub.endpoint
+        )
+        headers = {"Authorization": f"Bearer {self._hub.token}"} if self._hub.token else {}
+        name = f"{errand.file.path} of {errand.repo}"
+        return Parcel(name, url, headers, errand.commit, errand.file.size, self._tell)
+
+    def _tell(self, text: str) -> None:
+        self._said.put(Notice(text, "warning"))
+
+    # In the threads
+
+    def _work(self, jobs: queue.SimpleQueue[tuple[Errand, Parcel]]) -> None:
+        expected: tuple[type[Exception], ...] = (DFlashError, *hub_errors())
+        with suppress(Stopped):
+            while not self._wire.stopped.is_set():
+                try:
+                    errand, parcel = jobs.get_nowait()
+                except queue.Empty:
+                    return
+                outcome = _Outcome(errand)
+                try:
+                    with self._wire.carrying(parcel):
+                        outcome.record = self._obtained(errand, parcel)
+                except expected as error:
+                    self._wire.check()
+                    file, with_token = errand.file.path, bool(self._hub.token)
+                    outcome.error = of_hub_error(
+                        error, errand.repo, self._hub.endpoint, with_token, file=file, revision=errand.commit
+                    )
+                finally:
+                    self._said.put(outcome)
+
+    def _obtained(self, errand: Errand, parcel: Parcel) -> ManifestFile:
+        """The record of the file, fetched if it is not there, and once more if it is not what it should be."""
+        reason: NotTheFile | None = None
+        for _ in range(2):
+            if reason is not None:
+                self._tell(f"{parcel.name} {reason}: fetched again")
+            parcel.done = 0
+            try:
+                return self._proven(errand, parcel)
+            except NotTheFile as fault:
+                discard(self._cache, errand.repo, errand.commit, errand.file.path)
+                reason = fault
+        raise DownloadError(f"{parcel.name} {reason}, twice in a row", "try again later, or check HF_ENDPOINT")
+
+    def _proven(self, errand: Errand, parcel: Parcel) -> ManifestFile:
+        cache, file = self._cache, errand.file
+        entry = cache.entry(errand.repo, errand.commit, file.path)
+        fetched = entry is None
+        if entry is None:
+            entry = self._fetched(errand)
+
+        def on_piece(read: int) -> None:
+            self._wire.check()
+            if not fetched:
+                parcel.done = read
+
+        record = prove(cache, entry, file, on_piece)
+        parcel.done = file.size
+        return record
+
+    def _fetched(self, errand: Errand) -> Entry:
+        import huggingface_hub
+
+        wire = self._wire
+        huggingface_hub.hf_hub_download(
+            errand.repo,
+            errand.file.path,
+            revision=errand.commit,
+            cache_dir=self._cache.folder,
+            endpoint=self._hub.endpoint,
+            token=self._hub.token or False,  # False, not None: it would look for a token of its own
+            library_name="dflash-local",
+            tqdm_class=_silent(wire),
+        )
+        entry = self._cache.entry(errand.repo, errand.commit, errand.file.path)
+        if entry is None:
+            raise DownloadError(f"{errand.file.path} of {errand.repo} vanished after its download", "pull again")
+        return entry
+
+
+def _silent(wire: Wire) -> Any:
+    """A progress bar that shows nothing, and ends a download that outlived its pull."""
+
+    class Silent:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> Silent:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, n: float = 1) -> None:
+            wire.check()
+
+        def close(self) -> None:
+            pass
+
+    return Silent

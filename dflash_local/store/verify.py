@@ -1,0 +1,116 @@
+"""Proof that a file in the cache is the Hub's, byte by byte, and that a pair's small files fit together.
+
+Reads; the only thing it ever removes is a file that has been proven wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from dflash_local.catalog.fingerprint import of_config
+from dflash_local.catalog.row import Fingerprint
+from dflash_local.errors import CheckpointError, DownloadError, PairError
+from dflash_local.store.cache import Cache, Entry
+from dflash_local.store.hub import Listing, RemoteFile
+from dflash_local.store.manifest import ManifestFile
+from dflash_local.store.parcel import WEB_PAGE, NotTheFile
+from dflash_local.store.weights import CONFIG, INDEX, REPORT, needed
+
+PIECE = 4 << 20
+MAX_CONFIG_BYTES = 10_000_000
+_WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
+
+
+def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int], None]) -> ManifestFile:
+    """Hash a cached file and return its record.
+
+    LFS files have a sha256 at the Hub; of the others it tells git's checksum, which is checked instead.
+
+    Args:
+        on_piece: told the bytes read so far; may raise to stop.
+
+    Raises:
+        NotTheFile: it is not what the Hub lists, and why.
+    """
+    if entry.size != file.size:
+        raise NotTheFile(f"has {entry.size:,} bytes instead of {file.size:,}")
+    sha256 = hashlib.sha256()
+    git = None if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    head, read = b"", 0
+    with cache.open(entry) as stream:
+        while piece := stream.read(PIECE):
+            head = head or piece[:64]
+            sha256.update(piece)
+            if git:
+                git.update(piece)
+            read += len(piece)
+            on_piece(read)
+    told, found = (file.blob, git.hexdigest()) if git else (file.sha256, sha256.hexdigest())
+    if found != told:
+        if head.lstrip().lower().startswith(_WEB_PAGE):
+            raise NotTheFile(WEB_PAGE)
+        raise NotTheFile(f"is damaged: its checksum is {found[:12]}..., the Hub lists {str(told)[:12]}...")
+    return ManifestFile(file.path, file.size, sha256.hexdigest(), entry.blob.name, entry.mtime_ns)
+
+
+def discard(cache: Cache, repo: str, commit: str, name: str) -> None:
+    """Remove a file that was proven wrong, with its blob: huggingface_hub would take it for good."""
+    entry = cache.entry(repo, commit, name)
+    for path in (entry.path, entry.blob) if entry else ():
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def check_index(cache: Cache, listing: Listing) -> frozenset[str]:
+    """The weight files that the index asks for, all of them listed.
+
+    Raises:
+        DownloadError: it asks for one that the repository does not have.
+        CheckpointError: it is damaged or names a tensor twice.
+    """
+    entries = {entry.name: entry for entry in cache.entries(listing.repo, listing.commit)}
+    weights = needed(cache, listing.repo, {name: entry for name, entry in entries.items() if name == INDEX})
+    listed = {file.path for file in listing.files}
+    if INDEX not in listed or INDEX not in entries:
+        return frozenset(weights)
+    if INDEX in weights:
+        raise CheckpointError(f"{listing.repo}: {INDEX} is damaged at the source", REPORT)
+    absent = sorted(weights - listed)
+    if absent:
+        names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        raise DownloadError(f"{listing.repo} lacks {names}, which its index asks for", REPORT)
+    return frozenset(weights)
+
+
+def check_generation(cache: Cache, drafter: str, commit: str, known: Sequence[Fingerprint], target: str) -> None:
+    """See that a drafter is one of the generations known for its target.
+
+    Raises:
+        PairError: it is none of them; names both repositories and the fields that differ.
+    """
+    entry = cache.entry(drafter, commit, CONFIG)
+    if entry is None:
+        raise DownloadError(f"{drafter} has no {CONFIG}", "check the name")
+    with cache.open(entry) as file:
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    try:
+        config = json.loads(raw if len(raw) <= MAX_CONFIG_BYTES else b"")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{drafter}: {CONFIG} is not JSON", REPORT) from error
+    found = of_config(config if isinstance(config, dict) else {})
+    if not known or any(fingerprint.matches(found) for fingerprint in known):
+        return
+    nearest = min(known, key=lambda fingerprint: len(_differences(fingerprint, found)))
+    told = "; ".join(_differences(nearest, found))
+    raise PairError(
+        f"{drafter} is no known drafter of {target}: {told}",
+        "it may have been retrained: update dflash-local, or accept it with --allow-mismatch",
+    )
+
+
+def _differences(known: Fingerprint, found: dict[str, object]) -> list[str]:
+    fields = known.as_mapping().items()
+    return [f"{name} {found.get(name)}, not {value}" for name, value in fields if value not in (None, found.get(name))]

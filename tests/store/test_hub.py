@@ -1,0 +1,316 @@
+"""Listings, and how trouble on the way to the Hub is told: redirects, refusals, silence, lies."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from fake_hub import FakeHub, online
+
+from dflash_local import settings
+from dflash_local.errors import DownloadError, SettingsError
+from dflash_local.store.errors_of_hub import http_library, of_transport
+from dflash_local.store.hub import Hub
+from dflash_local.store.parcel import Patience
+from dflash_local.store.wire import Wire
+
+TARGET = "owner/target"
+
+
+def failure(puller: Any, *wanted: Any) -> DownloadError:
+    with pytest.raises(DownloadError) as caught:
+        puller.pull(*wanted)
+    assert caught.value.exit_code == 4
+    return caught.value
+
+
+def test_a_listing_is_one_request_with_sizes_and_checksums(fake: FakeHub, puller: Any) -> None:
+    commit = fake.add_repo(TARGET, {"config.json": b"{}", "model.safetensors": b"12345"}, gated=True)
+    listing = puller.hub.listing(TARGET, None)
+    config, weights = listing.files
+    assert (listing.commit, listing.gated, len(fake.requests)) == (commit, True, 1)
+    assert (config.path, config.size, config.sha256) == ("config.json", 2, None)
+    assert config.etag == config.blob == "9e26dfeeb6e641a33dae4961196235bdb965b21b"
+    assert weights.size == 5 and weights.etag == weights.sha256 != weights.blob
+
+
+def test_a_branch_and_a_commit_can_be_listed(fake: FakeHub, puller: Any) -> None:
+    first = fake.add_repo(TARGET, {"config.json": b"{}"})
+    second = fake.add_repo(TARGET, {"config.json": b"{ }"}, branch="dev")
+    assert puller.hub.listing(TARGET, "dev").commit == second
+    assert puller.hub.listing(TARGET, None).commit == first
+    assert puller.hub.listing(TARGET, second).commit == second
+
+
+def test_the_hub_of_the_settings(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://mirror.example/", "HF_TOKEN": "hf_abc", "HF_HUB_OFFLINE": "1"}
+    hub = Hub.of(settings.load(env))
+    assert (hub.endpoint, hub.token, hub.offline) == ("https://mirror.example", "hf_abc", True)
+    assert hub.cache == tmp_path / ".cache/huggingface/hub" and "hf_abc" not in repr(hub)
+    with pytest.raises(SettingsError, match="no home folder"):
+        Hub.of(settings.load({}))
+
+
+def test_offline_refuses_to_look(puller: Any, fake: FakeHub) -> None:
+    puller.offline = True
+    with pytest.raises(DownloadError, match="offline mode is on"):
+        puller.hub.listing(TARGET, None)
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize("text", ["../x", "a/b/c", "", "a//b", "-x/y", "a/b\n"])
+def test_no_request_is_made_for_what_is_no_repo(puller: Any, fake: FakeHub, text: str) -> None:
+    with pytest.raises(DownloadError):
+        puller.hub.listing(text, None)
+    assert fake.requests == []
+
+
+def test_an_unknown_repo_says_so_and_where(puller: Any, fake: FakeHub) -> None:
+    error = failure(puller, "owner/nothing")
+    assert (
+        "owner/nothing was not found" in error.message and fake.url in error.message and "hf auth login" in error.hint
+    )
+
+
+def test_a_private_repo_needs_its_token(puller: Any, fake: FakeHub, secret: str) -> None:
+    fake.add_repo(TARGET, {"config.json": b"{}"}, private=True)
+    assert "was not found" in failure(puller).message
+    puller.token = fake.grant(secret, TARGET)
+    assert puller.hub.listing(TARGET, None).files
+
+
+def test_dl_23_a_commit_that_vanished(puller: Any, fake: FakeHub, small: Any) -> None:
+    plan = puller.prepare(TARGET)
+    fake.drop_commit(TARGET, plan.repos[0].commit)
+    with pytest.raises(DownloadError, match=plan.repos[0].commit) as caught:
+        puller.run(plan)
+    assert caught.value.exit_code == 4 and "--update" in caught.value.hint
+
+
+# DL-18: redirects
+
+
+def test_dl_18_the_token_stays_with_the_endpoint(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+    puller.token = secret
+    puller.pull(TARGET)
+    with_token = {request.server for request in fake.requests if secret in str(request.headers)}
+    assert with_token == {"hub"} and any(request.server == "cdn" for request in fake.requests)
+
+
+def test_dl_18_the_token_is_dropped_after_a_cut_as_well(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+    puller.token = secret
+    fake.fault("model.safetensors", "cut")
+    puller.pull(TARGET)
+    resumed = [request for request in fake.gets("model.safetensors") if "range" in request.headers]
+    assert [(r.server, "authorization" in r.headers) for r in resumed] == [("hub", True), ("cdn", False)]
+
+
+ELSEWHERE = ["http://evil.example/x", "file:///etc/passwd", "ftp://127.0.0.1/x", "http://[::ffff:1.2.3.4]/x"]
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_dl_18_a_redirect_elsewhere_is_refused(puller: Any, fake: FakeHub, small: Any, method: str, url: str) -> None:
+    fake.fault("config.json", "redirect", to=url, methods=(method,), times=99)
+    error = failure(puller)
+    assert "refused" in error.message and "config.json" not in puller.names()
+
+
+def test_dl_18_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault("config.json", "hops", count=11, methods=("GET",), times=9)
+    assert "redirects more than 10 times" in failure(puller).message
+    fake.clear_faults()
+    fake.fault("config.json", "hops", count=11, methods=("HEAD",), times=9)
+    assert "redirects more than 10 times" in failure(puller).message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "allowed"),
+    [
+        ("https://huggingface.co", "https://huggingface.co/x", True),
+        ("https://huggingface.co", "https://cas-bridge.xethub.hf.co/x", True),
+        ("https://huggingface.co", "https://cdn-lfs-us-1.huggingface.co/x", True),
+        ("https://huggingface.co", "http://huggingface.co/x", False),
+        ("https://huggingface.co", "https://evilhuggingface.co/x", False),
+        ("https://huggingface.co", "https://huggingface.co.evil.example/x", False),
+        ("https://huggingface.co", "https://huggingface.co@evil.example/x", False),
+        ("https://huggingface.co", "https://127.0.0.1/x", False),
+        ("https://huggingface.co", "https://169.254.169.254/x", False),
+        ("https://mirror.example", "https://files.mirror.example/x", True),
+        ("https://mirror.example", "https://cdn-lfs.hf.co/x", True),
+        ("https://mirror.example", "https://other.example/x", False),
+        ("http://intranet:8080", "http://intranet:9090/x", True),
+        ("http://127.0.0.1:1", "http://localhost:2/x", True),
+        ("http://127.0.0.1:1", "http://10.0.0.1/x", False),
+    ],
+)
+def test_dl_18_which_hosts_are_trusted(endpoint: str, url: str, allowed: bool) -> None:
+    wire = Wire(endpoint, (), Patience())
+    with contextlib.nullcontext() if allowed else pytest.raises(DownloadError, match="refused"):
+        wire.leaving(http_library().Request("GET", url))
+
+
+def test_dl_18_which_hosts_see_the_token() -> None:
+    wire = Wire("https://mirror.example", ("files.example",), Patience())
+    seen = {}
+    for url in (
+        "https://mirror.example/x",
+        "https://huggingface.co/x",
+        "https://files.example/x",
+        "https://cdn.hf.co/x",
+    ):
+        request = http_library().Request("GET", url, headers={"Authorization": "Bearer t"})
+        wire.leaving(request)
+        seen[url.split("/")[2]] = "Authorization" in request.headers
+    assert seen == {"mirror.example": True, "huggingface.co": True, "files.example": False, "cdn.hf.co": False}
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+@pytest.mark.parametrize("value", ['"../../../x"', '"/etc/passwd"', '"a\\b"', '".."', '"C:x"'])
+def test_a_server_cannot_choose_a_path_in_the_cache(
+    puller: Any, fake: FakeHub, small: Any, header: str, value: str
+) -> None:
+    fake.fault("model.safetensors", "headers", methods=("HEAD",), times=9, headers={header: value})
+    before = sorted(puller.home.rglob("x"))
+    assert "malformed" in failure(puller).message
+    assert sorted(puller.home.rglob("x")) == before == [] and "model.safetensors" not in puller.names()
+
+
+# DL-20: refusals and silence
+
+
+def test_dl_20_too_many_requests_waits_as_told(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault("config.json", "429", retry_after=1)
+    begin = time.monotonic()
+    assert puller.pull(TARGET)[0].verified
+    assert 1.0 <= time.monotonic() - begin < 3.0
+
+
+def test_dl_20_a_wait_that_is_too_long_is_not_begun(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault("api", "429", retry_after=3600)
+    begin = time.monotonic()
+    error = failure(puller)
+    assert "too many requests" in error.message and "3600 s" in error.message and time.monotonic() - begin < 1
+
+
+def test_dl_20_three_times_500_is_borne_with_the_usual_patience(puller: Any, fake: FakeHub, small: Any) -> None:
+    puller.impatient(first_tries=Patience().first_tries)
+    fake.fault("config.json", "500", times=3)
+    fake.fault("api", "503", times=3)
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_dl_20_500_for_ever_is_given_up(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault("model.safetensors", "500", times=99)
+    error = failure(puller)
+    assert "status 500" in error.message and "model.safetensors" in error.message
+    assert sum(request.status == 500 for request in fake.requests) == puller.patience.first_tries
+
+
+def test_dl_20_no_address_fails_fast_and_says_so(puller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    begin = time.monotonic()
+    hub = Hub("https://nowhere.invalid", None, False, puller.home)
+    with pytest.raises(DownloadError, match="nowhere.invalid has no address here: no network, or DNS"):
+        hub.listing(TARGET, None)
+    assert time.monotonic() - begin < 3.0
+
+
+def test_dl_20_a_refused_connection_says_so(puller: Any) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        hub = Hub(f"http://127.0.0.1:{unused.getsockname()[1]}", None, False, puller.home, (), puller.patience)
+        with pytest.raises(DownloadError, match="127.0.0.1 refuses connections"):
+            hub.listing(TARGET, None)
+
+
+def test_dl_20_a_server_without_tls_says_so(puller: Any, fake: FakeHub) -> None:
+    hub = Hub(fake.url.replace("http://", "https://"), None, False, puller.home, (), puller.patience)
+    with pytest.raises(DownloadError, match=r"no secure \(TLS\) connection"):
+        hub.listing(TARGET, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(9, "not valid today"), (10, "not valid today"), (18, "not trusted: self")]
+)
+def test_dl_20_a_wrong_clock_is_told_from_a_wrong_certificate(code: int, words: str) -> None:
+    cause = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    cause.verify_code, cause.verify_message = code, "self-signed certificate"
+    error = http_library().ConnectError("[SSL] certificate verify failed")
+    error.__cause__ = cause
+    found = of_transport(error, "https://huggingface.co")
+    assert words in found.message and "huggingface.co" in found.message
+    assert ("date and time" in found.hint) is (code != 18)
+
+
+def test_dl_20_a_silent_server_is_given_up(puller: Any) -> None:
+    puller.impatient(answer_s=0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}", None, False, puller.home, (), puller.patience)
+        with pytest.raises(DownloadError, match="does not answer in time"):
+            hub.listing(TARGET, None)
+
+
+def test_dl_21_a_web_page_instead_of_a_listing(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault("api", "html", methods=("GET",), times=9)
+    assert "looks like a web page" in failure(puller).message
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"id": "owner/target", "sha": 5, "siblings": []}'])
+def test_nonsense_instead_of_a_listing_is_one_line(puller: Any, fake: FakeHub, small: Any, answer: bytes) -> None:
+    fake.fault("api", "answer", body=answer, times=9)
+    assert "\n" not in failure(puller).message
+
+
+def test_a_mirror_without_checksums_is_refused(puller: Any, fake: FakeHub) -> None:
+    body = b'{"id": "owner/target", "sha": "%s", "siblings": [{"rfilename": "config.json"}]}' % (b"1" * 40)
+    fake.fault("api", "answer", body=body)
+    assert "does not tell size and checksum of 'config.json'" in failure(puller).message
+
+
+def test_a_listing_of_another_commit_is_refused(puller: Any, fake: FakeHub) -> None:
+    first = fake.add_repo(TARGET, {"config.json": b"{}"})
+    fake.fault("api", "answer", body=b'{"id": "x", "sha": "%s", "siblings": []}' % (b"1" * 40))
+    with pytest.raises(DownloadError, match="wrong commit"):
+        puller.hub.listing(TARGET, first)
+
+
+# The client that huggingface_hub is lent
+
+
+def test_the_client_is_given_back_and_other_threads_keep_their_own(fake: FakeHub, puller: Any) -> None:
+    fake.add_repo(TARGET, {"config.json": b"{}"})
+    seen = []
+
+    def other() -> None:
+        api = huggingface_hub.HfApi(endpoint=fake.url, token=False)
+        try:
+            seen.append(api.model_info(TARGET).sha)
+        except OSError as error:
+            seen.append(type(error).__name__)
+
+    with puller.hub.wire().in_use():
+        for _ in range(2):
+            with online() if seen else contextlib.nullcontext():
+                thread = threading.Thread(target=other)
+                thread.start()
+                thread.join()
+    assert seen == ["OfflineModeIsEnabled", fake.repos[TARGET].refs["main"]]
+    assert type(huggingface_hub.get_session()).__module__.startswith("httpx")
+
+
+def test_a_xet_repo_is_read_over_https(puller: Any, fake: FakeHub, small: Any) -> None:
+    headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{fake.url}/api/xet-read-token"}
+    fake.fault("model.safetensors", "headers", methods=("HEAD",), times=9, headers=headers)
+    assert puller.pull(TARGET)[0].verified
+    assert not [request for request in fake.requests if "xet" in request.path]

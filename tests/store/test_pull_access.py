@@ -1,0 +1,109 @@
+"""Gated repositories and tokens; offline with a whole and with a torn cache."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from typing import Any
+
+import pytest
+from fake_hub import FakeHub
+
+from dflash_local.catalog.row import Fingerprint
+from dflash_local.errors import DownloadError
+from dflash_local.store.pull import Wanted
+
+TARGET, DRAFTER = "owner/target", "owner/drafter"
+KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
+PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
+
+
+# Gates
+
+
+def test_dl_10_a_gated_repo_without_token(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.repos[TARGET].gated = True
+    plan = puller.prepare(TARGET)
+    assert plan.repos[0].gated
+    with pytest.raises(DownloadError, match="owner/target is gated: its licence must be accepted") as caught:
+        puller.run(plan)
+    hint = caught.value.hint
+    assert caught.value.exit_code == 4 and "https://huggingface.co/owner/target" in hint and "hf auth login" in hint
+
+
+def test_dl_10_a_token_without_access_is_told_apart_and_never_shown(
+    puller: Any, fake: FakeHub, small: Any, secret: str
+) -> None:
+    fake.repos[TARGET].gated = True
+    puller.token = fake.grant(secret)
+    with pytest.raises(DownloadError, match="your token has no access") as caught:
+        puller.pull(TARGET)
+    steps, error = [], caught.value
+    while error is not None:
+        steps += [str(error), repr(error)]
+        error = error.__cause__ or error.__context__
+    assert secret not in "".join(steps) + repr(puller.hub) + repr(puller.said)
+    assert "https://huggingface.co/owner/target" in caught.value.hint
+
+
+def test_dl_10_a_token_with_access_is_let_in(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+    fake.repos[TARGET].gated = True
+    puller.token = fake.grant(secret, TARGET)
+    assert puller.pull(TARGET)[0].verified
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_dl_10_a_refusal_without_reason(puller: Any, fake: FakeHub, small: Any, status: str, secret: str) -> None:
+    puller.token = secret
+    fake.fault("config.json", status, code="", times=99)
+    with pytest.raises(DownloadError) as caught:
+        puller.pull(TARGET)
+    assert "token" in caught.value.hint and secret not in str(caught.value) and caught.value.exit_code == 4
+
+
+# Offline
+
+
+@pytest.fixture
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    opened: list[Any] = []
+
+    def refuse(*address: Any) -> Any:
+        opened.append(address)
+        raise OSError(101, "Network is unreachable")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return opened
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_dl_11_a_complete_cache_needs_no_socket(puller: Any, pair: Any, offline: bool, request: Any) -> None:
+    puller.pull(*PAIR)
+    opened = request.getfixturevalue("no_sockets")
+    puller.offline = offline
+    assert all(local.verified for local in puller.pull(*PAIR)) and opened == []
+
+
+def test_dl_11_offline_takes_what_another_program_fetched(puller: Any, small: Any, request: Any) -> None:
+    puller.pull(TARGET)
+    shutil.rmtree(puller.manifests)
+    opened = request.getfixturevalue("no_sockets")
+    puller.offline = True
+    local = puller.pull(TARGET)[0]
+    assert local.complete and not local.verified and opened == []
+
+
+def test_dl_12_offline_and_incomplete_lists_what_is_missing(puller: Any, sharded: Any, request: Any) -> None:
+    local = puller.pull(TARGET)[0]
+    gone = ["model-00002-of-00005.safetensors", "model-00004-of-00005.safetensors"]
+    for name in gone:
+        puller.cache.entry(TARGET, local.commit, name).blob.unlink()
+    opened = request.getfixturevalue("no_sockets")
+    puller.offline = True
+    with pytest.raises(DownloadError) as caught:
+        puller.pull(TARGET)
+    assert caught.value.exit_code == 4 and all(name in caught.value.message for name in gone) and opened == []
+    with pytest.raises(DownloadError, match="owner/drafter is not on this machine"):
+        puller.pull(DRAFTER)

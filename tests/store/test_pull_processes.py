@@ -1,0 +1,107 @@
+"""Two processes at one pull, one that is killed, one that is stopped with Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fake_hub import FakeHub, wait_until
+
+from dflash_local.catalog.row import Fingerprint
+from dflash_local.store.pull import Wanted
+
+TARGET, DRAFTER = "owner/target", "owner/drafter"
+KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
+PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
+
+
+# Other processes
+
+PROCESS = """
+import sys
+from pathlib import Path
+from dflash_local.errors import DFlashError
+from dflash_local.store.cache import Cache
+from dflash_local.store.hub import Hub
+from dflash_local.store.pull import Wanted, prepare, pull
+url, home, repo = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+hub, cache = Hub(url, None, False, home / "hub"), Cache(home / "hub")
+def say(event):
+    print(event, flush=True)
+try:
+    plan = prepare([Wanted("target", repo)], hub, cache, home / "manifests")
+    print("ready" if plan.ready else "begin", flush=True)
+    done = pull(plan, hub, cache, home / "manifests", home / "locks", on_event=say)
+    print("verified", done[0].verified, flush=True)
+except DFlashError as error:
+    print(error, file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@contextlib.contextmanager
+def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROCESS, puller.fake.url, str(puller.home), repo]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_dl_02_after_a_kill_finished_files_are_kept_and_no_orphan_stays(
+    puller: Any, fake: FakeHub, sharded: dict[str, bytes]
+) -> None:
+    fake.fault("model-0000[45]*", "trickle", rate=30_000, times=99)
+    with process(puller) as child:
+        assert wait_until(lambda: len(weights(puller)) == 3 and len(puller.incomplete()) == 2, 20)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert len(puller.incomplete()) == 2
+    fake.clear_faults()
+    before = len(fake.gets("model*.safetensors"))
+    local = puller.pull(TARGET)[0]
+    assert local.verified and puller.incomplete() == []
+    again = {request.file for request in fake.gets("model*.safetensors")[before:]}
+    assert again == {f"model-0000{number}-of-00005.safetensors" for number in (4, 5)}
+    assert any("cut off: its finished files are kept" in notice for notice in puller.notices)
+
+
+def weights(puller: Any) -> list[str]:
+    return [name for name in puller.names() if name.endswith(".safetensors")]
+
+
+def test_dl_13_of_two_processes_one_downloads_and_one_waits(
+    puller: Any, fake: FakeHub, small: dict[str, bytes]
+) -> None:
+    fake.fault("model.safetensors", "trickle", rate=200_000)
+    with process(puller) as first:
+        assert wait_until(lambda: fake.sent("model.safetensors") > 0, 20)
+        plan = puller.prepare(TARGET)
+        assert not plan.ready and puller.run(plan)[0].verified
+        out, _ = first.communicate(timeout=20)
+    assert first.returncode == 0 and "verified True" in out
+    assert [r.server for r in fake.gets("model.safetensors")] == ["cdn"]
+    assert puller.notices == [f"owner/target is being pulled by process {first.pid}: waiting for it"]
+
+
+def test_dl_22_ctrl_c_ends_with_130_within_two_seconds(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
+    fake.fault("model-0000[45]*", "stall", times=99)
+    with process(puller) as child:
+        assert wait_until(lambda: len(weights(puller)) == 3 and len(fake.gets("model-0000[45]*")) == 2, 20)
+        begin = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=10)
+        took = time.monotonic() - begin
+    assert child.returncode == 130 and took < 2.0
+    assert "finished files" in err and "are kept" in err and "Traceback" not in err
+    assert puller.incomplete() == [] and len(weights(puller)) == 3

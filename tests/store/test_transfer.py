@@ -1,0 +1,276 @@
+"""Bytes on the wire: cuts, lies about length, damage, trickles, a full disk, and stopping in the middle."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_hub import FakeHub, wait_until
+from hub_files import CHUNK, HTML, safetensors
+
+from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted
+
+TARGET = "owner/target"
+WEIGHTS = "model.safetensors"
+
+
+def content(puller: Any, name: str = WEIGHTS) -> bytes:
+    commit = puller.cache.commits(TARGET)[0]
+    return bytes((puller.cache.snapshot(TARGET, commit) / name).read_bytes())
+
+
+def failure(puller: Any, **options: Any) -> DownloadError:
+    with pytest.raises(DownloadError) as caught:
+        puller.pull(TARGET, **options)
+    assert caught.value.exit_code == 4 and "\n" not in caught.value.message
+    assert puller.incomplete() == []
+    return caught.value
+
+
+def test_dl_01_a_cut_connection_goes_on_where_it_was(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "cut", at=0.3)
+    local = puller.pull(TARGET)[0]
+    size = len(small[WEIGHTS])
+    assert local.verified and content(puller) == small[WEIGHTS]
+    assert size <= fake.sent(WEIGHTS) <= size + CHUNK
+    assert [r.headers.get("range") for r in fake.gets(WEIGHTS) if r.server == "cdn"] == [
+        None,
+        f"bytes={int(size * 0.3)}-",
+    ]
+    assert any("going on at 30%" in notice for notice in puller.notices)
+
+
+def test_dl_01_a_reset_connection_goes_on_as_well(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "reset", at=0.5, times=2)
+    assert puller.pull(TARGET)[0].verified
+    assert content(puller) == small[WEIGHTS]
+
+
+def test_a_cut_in_a_small_file_is_survived_too(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault("config.json", "cut", at=0.5)
+    fake.fault("tokenizer.json", "drop")
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_cuts_without_end_are_given_up(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "cut", at=0.1, times=99)
+    assert "given up after 3 tries" in failure(puller).message
+    assert len([r for r in fake.gets(WEIGHTS) if r.server == "cdn"]) == 3
+
+
+def test_cuts_with_progress_between_them_are_borne(puller: Any, fake: FakeHub) -> None:
+    fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(1_000_000)})
+    fake.fault(WEIGHTS, "cut", at=0.2, times=5)
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_dl_03_a_server_that_ignores_the_range(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "cut", at=0.3)
+    fake.fault(WEIGHTS, "ignore_range")
+    assert puller.pull(TARGET)[0].verified
+    assert hashlib.sha256(content(puller)).digest() == hashlib.sha256(small[WEIGHTS]).digest()
+
+
+def test_dl_04_corrupted_bytes_are_found_and_fetched_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "corrupt")
+    assert puller.pull(TARGET)[0].verified
+    assert content(puller) == small[WEIGHTS]
+    assert any("is damaged" in notice and "fetched again" in notice for notice in puller.notices)
+
+
+def test_dl_04_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "corrupt", times=2)
+    assert "model.safetensors of owner/target is damaged" in failure(puller).message
+    assert WEIGHTS not in puller.names() and hashlib.sha256(small[WEIGHTS]).hexdigest() not in puller.blobs()
+    assert not puller.manifests.exists()
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_dl_04_small_files_are_checked_too(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault("config.json", "corrupt", times=2)
+    assert "config.json of owner/target is damaged" in failure(puller).message
+
+
+def test_dl_04_a_corrupted_file_already_in_the_cache_is_replaced(
+    puller: Any, fake: FakeHub, small: dict[str, bytes]
+) -> None:
+    puller.pull(TARGET)
+    blob = puller.cache.entries(TARGET, puller.cache.commits(TARGET)[0])
+    damaged = next(entry.file for entry in blob if entry.name == WEIGHTS)
+    raw = bytearray(damaged.read_bytes())
+    raw[-1] ^= 1
+    damaged.write_bytes(raw)
+    for record in puller.manifests.rglob("*.json"):
+        record.unlink()
+    assert puller.prepare(TARGET).repos[0].unproven == sum(map(len, small.values()))
+    assert puller.pull(TARGET)[0].verified and content(puller) == small[WEIGHTS]
+
+
+@pytest.mark.parametrize(("kind", "difference"), [("short", -1000), ("long", 1000)])
+def test_dl_05_a_wrong_length_is_told_in_numbers(
+    puller: Any, fake: FakeHub, small: dict[str, bytes], kind: str, difference: int
+) -> None:
+    fake.fault(WEIGHTS, kind, times=2)
+    size = len(small[WEIGHTS])
+    assert f"has {size + difference:,} bytes instead of {size:,}" in failure(puller).message
+    assert fake.sent(WEIGHTS) < 2 * size + 2 * CHUNK
+
+
+def test_dl_05_one_wrong_length_is_forgiven(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "short")
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_dl_05_more_bytes_than_announced_by_a_chunked_answer(puller: Any, fake: FakeHub, small: Any) -> None:
+    fake.fault(WEIGHTS, "chunked", extra=500, times=2)
+    assert "has more than" in failure(puller).message
+
+
+def test_dl_07_a_disk_that_fills_up_stops_everything(
+    puller: Any, sharded: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_after(monkeypatch, 4, errno.ENOSPC)
+    with pytest.raises(DoesNotFitError, match="full") as caught:
+        puller.pull(TARGET)
+    assert caught.value.exit_code == 5 and "kept" in caught.value.hint
+    assert puller.incomplete() == [] and sum(name.endswith(".safetensors") for name in puller.names()) >= 1
+    monkeypatch.undo()
+    assert puller.pull(TARGET)[0].verified
+
+
+def test_dl_07_a_quota_is_named_as_one(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_after(monkeypatch, 0, errno.EDQUOT)
+    with pytest.raises(DoesNotFitError, match="over its quota"):
+        puller.pull(TARGET)
+
+
+def test_dl_07_a_read_only_cache_is_named(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_after(monkeypatch, 0, errno.EROFS)
+    error = failure(puller)
+    assert "Read-only" in error.message and "HF_HUB_CACHE" in error.hint
+
+
+class _Full(io.FileIO):
+    """A file on a disk that takes no more bytes."""
+
+    number = errno.ENOSPC
+
+    def write(self, *_: Any) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def full_after(monkeypatch: pytest.MonkeyPatch, files: int, number: int) -> None:
+    """Let the disk refuse bytes after so many files of weights."""
+    plain, left, lock = Path.open, [files], threading.Lock()
+
+    def opened(self: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if self.name.endswith(".incomplete") and "w" in mode and len(self.name.split(".")[0]) == 64:
+            with lock:
+                left[0] -= 1
+            if left[0] < 0:
+                return type("Full", (_Full,), {"number": number})(self, mode)
+        return plain(self, mode, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+
+
+def test_dl_19_a_trickle_is_broken_off_and_taken_up_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "trickle", rate=40)
+    begin = time.monotonic()
+    assert puller.pull(TARGET)[0].verified
+    assert time.monotonic() - begin < 3 and any("too slowly" in notice for notice in puller.notices)
+    assert content(puller) == small[WEIGHTS]
+
+
+def test_dl_19_a_stall_after_the_headers_is_broken_off(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "stall")
+    assert puller.pull(TARGET)[0].verified
+    assert any("does not answer in time" in notice for notice in puller.notices)
+
+
+def test_dl_19_the_tries_are_counted(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "stall", times=99)
+    begin = time.monotonic()
+    assert "given up after 3 tries" in failure(puller).message
+    assert time.monotonic() - begin < 3
+
+
+def test_dl_19_a_slow_but_steady_line_is_not_broken_off(puller: Any, fake: FakeHub) -> None:
+    puller.impatient(floor=100)
+    fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(2000)})
+    fake.fault(WEIGHTS, "trickle", rate=4000)
+    assert puller.pull(TARGET)[0].verified and puller.notices == []
+
+
+def test_dl_21_a_web_page_is_called_one(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "html", times=2)
+    assert "looks like a web page" in failure(puller).message
+
+
+def test_dl_21_a_web_page_of_the_right_length(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    page = HTML + b" " * (len(small[WEIGHTS]) - len(HTML))
+    fake.fault(WEIGHTS, "bytes", body=page, times=2)
+    assert "looks like a web page" in failure(puller).message
+    assert WEIGHTS not in puller.names()
+
+
+def test_dl_21_a_web_page_to_every_question(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    plan = puller.prepare(TARGET)
+    fake.fault("*", "html", methods=("GET", "HEAD"), times=99)
+    with pytest.raises(DownloadError, match="looks like a web page"):
+        puller.run(plan)
+
+
+def test_dl_22_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
+    puller.impatient(stall_s=30.0)
+    fake.fault("model-0000[345]*", "stall", times=99)
+    plan = puller.prepare(TARGET)
+    asked: list[float] = []
+
+    def cancelled() -> bool:
+        if not asked and len([r for r in fake.gets("model-0000[345]*") if r.server == "cdn"]) >= 3:
+            asked.append(time.monotonic())
+        return bool(asked)
+
+    with pytest.raises(Interrupted, match=r"[45] finished files .* are kept") as caught:
+        puller.run(plan, cancelled=cancelled)
+    assert time.monotonic() - asked[0] < 2.0 and caught.value.exit_code == 130
+    assert puller.incomplete() == [] and not puller.manifests.exists()
+    assert wait_until(lambda: not any(thread.name.startswith("pull-") for thread in threading.enumerate()))
+    fake.clear_faults()
+    before = fake.sent()
+    assert puller.pull(TARGET)[0].verified
+    assert fake.sent() - before <= 3 * 50_500
+
+
+def test_dl_22_a_pull_that_waits_to_try_again_stops_at_once(puller: Any, fake: FakeHub, small: Any) -> None:
+    puller.impatient(longest_wait_s=100.0)
+    fake.fault(WEIGHTS, "429", retry_after=60, times=9)
+    plan = puller.prepare(TARGET)
+    begin = time.monotonic()
+    with pytest.raises(Interrupted):
+        puller.run(plan, cancelled=lambda: any(request.status == 429 for request in fake.requests))
+    assert time.monotonic() - begin < 2.0
+
+
+def test_progress_never_goes_back_without_reason_and_ends_whole(puller: Any, fake: FakeHub) -> None:
+    fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(100_000)})
+    fake.fault(WEIGHTS, "trickle", rate=200_000)
+    puller.pull(TARGET)
+    done = [event.done for event in puller.progress]
+    assert done == sorted(done) and len(done) < 20
+    assert (puller.progress[-1].done, puller.progress[-1].repo) == (puller.progress[-1].total, TARGET)
+
+
+def test_a_fault_of_ours_ends_the_pull_in_words(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr("dflash_local.store.transfer.prove", lambda *_: 1 / 0)
+    with pytest.raises(DownloadError, match="fault of this program"):
+        puller.pull(TARGET)
