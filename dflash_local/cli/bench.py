@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_local import settings
-from dflash_local.catalog.bundled import Pair, find
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load_engine, save_report
+from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
+from dflash_local.cli.resolve import resolve
 from dflash_local.cli.session import load_wish
+from dflash_local.cli.thinking import thinks
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ def bench(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     report: Report = None,
@@ -52,22 +57,21 @@ def bench(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     if block_size is not None:
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    pair = find(model, drafter)
+    pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
     check_report_path(report)
     chosen = _chosen(pair, prompts)
     if limit is not None:
         check_integer("limit", limit, 1, MAX_LIMIT)
         chosen = chosen[:limit]
     wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
-    session = load_engine(pair, wish, console)
-    try:
+    wish = replace(wish, context=context, fit_check=not no_fit_check)
+    thinking = thinks(pair, think, user, console)
+    with loaded_engine(pair, wish, console) as session:
         from dflash_local.bench import speed, speed_report
 
         with console.progress() as line:
-            asked = speed.Wish(max_new_tokens, block_size, bool(think), line)
+            asked = speed.Wish(max_new_tokens, block_size, thinking, line)
             found = speed.compare(session, chosen, asked)
-    finally:
-        session.close()
     result = speed_report.speed_report(pair, session.facts, found, asked)
     if as_json:
         console.json(result)

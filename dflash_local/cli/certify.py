@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local import settings
-from dflash_local.catalog.bundled import Pair, find
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load_engine, save_report
+from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
+from dflash_local.cli.resolve import resolve
 from dflash_local.cli.session import load_wish
+from dflash_local.cli.thinking import thinks
 from dflash_local.errors import ExactnessError, UsageError
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
 
@@ -42,6 +45,8 @@ def certify(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     report: Report = None,
@@ -52,18 +57,17 @@ def certify(
     user = settings.load()
     console = Console(user.environ)
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-    pair = find(model, drafter)
+    pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
     check_report_path(report)
     wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
-    session = load_engine(pair, wish, console)
-    try:
+    wish = replace(wish, context=context, fit_check=not no_fit_check)
+    thinking = thinks(pair, think, user, console)
+    with loaded_engine(pair, wish, console) as session:
         prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
         found, lines, failed = _certify(
-            console, pair, session, prompts, seed, tuple(block_size or ()), max_new_tokens, bool(think)
+            console, pair, session, prompts, seed, tuple(block_size or ()), max_new_tokens, thinking
         )
-    finally:
-        session.close()
     if as_json:
         console.json(found)
     else:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from dflash_local import settings
-from dflash_local.catalog.bundled import find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.repl import repl
+from dflash_local.cli.resolve import resolve
 from dflash_local.cli.session import load_wish
 from dflash_local.cli.slash import Desk
 from dflash_local.cli.talk import MAX_NEW_TOKENS, Talk, Wishes
+from dflash_local.cli.thinking import thinks
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
@@ -26,8 +28,18 @@ def register(app: typer.Typer) -> None:
     app.command("chat")(chat)
 
 
+ModelOrDemo = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A name that dflash models lists, or a folder; demo.",
+        autocompletion=opt.complete_model,
+    ),
+]
+
+
 def chat(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A bundled pair or a folder; demo.")] = None,
+    model: ModelOrDemo = None,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     system: opt.System = "",
@@ -44,6 +56,8 @@ def chat(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
@@ -52,32 +66,38 @@ def chat(
     """Talk with a model, line by line. Sampling as its generation_config.json advises."""
     user = settings.load()
     console = Console(user.environ)
-    name = model or user.model or DEFAULT_MODEL
-    pair = find(name, drafter)
-    given = {
-        "temperature": temperature if temperature is not None else user.temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-    }
-    sampling = {key: value for key, value in given.items() if value is not None}
-    opt.sampling(SamplingParams(), **sampling)  # refuses what is out of range before anything loads
-    wishes = Wishes(
-        sampling=sampling,
-        limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
-        mode=opt.mode_name(mode),
-        block_size=block_size,
-        thinking=bool(opt.first(think, user.thinking, False)),
-        system=system,
+    sampling = given(
+        temperature=temperature if temperature is not None else user.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
     )
+    limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
+    draft = mode is opt.ModeChoice.dflash
+    name = model or user.model or DEFAULT_MODEL
+    pair = resolve(name, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
+    thinking = thinks(pair, think, user, console)
+    wishes = Wishes(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
     load = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    load = replace(load, context=context, fit_check=not no_fit_check)
     folder = chats_folder(user)
     recorder = Recorder(folder, console.warn, keep=user.history and not no_history)
     with Talk(console, pair, load, wishes, recorder) as talk:
         chosen = "" if model or user.model else " (no MODEL was given)"
         console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
         repl(Desk(talk, folder))
+
+
+def given(**wishes: float | int | None) -> dict[str, float | int]:
+    """The sampling options that were given.
+
+    Raises:
+        UsageError: one is out of range; before anything is downloaded or loaded.
+    """
+    sampling = {key: value for key, value in wishes.items() if value is not None}
+    opt.sampling(SamplingParams(), **sampling)
+    return sampling

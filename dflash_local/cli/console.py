@@ -42,6 +42,39 @@ class Console:
         """True when a person sits at both ends: stdin and stdout are terminals."""
         return terminal.is_terminal(sys.stdin) and terminal.is_terminal(self.out)
 
+    @property
+    def can_ask(self) -> bool:
+        """True when a person can read a question on stderr and answer it on stdin."""
+        return terminal.is_terminal(sys.stdin) and terminal.is_terminal(self.err)
+
+    @property
+    def live(self) -> bool:
+        """True when stderr is a terminal whose lines can be written again."""
+        return terminal.is_terminal(self.err) and not terminal.is_dumb(self._environ)
+
+    @property
+    def columns(self) -> int:
+        """The width that data may take: that of stdout's terminal, or of ``COLUMNS``."""
+        return terminal.width(stream=self.out, environ=self._environ)
+
+    @property
+    def note_columns(self) -> int:
+        """The width that notes may take: that of stderr's terminal, or of ``COLUMNS``."""
+        return terminal.width(stream=self.err, environ=self._environ)
+
+    def ask(self, question: str, default: bool) -> bool:
+        """A yes or no from the keyboard; an empty answer is the default, the end of input is no."""
+        self.note(f"{question} [{'Y/n' if default else 'y/N'}] ", end="")
+        while True:
+            line = sys.stdin.readline()
+            if not line:
+                self.note()
+                return False
+            word = line.strip().lower()
+            if word in ("", "y", "yes", "n", "no"):
+                return default if not word else word.startswith("y")
+            self.note("please answer y or n: ", end="")
+
     def data(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """Whole text for stdout, made safe."""
         self.raw(terminal.safe(text), style, end)
@@ -81,15 +114,14 @@ class Console:
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
         """A line on stderr that is rewritten in place and gone at the end; nothing off a terminal."""
-        if not terminal.is_terminal(self.err) or terminal.is_dumb(self._environ):
+        if not self.live:
             yield lambda _text, _fraction: None
             return
         longest = 0
 
         def show(text: str, fraction: float) -> None:
             nonlocal longest
-            columns = terminal.width(stream=self.err, environ=self._environ)
-            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, columns - 1)]
+            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, self.note_columns - 1)]
             longest = max(longest, len(line))
             self.raw_note(f"\r{line.ljust(longest)}")
 

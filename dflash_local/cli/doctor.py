@@ -17,10 +17,13 @@ import typer
 from dflash_local import __version__, settings
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.places import places_or_none, registry, standing
+from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
 from dflash_local.planner import hardware, software
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Command, Compiler
+from dflash_local.settings import Settings
 
 Status = Literal["ok", "info", "problem"]
 STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
@@ -88,7 +91,10 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     yield check_fla(software.version_of("flash-linear-attention") or software.version_of("fla-core"))
     yield check_requirements(software.missing_requirements())
     yield check_memory(hardware.memory())
-    yield from check_folders(_cache_folder(), _data_folder(environ))
+    user = _settings(environ)
+    yield from check_folders(user.hub.cache if user else None, user.data_dir if user else None)
+    if user is not None:
+        yield check_models(user)
     yield check_command(software.command("dflash"))
 
 
@@ -235,18 +241,23 @@ def check_command(command: Command) -> Check:
     return Check(name, "problem", f"this shell runs {command.found}, which is another program", always)
 
 
-def _cache_folder() -> Path | None:
-    """The standard Hugging Face cache, wherever the user's variables put it."""
+def check_models(user: Settings) -> Check:
+    """The registry, and how many of its pairs are here."""
     try:
-        from huggingface_hub import constants
-    except ImportError:
-        return None  # reported as a missing requirement
-    return Path(constants.HF_HUB_CACHE)
+        places = places_or_none(user)
+        found = [standing(row, places) for row in registry(user).rows]
+    except SettingsError as error:
+        return Check("models", "problem", error.message, error.hint)
+    here = [item for item in found if item.state == "local"]
+    parts = [item for item in found if item.state == "partial"]
+    known = sum(not item.row.bundled for item in found)
+    value = f"{len(here)} of {known} pairs here ({amount(sum(item.size for item in here))})"
+    return Check("models", "ok", f"{value}, {len(parts)} in part" if parts else value)
 
 
-def _data_folder(environ: Mapping[str, str]) -> Path | None:
-    """Our own data folder under these variables; None without one, also when the settings are bad."""
+def _settings(environ: Mapping[str, str]) -> Settings | None:
+    """The settings under these variables; None when they are bad, which is a finding of its own."""
     try:
-        return settings.load(environ).data_dir
+        return settings.load(environ)
     except SettingsError:
         return None

@@ -18,7 +18,8 @@ from dflash_local import __version__, settings
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-COMMANDS = ("run", "chat", "demo", "certify", "bench", "doctor")  # each a module with register(app)
+# each a module with register(app)
+COMMANDS = ("run", "chat", "demo", "models", "show", "plan", "pull", "rm", "certify", "bench", "doctor")
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
 _PARSE_ERROR: type[typer.BadParameter] = next(

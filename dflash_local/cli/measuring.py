@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,7 +12,7 @@ import typer
 
 from dflash_local.catalog.bundled import FOLDER, Pair
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, load_pair
+from dflash_local.cli.session import LoadWish, held, load_pair
 from dflash_local.errors import UsageError
 from dflash_local.planner.hardware import folder
 from dflash_local.store.atomic import write_atomic
@@ -23,9 +25,15 @@ HELD_OUT = FOLDER / "heldout.json"
 Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole report there as JSON.")]
 
 
-def load_engine(pair: Pair, wish: LoadWish, console: Console) -> Session:
-    """The engine's session itself: measuring looks behind events."""
-    return cast("Session", load_pair(pair, wish, console))
+@contextmanager
+def loaded_engine(pair: Pair, wish: LoadWish, console: Console) -> Iterator[Session]:
+    """The engine's session itself, closed at the end: measuring looks behind events."""
+    with held(pair, wish.user):
+        session = cast("Session", load_pair(pair, wish, console))
+        try:
+            yield session
+        finally:
+            session.close()
 
 
 def check_report_path(file: Path | None) -> None:

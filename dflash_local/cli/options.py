@@ -43,8 +43,28 @@ class EngineChoice(str, Enum):
     reference = "reference"
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A bundled pair (demo, demo-hybrid) or a local folder.")]
-Drafter = Annotated[str | None, typer.Option(metavar="FOLDER", help="The drafter's folder.")]
+def complete_model(incomplete: str) -> list[str]:
+    """Names of models that begin so, for the shell: bundled ones and those of the registry."""
+    from dflash_local.cli.completion import model_names
+
+    return model_names(incomplete)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name that dflash models lists, or a local folder.",
+        autocompletion=complete_model,
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", help="Names that dflash models lists.", autocompletion=complete_model),
+]
+Drafter = Annotated[
+    str | None, typer.Option(metavar="FOLDER|REPO", help="The drafter's folder or repository, owner/name.")
+]
 Mode = Annotated[ModeChoice, typer.Option(help="Draft and verify, or one token at a time.")]
 MaxNewTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens in the reply at most.")]
 Temperature = Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")]
@@ -62,6 +82,15 @@ Dtype = Annotated[DtypeChoice | None, typer.Option(help="auto: float32 on a CPU,
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N, mps, balanced (several GPUs).")
 ]
+Context = Annotated[int | None, typer.Option(metavar="N", help="Tokens the session may hold; what fits if not given.")]
+NoFitCheck = Annotated[
+    bool, typer.Option("--no-fit-check", help="Load even where the memory plan says that it does not fit.")
+]
+GpuMemory = Annotated[
+    float | None, typer.Option(metavar="GIB", help="Plan for a GPU with this much memory instead of this machine.")
+]
+Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Engine = Annotated[EngineChoice, typer.Option(help="The runner.")]
 Quantize = Annotated[QuantizeChoice | None, typer.Option(help="Load the target's weights in 4 or 8 bits.")]
 AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]

@@ -6,16 +6,19 @@ import io
 import os
 import stat
 import sys
+from dataclasses import replace
 from typing import Annotated, Any, TextIO
 
 import typer
 
 from dflash_local import settings
-from dflash_local.catalog.bundled import Pair, find
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
+from dflash_local.cli.resolve import resolve
 from dflash_local.cli.session import load_wish, start_service
+from dflash_local.cli.thinking import thinks
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
 from dflash_local.service.service import Facts, Service
@@ -48,6 +51,8 @@ def run(
     device: opt.Device = None,
     engine: opt.Engine = opt.EngineChoice.reference,
     quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     system: opt.System = "",
@@ -58,7 +63,7 @@ def run(
     """Answer one prompt. Greedy unless --temperature is given."""
     user = settings.load()
     console = Console(user.environ)
-    pair = find(model, drafter)
+    draft = mode is opt.ModeChoice.dflash
     request = _request(
         prompt,
         opt.parse_ids(prompt_ids) if prompt_ids is not None else (),
@@ -77,15 +82,18 @@ def run(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS), tuple(stop or ())),
         mode=opt.mode_name(mode),
         block_size=block_size,
-        thinking=bool(opt.first(think, user.thinking, False)),
     )
+    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
+    request = replace(request, thinking=thinks(pair, think, user, console))
     wish = load_wish(
         user,
         dtype=dtype,
         device=device,
         quantize=quantize,
         allow_mismatch=allow_mismatch,
-        draft=mode is opt.ModeChoice.dflash,
+        draft=draft,
+        context=context,
+        fit_check=not no_fit_check,
     )
     with start_service(pair, wish, console) as service:
         if request.messages and not service.facts.has_tokenizer:

@@ -1,10 +1,12 @@
-"""The one place of the command line that loads a pair, and shows how far loading is."""
+"""The one place of the command line that loads a pair: whether it fits, how far it is, who holds its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
@@ -17,13 +19,22 @@ from dflash_local.service.service import Service, Session
 
 @dataclass(frozen=True, slots=True)
 class LoadWish:
-    """How the user wants a pair loaded; checked by the engine."""
+    """How the user wants a pair loaded; checked by the engine.
+
+    Attributes:
+        context: tokens the session may hold; None takes what fits, at most the models' own limit.
+        fit_check: ask the planner first and refuse what does not fit.
+        user: whose folders and locks; None when nothing is to be looked up there.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
     quantize: str | None = None
     allow_mismatch: bool = False
     draft: bool = True
+    context: int | None = None
+    fit_check: bool = True
+    user: settings.Settings | None = None
 
 
 def load_wish(
@@ -34,6 +45,8 @@ def load_wish(
     quantize: Enum | None = None,
     allow_mismatch: bool = False,
     draft: bool = True,
+    context: int | None = None,
+    fit_check: bool = True,
 ) -> LoadWish:
     """The options of a command, then the user's settings, then ``auto``."""
     return LoadWish(
@@ -42,6 +55,9 @@ def load_wish(
         quantize=opt.value_of(quantize),
         allow_mismatch=allow_mismatch,
         draft=draft,
+        context=context,
+        fit_check=fit_check,
+        user=user,
     )
 
 
@@ -70,12 +86,84 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
         quantize=wish.quantize,
         allow_mismatch=wish.allow_mismatch,
         draft=wish.draft,
+        context=wish.context,
     )
     return load(pair, options, progress)
 
 
+def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
+    """The wish with the context that fits, when the user named none and the models' own does not.
+
+    Raises:
+        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    from dflash_local.cli import fit
+    from dflash_local.planner import plan as planner
+    from dflash_local.planner.machine import this_machine
+
+    if not wish.fit_check:
+        return wish
+    known = fit.folder_shapes(pair.name, pair.target, pair.drafter if wish.draft else None)
+    if known is None:
+        return wish
+    environ = wish.user.environ if wish.user is not None else {}
+    where = this_machine(wish.device, environ)
+    asked = planner.Wish(wish.dtype, wish.quantize, wish.context, wish.draft)
+    found = planner.plan(known.target, known.drafter, where, asked)
+    if fit.too_big(found):
+        refusal = fit.refusal_of(found, planner.nearest(known.target, known.drafter, where, asked))
+        refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
+        raise refusal
+    if wish.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
+        wish = replace(wish, device=where.device)  # the engine's own choice would be the first GPU
+        console.note(f"on {where.device}, {where.name}: {where.why}", "dim")
+    limit = planner.context_limit(known.target, known.drafter)
+    if found.fits and wish.context is None and found.context is not None and found.context < limit:
+        console.note(f"context {found.context:,} of {limit:,}: what fits on {where.name}", "dim")
+        wish = replace(wish, context=found.context)
+    return wish
+
+
+@contextmanager
+def held(pair: Pair, user: settings.Settings | None) -> Iterator[None]:
+    """Within, other programs know that the pair's repositories are loaded and do not remove them.
+
+    Raises:
+        BusyError: one of them is being removed.
+    """
+    repos = _repos(pair, user.hub.cache) if user is not None and user.hub.cache is not None else ()
+    with ExitStack() as stack:
+        if repos and user is not None:
+            from dflash_local.store import lock
+
+            for repo in repos:
+                stack.enter_context(lock.using(lock.folder_of(user), repo))
+        yield
+
+
+def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:
+    """The repositories of the cache that the pair's folders are snapshots of."""
+    from dflash_local.store.names import repo_of
+
+    found = []
+    for folder in (pair.target, pair.drafter):
+        try:
+            parts = folder.absolute().relative_to(cache.absolute()).parts if folder is not None else ()
+        except ValueError:  # elsewhere on the disk
+            continue
+        repo = repo_of(parts[0]) if len(parts) > 1 else None
+        found += [repo] if repo else []
+    return tuple(dict.fromkeys(found))
+
+
 def load_pair(pair: Pair, wish: LoadWish, console: Console) -> Session:
-    """Load a pair, showing how far it is; notices of the load go to stderr."""
+    """Load a pair, showing how far it is; notices of the load go to stderr.
+
+    Raises:
+        DoesNotFitError: it does not fit. DFlashError: see ``open_session``.
+    """
+    wish = fitted(pair, wish, console)
     with console.progress() as line:
         session = open_session(pair, wish, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
     for notice in session.facts.notices:
@@ -83,6 +171,22 @@ def load_pair(pair: Pair, wish: LoadWish, console: Console) -> Session:
     return session
 
 
+class HeldService(Service):
+    """A service that lets go of the pair's files when it is closed."""
+
+    def __init__(self, session: Session, hold: ExitStack) -> None:
+        super().__init__(session)
+        self._hold = hold
+
+    def close(self) -> None:
+        """Close the session, then let others remove its files."""
+        super().close()
+        self._hold.close()
+
+
 def start_service(pair: Pair, wish: LoadWish, console: Console) -> Service:
     """A service over the loaded pair, to be used in a ``with``."""
-    return Service(load_pair(pair, wish, console))
+    with ExitStack() as stack:
+        stack.enter_context(held(pair, wish.user))
+        session = load_pair(pair, wish, console)
+        return HeldService(session, stack.pop_all())

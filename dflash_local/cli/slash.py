@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_local.catalog.bundled import BUNDLED, find
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import figures
+from dflash_local.cli.resolve import resolve
 from dflash_local.cli.talk import Talk, histogram, parse_setting
+from dflash_local.cli.thinking import thinking_notice
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.store import export, history
@@ -87,15 +88,20 @@ def _model(desk: Desk, argument: str) -> None:
         desk.console.note(
             f"{desk.talk.pair.label}: {facts.engine} {facts.dtype} {facts.device}, block {facts.block_size}"
         )
-        desk.console.note(f"bundled: {', '.join(BUNDLED)}; a folder works too: /model FOLDER DRAFTER_FOLDER")
+        desk.console.note("/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER")
         return
     if len(words) > 2:
         raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
-    pair = find(words[0], words[1] if len(words) == 2 else None)
+    talk = desk.talk
+    drafter = words[1] if len(words) == 2 else None
+    pair = resolve(words[0], drafter, talk.user, desk.console, draft=talk.wishes.mode == "dflash")
     if pair.drafter is None and desk.talk.wishes.mode == "dflash":
         raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
     desk.talk.change_model(pair)
     desk.console.note(f"now talking to {desk.talk.pair.label}")
+    notice = thinking_notice(pair, talk.wishes.thinking)
+    if notice:
+        desk.console.warn(notice)
 
 
 def _mode(desk: Desk, argument: str) -> None:

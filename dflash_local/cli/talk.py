@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.cli import options as opt
@@ -19,6 +20,7 @@ from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Finished, Mode
 from dflash_local.request import Limits, Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.service import Service
+from dflash_local.settings import Settings
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Turn
 
@@ -72,6 +74,11 @@ class Talk:
         if self._service is None:
             raise UsageError("no model is loaded", "/model NAME loads one")
         return self._service
+
+    @property
+    def user(self) -> Settings:
+        """The user's settings, as the chat was started with."""
+        return self._load.user if self._load.user is not None else settings.load()
 
     @property
     def broken(self) -> bool:

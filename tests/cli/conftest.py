@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hub import FakeHub, online
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import session as cli_session
+from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
 from dflash_local.cli.session import LoadWish
 from tests.service.scripted import ScriptedSession
@@ -113,3 +115,58 @@ def local(tmp_path: Path) -> Path:
     folder = tmp_path / "local"
     folder.mkdir()
     return folder
+
+
+TARGET, DRAFTER = "toys/Toy-9B", "z-toys/Toy-9B-DFlash"
+OVERLAY = f"""schema: 1
+pairs:
+  - target: {TARGET}
+    drafter: {DRAFTER}
+    aliases: [toy-9b]
+    family: toy
+    fingerprints:
+      - {{generation: v1, layers: 2, taps: [1, 3, 5, 6], mask_token_id: 1023, block_size: 8, window: null}}
+    thinking: either
+    gated: false
+    sizes_gib: {{target: 0.01, drafter: 0.001}}
+"""
+
+
+def write_overlay(home: Path, text: str) -> None:
+    """The user's own registry.yaml."""
+    file = home / ".config" / "dflash-local" / "registry.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def contents(hub: FakeHub, repo: str) -> dict[str, bytes | Path]:
+    """The files of a repository's first commit, to make another of them."""
+    return {path: file.content for path, file in next(iter(hub.repos[repo].commits.values())).items()}
+
+
+@pytest.fixture
+def toy_hub(own_home: Path) -> Iterator[FakeHub]:
+    """A hub that holds the bundled pair's files under other names, and a row of the registry for them."""
+    write_overlay(own_home, OVERLAY)
+    with FakeHub() as hub, online(hub):
+        hub.add_folder(TARGET, bundled.FOLDER / "demo" / "target")
+        hub.add_folder(DRAFTER, bundled.FOLDER / "demo" / "drafter")
+        yield hub
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """``asked = answers(True, False)``: somebody sits there and answers so; ``asked`` fills with the questions."""
+
+    def prepare(*replies: bool) -> list[str]:
+        left, asked = list(replies), []
+
+        def ask(self: Console, question: str, default: bool) -> bool:
+            asked.append(question)
+            return left.pop(0) if left else default
+
+        monkeypatch.setattr(Console, "can_ask", property(lambda self: True))
+        monkeypatch.setattr(Console, "ask", ask)
+        return asked
+
+    return prepare

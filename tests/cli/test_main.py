@@ -31,7 +31,7 @@ from tests.service.scripted import ScriptedSession
 text = "caf\\u00e9 \\u2713\\U0001f34e line %d\\n"
 steps = [Step((Piece(text % n),), (n,), 0, 0, 0, 0.0) for n in range(int(sys.argv[1]))]
 session.open_session = lambda *_: ScriptedSession(steps=steps)
-run.find = lambda *_: Pair("p\\u00e9ar", Path("t"), Path("d"), False)
+run.resolve = lambda *_, **__: Pair("p\\u00e9ar", Path("t"), Path("d"), False)
 sys.exit(main.main(sys.argv[2:]))
 """
 

@@ -147,7 +147,7 @@ def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
         (["hi", "--engine", "fused"], "--engine"),
         (["hi", "--quantize", "int3"], "--quantize"),
         (["hi", "--bogus"], "--bogus"),
-        (["hi", "--drafter", "/nowhere"], "--drafter '/nowhere' is not a folder"),
+        (["hi", "--drafter", "/nowhere"], "--drafter '/nowhere' is neither a folder"),
     ],
 )
 def test_bad_options_exit_2_in_one_line_before_loading(

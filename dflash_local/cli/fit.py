@@ -1,0 +1,238 @@
+"""Asks the planner about a choice and puts its answers into words: ledger, table, verdict.
+
+Shapes come from the files when they are here, else from the registry. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.catalog.row import Repo, Row
+from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
+from dflash_local.errors import DoesNotFitError
+
+if TYPE_CHECKING:
+    from dflash_local.cli.places import Places
+    from dflash_local.cli.resolve import Choice
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+    from dflash_local.planner.shape import DrafterShape, TargetShape
+    from dflash_local.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of a pair. ``drafter`` is None when there is none, or nothing is known of it."""
+
+    target: TargetShape
+    drafter: DrafterShape | None
+    drafter_unknown: bool = False
+
+
+def machine(user: Settings, gpu: str | None, memory_gib: float | None, device: str = "auto") -> Machine:
+    """The machine named by the options, else this one.
+
+    Raises:
+        UsageError: no such card, not a size, or a device that is not there.
+    """
+    from dflash_local.planner.machine import named, this_machine
+
+    if gpu is not None or memory_gib is not None:
+        return named(gpu, memory_gib)
+    return this_machine(device, user.environ)
+
+
+def shapes(choice: Choice, places: Places | None) -> Shapes | None:
+    """What is known of both shapes; None when not even that of the target is."""
+    from dflash_local.planner.shape import DrafterShape, TargetShape
+
+    config = _config(choice.target, None, places)
+    if config is None:
+        return None
+    name = choice.target.id if isinstance(choice.target, Repo) else choice.name
+    target = TargetShape.from_config(config, name)
+    if choice.drafter is None:
+        return Shapes(target, None)
+    found = _config(choice.drafter, choice.row if choice.own_drafter else None, places)
+    if found is None:
+        return Shapes(target, None, drafter_unknown=True)
+    source = choice.drafter.id if isinstance(choice.drafter, Repo) else str(choice.drafter)
+    return Shapes(target, DrafterShape.from_config(found, source, target))
+
+
+def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
+    """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
+    from dflash_local.planner.shape import DrafterShape, TargetShape
+
+    config = _read(target)
+    if config is None:
+        return None
+    shape = TargetShape.from_config(config, name)
+    found = _read(drafter) if drafter is not None else None
+    if drafter is not None and found is None:
+        return None
+    return Shapes(shape, DrafterShape.from_config(found, str(drafter), shape) if found is not None else None)
+
+
+def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
+    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row."""
+    from dflash_local.planner.plan import Wish, nearest, plan
+
+    if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
+        return "server", None
+    if known is None:
+        return UNKNOWN, None
+    wish = Wish()
+    found = plan(known.target, known.drafter, where, wish)
+    if found.fits:
+        return "fits", found
+    near = nearest(known.target, known.drafter, where, wish)
+    if near is not None:
+        return (f"fits in {near.format}" if near.draft or known.drafter is None else "target alone"), near
+    least = least_needed(known, where)
+    return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
+
+
+def least_needed(known: Shapes, where: Machine) -> int | None:
+    """Bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
+    from dflash_local.planner.formats import refusal
+    from dflash_local.planner.plan import Wish, fits_table, plan
+
+    found = [one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.quantize)]
+    if found and where.kind == "cpu":
+        found.append(plan(known.target, known.drafter, where, Wish(dtype="bfloat16")))
+    totals = [one.ledger.total for one in found if one.ledger.total is not None]
+    return min(totals) if totals else None
+
+
+def too_big(found: Plan) -> bool:
+    """True when sizes are known and memory is what is missing; other objections are the engine's to raise."""
+    total = found.ledger.total
+    return not found.fits and total is not None and total > found.machine.free
+
+
+def machine_line(where: Machine) -> str:
+    """``CPU, 12.0 GiB free of 15.6 GiB (no GPU was found)``."""
+    why = f" ({where.why})" if where.why else ""
+    return f"{where.name}, {amount(where.free)} free of {amount(where.memory)}{why}"
+
+
+def ledger_lines(found: Plan, width: int) -> list[str]:
+    """The memory of a plan, line by line, and what it comes to."""
+    book = found.ledger
+    columns = (Column("MEMORY"), Column("SIZE", right=True), Column("", shrinks=True))
+    rows = [(line.name, amount(line.bytes), line.note) for line in book.lines]
+    if found.runs_on == "local":
+        rows.append(("running", amount(book.running), "all of the above"))
+        if book.loading.bytes:
+            rows.append((book.loading.name, amount(book.loading.bytes), book.loading.note))
+        if book.reserve.bytes:
+            rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
+        rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} free"))
+    return table(columns, rows, width)
+
+
+def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
+    """What fits at which context in which format, or why it does not; the engine's objections stand below."""
+    from dflash_local.planner.formats import refusal
+
+    columns = (
+        Column("FORMAT"),
+        Column("FITS"),
+        Column("CONTEXT", right=True),
+        Column("NEEDS", right=True),
+        Column("", shrinks=True),
+    )
+    rows, reasons = [], []
+    for plan in plans:
+        total, refused = plan.ledger.total, refusal(known.target, plan.quantize)
+        if refused:
+            rows.append((plan.format, "no", "-", "-", ""))
+            reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
+            continue
+        fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
+        why = "" if plan.fits or total is None else f"{amount(total - plan.machine.free)} too little"
+        reasons += wrapped(plan.reason, width) if total is None else []
+        rows.append((plan.format, fits, tokens(plan.context), amount(total), why))
+    return [*table(columns, rows, width), *reasons]
+
+
+def inferred(known: Shapes) -> list[str]:
+    """Which values of the shapes no source quotes, a sentence for each shape."""
+    parts = [(known.target.source, known.target.inferred)]
+    if known.drafter is not None:
+        parts.append((known.drafter.source, known.drafter.inferred))
+    return [f"inferred, not quoted by any source, of {name}: {', '.join(names)}" for name, names in parts if names]
+
+
+def remarks(known: Shapes, width: int) -> list[str]:
+    """What the figures leave out, and what they rest on that no source quotes."""
+    texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
+    return [line for text in (*texts, *inferred(known)) for line in wrapped(text, width)]
+
+
+def as_json(found: Plan) -> dict[str, Any]:
+    """A plan for ``--json``."""
+    return {**found.as_dict(), "format": found.format}
+
+
+def _config(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:
+    """The configuration of a folder, of a repository that is here, or what the registry keeps of it."""
+    from dflash_local.catalog.shapes import shape
+
+    if part is None:
+        return None
+    if isinstance(part, Path):
+        return _read(part)
+    here = places.find(part) if places is not None else None
+    if here is not None and (found := _read(here.folder)) is not None:
+        return found
+    kept = shape(part.id)
+    return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
+
+
+def _read(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def per_token(known: Shapes | None) -> dict[str, int | None]:
+    """Bytes that a token of context takes in bfloat16, and the recurrent state that no context changes."""
+    from dflash_local.planner.memory import context_bytes_per_token, kv_bytes_per_token, state_bytes
+
+    if known is None:
+        return {"target_kv": None, "drafter_kv": None, "recurrent_state": None}
+    return {
+        "target_kv": kv_bytes_per_token(known.target),
+        "drafter_kv": None if known.drafter is None else context_bytes_per_token(known.drafter),
+        "recurrent_state": state_bytes(known.target),
+    }
+
+
+def per_token_text(known: Shapes) -> str:
+    """The same, as one sentence."""
+    found = per_token(known)
+    parts = [f"target KV {amount(found['target_kv'])}", f"drafter KV {amount(found['drafter_kv'])}"]
+    if known.drafter is None:
+        del parts[1]
+    text = f"in 16 bits a token takes {' and '.join(parts)}"
+    state = found["recurrent_state"]
+    return f"{text}; the recurrent state {amount(state)} whatever the context" if state else text
+
+
+def refusal_of(found: Plan, near: Plan | None) -> DoesNotFitError:
+    """The error for a plan that does not fit: what is needed, what is there, what would fit."""
+    from dflash_local.planner.plan import require
+
+    try:
+        require(found, near)
+    except DoesNotFitError as error:
+        return error
+    return DoesNotFitError(found.reason)

@@ -1,0 +1,199 @@
+"""``dflash models``: every pair of the registry at a glance, or what of them lies on this disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_local import settings
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.cli.places import Places, Standing, places_or_none, registry, standing
+from dflash_local.cli.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
+
+if TYPE_CHECKING:
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+    from dflash_local.store.local import Local
+
+SHOWN = {"absent": "-"}
+WIDE = (
+    Column("MODEL", shrinks=True),
+    Column("DRAFTER"),
+    Column("RUNS ON"),
+    Column("DOWNLOAD", right=True),
+    Column("STATE"),
+    Column("FITS"),
+    Column("MARKS"),
+)
+NARROW = (Column("MODEL", shrinks=True), *WIDE[3:])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("models")(models)
+
+
+def models(
+    local: Annotated[bool, typer.Option("--local", help="Only what is on this machine, with sizes on disk.")] = False,
+    gpu_memory: opt.GpuMemory = None,
+    gpu: opt.Gpu = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """List all pairs: what they take, what is here, and whether they fit this machine."""
+    user = settings.load()
+    console = Console(user.environ)
+    places = places_or_none(user)
+    rows = [standing(row, places) for row in registry(user).rows]
+    if local:
+        _local(console, places, rows, as_json)
+        return
+    from dflash_local.cli import fit
+    from dflash_local.cli.resolve import of_row
+
+    where = fit.machine(user, gpu, gpu_memory)
+    found = []
+    for item in rows:
+        known = None if item.row.bundled else fit.shapes(of_row(item.row), None)
+        word, plan = ("fits", None) if item.row.bundled else fit.verdict(item.row, known, where)
+        found.append((item, word, plan))
+    if as_json:
+        console.json({"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]})
+        return
+    for line in _table([(item, word) for item, word, _ in found], where, console.columns):
+        console.data(line)
+
+
+def _table(found: list[tuple[Standing, str]], where: Machine, width: int) -> list[str]:
+    from dflash_local.cli.fit import machine_line
+    from dflash_local.cli.pair_text import in_all, marks
+
+    rows: list[tuple[str, ...]] = []
+    for item, word in found:
+        row = item.row
+        size = "-" if row.bundled else gib(in_all(row))
+        state = SHOWN.get(item.state, item.state)
+        drafter = row.status if row.kind == "dflash" else f"{row.status} {row.kind}"
+        rest = [mark for mark in marks(row) if mark not in (row.status, row.kind)]
+        rows.append((row.name, drafter, row.runs_on, size, state, word, ", ".join(rest)))
+    columns: tuple[Column, ...] = WIDE
+    if natural_width(WIDE, rows) > width:  # the drafter's status moves to the marks; "server" stands under FITS
+        columns = NARROW
+        rows = [
+            (*(cell for at, cell in enumerate(cells[:-1]) if at not in (1, 2)), ", ".join(marks(item.row)))
+            for cells, (item, _) in zip(rows, found, strict=True)
+        ]
+    lines = table(columns, rows, width)
+    lines += ["", *field("fits on", machine_line(where), width, 9)]
+    return [*lines, "dflash show MODEL tells more; dflash pull MODEL downloads."]
+
+
+def _as_json(item: Standing, word: str, plan: Plan | None) -> dict[str, Any]:
+    return {
+        **asdict(item.row),
+        "state": item.state,
+        "local_bytes": item.size,
+        "missing": list(item.missing),
+        "verified": item.verified,
+        "fits": word,
+        "plan": None if plan is None else {"format": plan.format, "context": plan.context, "draft": plan.draft},
+    }
+
+
+def _local(console: Console, places: Places | None, rows: list[Standing], as_json: bool) -> None:
+    """What the cache holds of the registry's pairs; repositories of no pair are only counted."""
+    here = [item for item in rows if item.state in ("local", "partial")]
+    everything = _scan(places)
+    ours = {part.repo for item in here for part in (item.target, item.drafter) if part is not None}
+    others = [item for item in everything if item.repo not in ours]
+    unique = {part.repo: part.size for item in here for part in (item.target, item.drafter) if part is not None}
+    total = sum(unique.values())
+    where = str(places.cache.folder) if places else None
+    if as_json:
+        pairs = [_local_json(item) for item in here]
+        others_json = {"repos": len(others), "bytes": sum(item.size for item in others)}
+        console.json({"cache": where, "pairs": pairs, "total_bytes": total, "other": others_json})
+        return
+    if not here:
+        console.data(f"No pair is in {where or 'any cache: there is no home folder'}; dflash pull MODEL fetches one.")
+    else:
+        for line in table(_LOCAL, [cells for item in here for cells in _local_rows(item)], console.columns):
+            console.data(line)
+        console.data()
+        console.data(f"{amount(total)} in {where}")
+    if others:
+        size = amount(sum(item.size for item in others))
+        console.data(f"besides, {size} in {len(others)} repositories that belong to no pair of the registry")
+
+
+_LOCAL = (
+    Column("PAIR", shrinks=True),
+    Column("PART"),
+    Column("ON DISK", right=True),
+    Column("COMMIT"),
+    Column("VERIFIED"),
+    Column("STATE", shrinks=True),
+)
+
+
+def _local_rows(item: Standing) -> list[tuple[str, ...]]:
+    """The target's line, then the drafter's."""
+    lines: list[tuple[str, ...]] = []
+    parts = (("target", item.row.target, item.target), ("drafter", item.row.drafter, item.drafter))
+    for name, repo, part in parts:
+        if repo is None:
+            continue
+        shown = item.row.name if name == "target" else f"  {part.repo if part else repo.id}"
+        if part is None:
+            lines.append((shown, name, "-", "-", "-", "not here"))
+            continue
+        lines.append((shown, name, amount(part.size), part.commit[:12], _yes(part.verified), _state(part)))
+    return lines
+
+
+def _state(part: Local) -> str:
+    if part.problem:
+        return part.problem
+    if part.missing:
+        return f"{len(part.missing)} file{'s' if len(part.missing) != 1 else ''} missing"
+    return part.notice or "complete"
+
+
+def _local_json(item: Standing) -> dict[str, Any]:
+    return {
+        "name": item.row.name,
+        "state": item.state,
+        "verified": item.verified,
+        "bytes": item.size,
+        "gib": in_gib(item.size),
+        "target": _part_json(item.target),
+        "drafter": _part_json(item.drafter),
+    }
+
+
+def _part_json(part: Local | None) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    return {
+        "repo": part.repo,
+        "commit": part.commit,
+        "folder": str(part.folder),
+        "bytes": part.size,
+        "files": len(part.files),
+        "missing": list(part.missing),
+        "verified": part.verified,
+        "notice": part.notice or part.problem or None,
+    }
+
+
+def _scan(places: Places | None) -> tuple[Local, ...]:
+    from dflash_local.store import local
+
+    return () if places is None else local.scan(places.cache, places.manifests)
+
+
+def _yes(value: bool | None) -> str:
+    return UNKNOWN if value is None else ("yes" if value else "no")

@@ -1,0 +1,190 @@
+"""A registry row in words: one readable section after another, for ``show``, ``plan`` and errors.
+
+Says what the row says; nothing is measured or looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dflash_local.catalog.row import Published, Row
+from dflash_local.cli.tables import UNKNOWN, Column, field, gib, indented, table, tokens, wrapped
+
+THINKING = {
+    "required": "on: the drafter was trained on replies that think first",
+    "off": "off: the drafter was trained without thinking",
+    "either": "on or off: the drafter was trained with both",
+    None: UNKNOWN,
+}
+GATED_URL = "https://huggingface.co/{}"
+NOT_HERE = "dflash-local cannot attach to a running server yet: start it with this command and use its own address"
+
+
+def marks(row: Row) -> list[str]:
+    """What a reader should know about a row before anything else."""
+    found: list[str] = [] if row.status == "released" else [row.status]
+    found += [row.kind] if row.kind != "dflash" else []
+    found += ["gated"] if row.gated else []
+    return [*found, *(["overridden"] if row.overridden else [])]
+
+
+def facts(row: Row, width: int) -> list[str]:
+    """Names, sizes, context, advice and licences."""
+    lines = field("target", row.target.id if row.target else f"{row.bundled}, comes with the package", width)
+    lines += field("drafter", _drafter(row), width)
+    if row.mirrors:
+        lines += field("mirrors", ", ".join(row.mirrors), width)
+    if row.aliases:
+        lines += field("also called", ", ".join(row.aliases), width)
+    lines += field("download", download(row), width)
+    lines += field("context", f"{tokens(row.context)} tokens" if row.context else UNKNOWN, width)
+    lines += field("thinking", THINKING[row.thinking], width)
+    lines += field("licence", _licence(row), width)
+    if row.notes:
+        lines += field("notes", row.notes, width)
+    if row.overridden:
+        lines += field("overridden", "your own registry.yaml added or changed this row", width)
+    return lines
+
+
+def download(row: Row) -> str:
+    """``17.98 GiB target + 2.41 GiB drafter = 20.39 GiB``, as far as it is known."""
+    if row.bundled:
+        return "nothing: comes with the package"
+    drafter = "none published yet" if row.drafter is None else f"{gib(row.drafter_gib)} drafter"
+    text = f"{gib(row.target_gib)} target + {drafter}"
+    return f"{text} = {gib(in_all(row))}" if in_all(row) is not None else text
+
+
+def in_all(row: Row) -> float | None:
+    """GiB of both repositories; None when one is unknown."""
+    if row.target_gib is None or row.drafter_gib is None:
+        return None
+    return row.target_gib + row.drafter_gib
+
+
+def generations(row: Row, width: int) -> list[str]:
+    """One line for each known shape of the drafter."""
+    if not row.fingerprints:
+        return []
+    columns = (
+        Column("GENERATION", shrinks=True),
+        Column("LAYERS", right=True),
+        Column("BLOCK", right=True),
+        Column("WINDOW", right=True),
+        Column("MASK ID", right=True),
+        Column("REVISION"),
+        Column("TAPS", shrinks=True),
+    )
+    rows = [
+        (
+            known.generation or UNKNOWN,
+            _number(known.layers),
+            _number(known.block_size),
+            _number(known.window, "none"),
+            _number(known.mask_token_id),
+            known.revision[:12] if known.revision else UNKNOWN,
+            " ".join(map(str, known.taps)) if known.taps is not None else UNKNOWN,
+        )
+        for known in row.fingerprints
+    ]
+    return ["drafter generations, the current one first", *indented(table(columns, rows, width - 2))]
+
+
+def published(row: Row, width: int) -> list[str]:
+    """The model cards' figures for one request at a time, a column for each drafter and block size."""
+    cells = [cell for cell in row.published if cell.concurrency == 1]
+    if not cells:
+        return []
+    groups = list(dict.fromkeys((cell.generation, cell.block) for cell in cells))
+    found = {(cell.task, cell.generation, cell.block): cell for cell in cells}
+    columns = [Column("TASK")]
+    columns += [Column(f"BLOCK {block or UNKNOWN} ({generation})", right=True) for generation, block in groups]
+    rows = [
+        (task, *(_cell(found.get((task, generation, block))) for generation, block in groups))
+        for task in dict.fromkeys(cell.task for cell in cells)
+    ]
+    title = "published by the model card, not measured here: acceptance length, speed-up over plain decoding"
+    lines = wrapped(title, width)
+    lines += indented(table(columns, rows, width - 2))
+    for source in dict.fromkeys(cell.source for cell in cells):
+        lines += indented(field("source", source, width - 2, 8))
+    return lines
+
+
+def variants(row: Row, width: int) -> list[str]:
+    """Targets that others published in fewer bits."""
+    if not row.variants:
+        return []
+    columns = (Column("REPOSITORY"), Column("FORMAT"), Column("SIZE", right=True), Column("NOTE", shrinks=True))
+    rows = [(item.repo, item.format, gib(item.size_gib), item.note) for item in row.variants]
+    return ["pre-quantised targets", *indented(table(columns, rows, width - 2))]
+
+
+def server(row: Row, width: int) -> list[str]:
+    """The commands that serve this pair, each on one line that can be copied."""
+    commands = server_commands(row)
+    if not commands:
+        return []
+    known = row.server.tensor_parallel if row.server else None
+    gpus = f", on {known} GPU{'s' if known != 1 else ''}" if known else ""
+    title = f"runs on a server only{gpus}" if row.runs_on == "server" else f"as a server{gpus}"
+    lines = [title]
+    for name, command in commands.items():
+        lines += [f"  {name}:", f"    {command}"]
+    if row.server is not None and row.server.note:
+        lines += indented(wrapped(f"({row.server.note.strip()})", width - 2))
+    if row.runs_on == "server":
+        lines += indented(wrapped(NOT_HERE, width - 2))
+    return lines
+
+
+def server_commands(row: Row) -> dict[str, str]:
+    """Server program -> exact command, for those that are known."""
+    if row.server is None or row.target is None or row.drafter is None:
+        return {}
+    launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
+    return {name: how.command(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}
+
+
+def terms(row: Row) -> tuple[str, ...]:
+    """Where terms must be accepted before the target can be downloaded."""
+    return (GATED_URL.format(row.target.id),) if row.gated and row.target else ()
+
+
+def _drafter(row: Row) -> str:
+    if row.bundled:
+        return "comes with it"
+    if row.drafter is None:
+        return "announced, none published yet"
+    extra: list[str] = [row.status] if row.status != "released" else []
+    extra += [] if row.kind == "dflash" else [f"kind {row.kind}, which this version's engine does not run"]
+    return ", ".join((row.drafter.id, *extra))
+
+
+def _licence(row: Row) -> str:
+    if row.bundled:
+        return row.licence or UNKNOWN
+    text = f"target {row.licence or UNKNOWN}, drafter {row.drafter_licence or UNKNOWN}"
+    if row.gated is None:
+        return f"{text}; whether it is gated is unknown"
+    return f"{text}; gated: accept the terms at {', '.join(terms(row))}" if row.gated else f"{text}; not gated"
+
+
+def _number(value: int | None, none: str = UNKNOWN) -> str:
+    return none if value is None else str(value)
+
+
+def _cell(cell: Published | None) -> str:
+    if cell is None:
+        return "-"
+    accepted = "-" if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}"
+    return f"{accepted:>6} {'-' if cell.speedup is None else f'{cell.speedup:.1f}x':>6}"
+
+
+def spaced(sections: Iterable[list[str]]) -> list[str]:
+    """Sections with an empty line before each but the first; empty ones are left out."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", *section] if lines and section else section
+    return lines

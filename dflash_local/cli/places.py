@@ -1,0 +1,125 @@
+"""Where this machine keeps models, and how much of a registry row is already there.
+
+Looks at names and sizes on disk; opens no connection and loads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dflash_local.errors import DFlashError, DownloadError
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.registry import Registry
+    from dflash_local.catalog.row import Repo, Row
+    from dflash_local.store.cache import Cache
+    from dflash_local.store.local import Local
+
+State = Literal["bundled", "local", "partial", "absent"]
+OVERLAY = "registry.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders of the store: the shared cache, our manifests and our locks. None without a home."""
+
+    cache: Cache
+    manifests: Path | None
+    locks: Path | None
+
+    @classmethod
+    def of(cls, user: Settings) -> Places:
+        """The folders that the user's settings name.
+
+        Raises:
+            DownloadError: there is no home folder and no variable names a cache.
+        """
+        from dflash_local.store import lock, manifest
+        from dflash_local.store.cache import Cache
+
+        if user.hub.cache is None:
+            raise DownloadError("there is no folder for models: no home folder", "set HF_HOME to a folder of yours")
+        return cls(Cache(user.hub.cache), manifest.folder_of(user), lock.folder_of(user))
+
+    def find(self, repo: Repo | None) -> Local | None:
+        """What is here of a repository, whole or in part; None for nothing."""
+        from dflash_local.store import local
+
+        return None if repo is None else local.find(self.cache, self.manifests, repo.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A row and what is here of its two repositories."""
+
+    row: Row
+    target: Local | None
+    drafter: Local | None
+
+    @property
+    def state(self) -> State:
+        """bundled, local (both complete), partial (something), absent."""
+        if self.row.bundled:
+            return "bundled"
+        wanted = [repo for repo in (self.row.target, self.row.drafter) if repo is not None]
+        found = [item for item in (self.target, self.drafter) if item is not None]
+        if found and len(found) == len(wanted) and all(item.complete for item in found):
+            return "local"
+        return "partial" if found else "absent"
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files that are known to be missing from what is here."""
+        return tuple(name for item in (self.target, self.drafter) if item is not None for name in item.missing)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of both."""
+        return sum(item.size for item in (self.target, self.drafter) if item is not None)
+
+    @property
+    def verified(self) -> bool:
+        """True when every byte of both was checked against the Hub."""
+        return self.state == "local" and all(i.verified for i in (self.target, self.drafter) if i is not None)
+
+
+def standing(row: Row, places: Places | None) -> Standing:
+    """How much of a row is here; a drafter's mirror counts as the drafter. A bad repository is no error here."""
+    from dflash_local.catalog.row import Repo
+
+    if places is None or row.bundled:
+        return Standing(row, None, None)
+    drafters = [row.drafter, *(Repo(name) for name in row.mirrors)] if row.drafter else []
+    found = (_look(repo, places) for repo in drafters)
+    return Standing(row, _look(row.target, places), next((item for item in found if item is not None), None))
+
+
+def _look(repo: Repo | None, places: Places) -> Local | None:
+    from dflash_local.store.local import Local
+
+    if repo is None:
+        return None
+    try:
+        return places.find(repo)
+    except DFlashError as error:
+        folder = places.cache.repo_folder(repo.id)
+        return Local(repo.id, "", folder, (), 0, (), verified=False, problem=error.message)
+
+
+def places_or_none(user: Settings) -> Places | None:
+    """The folders, or None for a user who has none: nothing is here then."""
+    return Places.of(user) if user.hub.cache is not None else None
+
+
+def registry(user: Settings) -> Registry:
+    """The packaged registry with the user's own file over it.
+
+    Raises:
+        SettingsError: one of the files is wrong.
+    """
+    from dflash_local.catalog import registry as catalog
+
+    return catalog.load(user.config_dir / OVERLAY if user.config_dir else None)

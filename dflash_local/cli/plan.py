@@ -1,0 +1,163 @@
+"""``dflash plan``: the memory ledger of one wish on one machine, and what to wish for instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dflash_local import settings
+from dflash_local.cli import fit, pair_text
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.cli.places import places_or_none
+from dflash_local.cli.tables import indented, wrapped
+from dflash_local.errors import DoesNotFitError, SettingsError
+
+if TYPE_CHECKING:
+    from dflash_local.cli.fit import Shapes
+    from dflash_local.cli.resolve import Choice
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+
+
+class PlanDoesNotFit(DoesNotFitError):
+    """The wish does not fit; under ``--json`` the error carries the plan and the nearest one that does."""
+
+    def __init__(self, message: str, hint: str, report: dict[str, Any]) -> None:
+        super().__init__(message, hint)
+        self.report = report
+
+    @property
+    def kind(self) -> str:
+        """The public name of this kind of error."""
+        return DoesNotFitError.__name__
+
+    def as_dict(self) -> dict[str, object]:
+        """The error, and the plan it is about."""
+        return {**super().as_dict(), **self.report}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan)
+
+
+def plan(
+    model: opt.Model,
+    drafter: opt.Drafter = None,
+    gpu_memory: opt.GpuMemory = None,
+    gpu: opt.Gpu = None,
+    device: opt.Device = None,
+    context: opt.Context = None,
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    mode: opt.Mode = opt.ModeChoice.dflash,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not."""
+    from dflash_local.cli.resolve import choose
+
+    user = settings.load()
+    console = Console(user.environ)
+    choice = choose(model, drafter, user)
+    known = fit.shapes(choice, places_or_none(user))
+    where = fit.machine(user, gpu, gpu_memory, opt.first(device, user.device, "auto"))
+    if _on_a_server(choice):
+        _tell_server(console, choice, known, where, as_json)
+        return
+    if known is None:
+        raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
+    _tell_plan(
+        console,
+        choice,
+        known,
+        where,
+        {
+            "dtype": opt.first(opt.value_of(dtype), user.dtype, "auto"),
+            "quantize": opt.value_of(quantize),
+            "context": context,
+            "draft": mode is opt.ModeChoice.dflash and known.drafter is not None,
+        },
+        as_json,
+    )
+
+
+def _on_a_server(choice: Choice) -> bool:
+    row = choice.row
+    return row is not None and (row.runs_on == "server" or (row.kind != "dflash" and choice.own_drafter))
+
+
+def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
+    """The answer is a command: what a server needs, and how it is started."""
+    from dflash_local.planner.plan import plan as ask
+
+    row = choice.row
+    found = None if known is None else ask(known.target, known.drafter, where, runs_on="server")
+    commands = pair_text.server_commands(row) if row else {}
+    if as_json:
+        answer = None if found is None else fit.as_json(found)
+        tensor_parallel = row.server.tensor_parallel if row and row.server else None
+        console.json(
+            {
+                "model": choice.name,
+                "runs_on": "server",
+                "fits": None,
+                "plan": answer,
+                "server_commands": commands,
+                "tensor_parallel": tensor_parallel,
+            }
+        )
+        return
+    for line in [
+        f"{choice.name} on a server",
+        *(indented(fit.ledger_lines(found, console.columns - 2)) if found else []),
+    ]:
+        console.data(line)
+    console.data()
+    for line in (
+        pair_text.server(row, console.columns) if row and commands else ["  the command for a server is unknown"]
+    ):
+        console.data(line)
+
+
+def _tell_plan(
+    console: Console, choice: Choice, known: Shapes, where: Machine, wish: dict[str, Any], as_json: bool
+) -> None:
+    from dflash_local.planner.plan import Wish, fits_table, nearest
+    from dflash_local.planner.plan import plan as ask
+
+    asked = Wish(**wish)
+    found = ask(known.target, known.drafter, where, asked)
+    near = None if found.fits else nearest(known.target, known.drafter, where, asked)
+    table = fits_table(known.target, known.drafter if asked.draft else None, where)
+    report = {
+        "model": choice.name,
+        "runs_on": "local",
+        "fits": found.fits,
+        "plan": fit.as_json(found),
+        "nearest": None if near is None else fit.as_json(near),
+        "table": [fit.as_json(one) for one in table],
+        "inferred": fit.inferred(known),
+    }
+    if as_json and found.fits:
+        console.json(report)
+    elif not as_json:
+        write = console.data if found.fits else console.note
+        for line in _page(choice, known, found, table, console.columns if found.fits else console.note_columns):
+            write(line)
+    if not found.fits:
+        refusal = fit.refusal_of(found, near)
+        raise PlanDoesNotFit(refusal.message, refusal.hint, report)
+
+
+def _page(choice: Choice, known: Shapes, found: Plan, table: tuple[Plan, ...], width: int) -> list[str]:
+    context = f"context {found.context:,}" if found.context else "context unknown"
+    drafting = f"block {found.block_size}" if found.draft else "no drafter"
+    head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
+    page = [*wrapped(head, width), *wrapped(f"on {fit.machine_line(found.machine)}", width), ""]
+    page += indented(fit.ledger_lines(found, width - 2))
+    page += ["", "what fits", *indented(fit.fit_lines(known, table, width - 2))]
+    remarks = fit.remarks(known, width - 2)
+    return [*page, *([""] if remarks else []), *indented(remarks)]

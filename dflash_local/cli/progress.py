@@ -1,0 +1,173 @@
+"""How far a pull is: lines rewritten in place on a terminal, a plain line now and then elsewhere.
+
+Knows repositories and bytes; what a pull does is the store's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from dflash_local import terminal
+from dflash_local.cli.console import Console
+from dflash_local.cli.tables import amount, cut, duration
+from dflash_local.events import Notice, PullProgress
+
+UP, CLEAR_LINE, CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
+REDRAW_S = 0.1
+PLAIN_S = 10.0
+WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
+BAR = 20
+TOTAL = "total"
+
+
+class Board:
+    """Lines at the bottom of a terminal's stderr that are written again in place.
+
+    Only for a live terminal. No mode of the terminal is changed, so there is nothing to restore:
+    whenever the program ends, the cursor stands below the last line.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Replace what was shown; a line too long for the terminal is cut, since a wrapped one cannot be undone."""
+        width = max(10, self._console.note_columns - 1)
+        safe = [cut(terminal.safe_line(line), width, "") for line in lines]
+        self._console.raw_note(self._back() + "".join(f"{line}{CLEAR_LINE}\n" for line in safe) + CLEAR_BELOW)
+        self._shown = len(safe)
+
+    def above(self, write: Callable[[], None]) -> None:
+        """Let ``write`` print notes where the board stood; the next ``show`` draws it below them."""
+        self._console.raw_note(self._back() + CLEAR_BELOW)
+        self._shown = 0
+        write()
+
+    def _back(self) -> str:
+        return f"{UP.format(self._shown)}\r" if self._shown else ""
+
+
+class Speed:
+    """Bytes per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, done: int) -> None:
+        """``done`` bytes in all at this time."""
+        self._points.append((now, done))
+        while len(self._points) > 2 and now - self._points[0][0] > WINDOW_S:
+            self._points.popleft()
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before there is anything to measure."""
+        if len(self._points) < 2:
+            return None
+        (start, before), (end, after) = self._points[0], self._points[-1]
+        return (after - before) / (end - start) if end > start and after > before else None
+
+
+class PullScreen:
+    """Shows a pull's events; may be called from any thread.
+
+    Args:
+        repos: each repository's bytes in all; they are shown in this order.
+        here: bytes of each that were there before, which say nothing about the speed.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        repos: Mapping[str, int],
+        here: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._clock = console, clock
+        self._totals = dict(repos)
+        self._done = {repo: min(here.get(repo, 0), total) for repo, total in repos.items()}
+        self._finished = {repo for repo, total in repos.items() if self._done[repo] >= total}
+        self._board = Board(console) if console.live else None
+        self._bar = ("█", "░") if console.can_show("█░") else ("#", ".")
+        self._speed = Speed()
+        self._lock = threading.Lock()
+        self._last = clock()
+        self._speed.add(self._last, self._sum)
+
+    def __call__(self, event: PullProgress | Notice) -> None:
+        with self._lock:
+            if isinstance(event, Notice):
+                self._notice(event)
+                return
+            now = self._clock()
+            self._totals[event.repo], self._done[event.repo] = event.total, event.done
+            self._speed.add(now, self._sum)
+            ended = event.done >= event.total and event.repo not in self._finished
+            if ended:
+                self._finished.add(event.repo)
+            if self._board is not None:
+                if ended or now - self._last >= REDRAW_S:
+                    self._last = now
+                    self._board.show(self.lines())
+            elif ended:
+                self._console.note(f"{event.repo}: {amount(event.total)}, all here")
+            elif now - self._last >= PLAIN_S:
+                self._last = now
+                self._console.note(self._plain(event))
+
+    def finish(self) -> None:
+        """Draw the last state; it stays on the screen."""
+        with self._lock:
+            if self._board is not None:
+                self._board.show(self.lines())
+
+    def lines(self) -> list[str]:
+        """One line for each repository and, for more than one, the total."""
+        width = max(len(name) for name in (*self._totals, TOTAL))
+        named = [(repo, self._done[repo], total) for repo, total in self._totals.items()]
+        rows = [self._row(name, done, total, width) for name, done, total in named]
+        pace = self._pace()
+        if len(rows) == 1:
+            return [f"{rows[0]}  {pace}".rstrip()]
+        return [*rows, f"{self._row(TOTAL, self._sum, sum(self._totals.values()), width)}  {pace}".rstrip()]
+
+    @property
+    def _sum(self) -> int:
+        return sum(self._done.values())
+
+    def _row(self, name: str, done: int, total: int, width: int) -> str:
+        share = min(1.0, done / total) if total else 1.0
+        figures = f"{int(share * 100):3d}%  {amount(done):>10} of {amount(total):>10}"
+        room = self._console.note_columns - width - len(figures) - 34  # what speed and ETA take
+        full, empty = self._bar
+        size = min(BAR, room)
+        bar = f"{full * int(share * size)}{empty * (size - int(share * size))}  " if size >= 8 else ""
+        return f"{name:<{width}}  {bar}{figures}"
+
+    def _pace(self) -> str:
+        rate = self._speed.bytes_per_s
+        left = sum(self._totals.values()) - self._sum
+        if rate is None or left <= 0:
+            return ""
+        return f"{amount(rate)}/s  {duration(left / rate)} left"
+
+    def _plain(self, event: PullProgress) -> str:
+        total = sum(self._totals.values())
+        share = int(100 * self._sum / total) if total else 100
+        pace = self._pace().replace("  ", ", ")
+        text = f"{event.repo}: {amount(event.done)} of {amount(event.total)}; in all {share}%"
+        return f"{text}, {pace}" if pace else text
+
+    def _notice(self, event: Notice) -> None:
+        def write() -> None:
+            self._console.warn(event.message) if event.level == "warning" else self._console.note(event.message, "dim")
+
+        if self._board is None:
+            write()
+        else:
+            self._board.above(write)
+            self._board.show(self.lines())

@@ -1,0 +1,293 @@
+"""From what the user typed to a pair that is on this machine; offers the pull of what is missing.
+
+Decides by names, folders and manifests. What lies in the files is checked at load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import BUNDLED, Pair
+from dflash_local.cli.console import Console
+from dflash_local.cli.places import Places, registry
+from dflash_local.cli.tables import gib, listing
+from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted, UnknownModelError, UsageError
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.registry import Registry
+    from dflash_local.catalog.row import Repo, Row
+    from dflash_local.store.local import Local
+    from dflash_local.store.pull import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a name means: repositories or folders, and the registry row behind them, if there is one.
+
+    Attributes:
+        own_drafter: the drafter is the one that the row names (or a mirror of it), so that what the
+            row knows of its drafter holds.
+    """
+
+    name: str
+    target: Repo | Path | None
+    drafter: Repo | Path | None
+    row: Row | None = None
+    own_drafter: bool = True
+
+    @property
+    def repos(self) -> tuple[tuple[str, Repo], ...]:
+        """The repositories to be had, with their roles."""
+        both = (("target", self.target), ("drafter", self.drafter))
+        return tuple((role, repo) for role, repo in both if repo is not None and not isinstance(repo, Path))
+
+
+def resolve(
+    model: str,
+    drafter: str | None,
+    user: Settings,
+    console: Console,
+    *,
+    draft: bool = True,
+    allow_mismatch: bool = False,
+) -> Pair:
+    """The folders of the pair that ``model`` names, after a download if the user agrees to one.
+
+    Args:
+        model: a bundled name, a folder, a name of the registry, or with ``drafter`` any ``owner/name``.
+        drafter: a folder or ``owner/name``; overrides the registry's.
+        draft: False needs the target only, and takes the drafter when it is there.
+        allow_mismatch: a drafter of an unknown generation is downloaded all the same.
+
+    Raises:
+        UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
+        DownloadError: something is missing and was not to be downloaded, or the download failed.
+        DoesNotFitError: the target runs on a server only. Interrupted: the user broke the download off.
+    """
+    if model in BUNDLED or os.path.isdir(os.path.expanduser(model)):
+        if drafter is None or _is_folder(drafter):
+            return bundled.find(model, drafter)
+    choice = choose(model, drafter, user)
+    if choice.row is not None and choice.row.bundled and choice.own_drafter:
+        return bundled.find(choice.row.bundled)
+    refuse_what_does_not_run(choice)
+    places = Places.of(user)
+    choice = _with_local_mirror(choice, places)
+    _get(choice, places, user, console, draft, allow_mismatch)
+    folders = [_folder(part, places) for part in (choice.target, choice.drafter)]
+    if folders[0] is None:
+        raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
+    _note_unverified(choice, places, console)
+    pair = Pair(choice.name, folders[0], folders[1], bundled=False)
+    row = choice.row
+    if row is None or not choice.own_drafter:
+        return pair
+    return replace(pair, acceptance_band=row.acceptance_band, generations=row.generations, thinking=row.thinking)
+
+
+def choose(model: str, drafter: str | None, user: Settings) -> Choice:
+    """What the words mean, by name alone: nothing of it need be on this machine.
+
+    Raises:
+        UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
+    """
+    own = _drafter(drafter) if drafter is not None else None
+    if model in BUNDLED or os.path.isdir(os.path.expanduser(model)):
+        pair = bundled.find(model)
+        row = registry(user).find(model) if model in BUNDLED else None
+        return Choice(model, pair.target, own or pair.drafter, row, own is None)
+    rows = registry(user)
+    row = rows.find(model)
+    if row is None:
+        return Choice(model, _stranger(model, own, rows), own)
+    if row.bundled:
+        return replace(choose(row.bundled, drafter, user), row=row)
+    return Choice(row.name, row.target, own or _named_drafter(row, model), row, own is None or _is_own(own, row))
+
+
+def of_row(row: Row) -> Choice:
+    """A row's own target and drafter."""
+    return Choice(row.name, row.target, row.drafter, row)
+
+
+def unknown(model: str, rows: Registry) -> UnknownModelError:
+    """The error for a name that nothing answers to, with the nearest names."""
+    if os.path.isfile(os.path.expanduser(model)):
+        return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
+    close = nearest(model, rows)
+    named = " or ".join(map(repr, close))
+    hint = "dflash models lists all; a folder works too, and so does owner/name with --drafter"
+    hint = f"did you mean {named}?" if close else hint
+    return UnknownModelError(f"unknown model {model!r}: not bundled, not in the registry, not a folder", hint)
+
+
+def nearest(model: str, rows: Registry) -> tuple[str, ...]:
+    """At most three names that ``model`` may have meant."""
+    import difflib
+
+    toys = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.6)
+    return tuple(dict.fromkeys((*toys, *rows.nearest(model))))[:3]
+
+
+def refuse_what_does_not_run(choice: Choice) -> None:
+    """Say so when this version's engine cannot run a pair on any single machine.
+
+    Raises:
+        DownloadError: the drafter is announced only. DoesNotFitError: it runs on a server, with the command.
+    """
+    from dflash_local.cli.pair_text import NOT_HERE, server_commands
+
+    row = choice.row
+    if row is None or row.bundled:
+        return
+    if row.drafter is None and choice.drafter is None:
+        raise DownloadError(
+            f"{row.name} is announced: no drafter is published yet", "dflash models lists what there is"
+        )
+    commands = server_commands(row)
+    command = next(iter(commands.values()), "")
+    hint = f"{NOT_HERE}: {command}" if command else "it needs a server; no command that starts one is known"
+    if row.kind != "dflash" and choice.own_drafter:
+        raise DoesNotFitError(f"{row.name}: this version's engine does not run drafters of kind {row.kind}", hint)
+    if row.runs_on == "server":
+        raise DoesNotFitError(f"{row.name} runs on a server only, not in this process", hint)
+
+
+def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tuple[Wanted, ...]:
+    """What the store has to fetch for a choice."""
+    from dflash_local.store.pull import Wanted
+
+    known = choice.row.fingerprints if choice.row is not None and choice.own_drafter else ()
+    return tuple(
+        Wanted(role, repo.id, repo.revision, known if role == "drafter" else ())  # type: ignore[arg-type]
+        for role, repo in choice.repos
+        if role in roles
+    )
+
+
+def _get(choice: Choice, places: Places, user: Settings, console: Console, draft: bool, allow_mismatch: bool) -> None:
+    """Fetch what is missing, with the user's consent."""
+    roles = ("target", "drafter") if draft else ("target",)
+    lacking = [(role, repo, found) for role, repo in choice.repos if role in roles if (found := _lack(repo, places))]
+    if not lacking:
+        return
+    names = listing([name for _, _, found in lacking for name in found])
+    what = f"{choice.name} is not on this machine"
+    if any(places.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
+        what = f"{choice.name} is only partly on this machine: {names} missing"
+    command = _command(choice)
+    if user.hub.offline:
+        raise DownloadError(f"{what}, and this is offline", f"without HF_HUB_OFFLINE: {command}")
+    size = _size(choice, [role for role, _, _ in lacking])
+    if not console.can_ask:
+        raise DownloadError(f"{what}{size}", command)
+    if not console.ask(f"{what}{size}. Download to {places.cache.folder} now?", default=True):
+        raise Interrupted(f"{choice.name} was not downloaded")
+    from dflash_local.cli.pull import Manner, fetch
+
+    needs = wanted(choice, [role for role, _, _ in lacking])
+    fetch(needs, [choice], user, console, Manner(allow_mismatch=allow_mismatch))
+
+
+def _with_local_mirror(choice: Choice, places: Places) -> Choice:
+    """The choice with a mirror of the row's drafter, where that is what was downloaded."""
+    from dflash_local.catalog.row import Repo
+
+    row = choice.row
+    if row is None or choice.drafter != row.drafter or row.drafter is None or places.find(row.drafter) is not None:
+        return choice
+    mirrors = (Repo(name) for name in row.mirrors)
+    return next((replace(choice, drafter=mirror) for mirror in mirrors if not _lack(mirror, places)), choice)
+
+
+def _lack(repo: Repo, places: Places) -> tuple[str, ...]:
+    found = places.find(repo)
+    return (repo.id,) if found is None else tuple(f"{repo.id}/{name}" for name in found.missing)
+
+
+def _size(choice: Choice, roles: Sequence[str]) -> str:
+    row = choice.row
+    if row is None or not choice.own_drafter:
+        return ""
+    sizes = [row.target_gib if role == "target" else row.drafter_gib for role in roles]
+    known = [size for size in sizes if size is not None]
+    return f" ({gib(sum(known))})" if len(known) == len(sizes) else ""
+
+
+def drafter_option(choice: Choice) -> str:
+    """`` --drafter owner/name`` for a drafter that the name alone does not lead to; else empty."""
+    drafter = choice.drafter
+    if drafter is None or _registered(choice):
+        return ""
+    return f" --drafter {drafter if isinstance(drafter, Path) else drafter.id}"
+
+
+def _command(choice: Choice) -> str:
+    return f"dflash pull {choice.name}{drafter_option(choice)}"
+
+
+def _registered(choice: Choice) -> bool:
+    row = choice.row
+    return row is not None and row.drafter is not None and row.drafter == choice.drafter
+
+
+def _folder(part: Repo | Path | None, places: Places) -> Path | None:
+    if part is None or isinstance(part, Path):
+        return part
+    found = places.find(part)
+    return found.folder if found is not None and not found.missing else None
+
+
+def _note_unverified(choice: Choice, places: Places, console: Console) -> None:
+    found: list[Local | None] = [places.find(repo) for _, repo in choice.repos]
+    if any(item is not None and not item.verified for item in found):
+        console.note(f"not every file was checked against the Hub; {_command(choice)} does that", "dim")
+
+
+def _stranger(model: str, own: Repo | Path | None, rows: Registry) -> Repo:
+    """A target that the registry does not know: fine, when its drafter was named."""
+    from dflash_local.catalog.repo_id import is_repo_id
+    from dflash_local.catalog.row import Repo
+
+    if own is None or not is_repo_id(model):
+        raise unknown(model, rows)
+    return Repo(model)
+
+
+def _drafter(text: str) -> Repo | Path:
+    from dflash_local.catalog.repo_id import is_repo_id
+    from dflash_local.catalog.row import Repo
+
+    if _is_folder(text):
+        return Path(os.path.expanduser(text))
+    if not is_repo_id(text):
+        raise UsageError(
+            f"--drafter {text!r} is neither a folder nor a repository",
+            "give the folder of a DFlash drafter, or owner/name",
+        )
+    return Repo(text)
+
+
+def _named_drafter(row: Row, model: str) -> Repo | None:
+    """The row's drafter, or the mirror of it that the user asked for by name."""
+    from dflash_local.catalog.row import Repo
+
+    mirror = next((name for name in row.mirrors if name.lower() == model.strip().lower()), None)
+    return Repo(mirror) if mirror else row.drafter
+
+
+def _is_own(drafter: Repo | Path, row: Row) -> bool:
+    if isinstance(drafter, Path):
+        return False
+    known = ([row.drafter.id] if row.drafter else []) + list(row.mirrors)
+    return drafter.id.lower() in (name.lower() for name in known)
+
+
+def _is_folder(text: str) -> bool:
+    return os.path.isdir(os.path.expanduser(text))

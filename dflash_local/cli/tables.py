@@ -1,0 +1,142 @@
+"""Columns, sections and amounts as text: lays out what others found, for any width.
+
+Makes every cell harmless and one line; knows nothing of models, streams or colours.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dflash_local import terminal
+
+GIB = 2**30
+MIB = 2**20
+KIB = 2**10
+UNKNOWN = "unknown"
+GAP = "  "
+MIN_CELL = 8
+LABEL = 14  # columns of a section's labels
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's title; numbers stand to the right; only a ``shrinks`` one is cut when space is short."""
+
+    title: str
+    right: bool = False
+    shrinks: bool = False
+
+
+def amount(size: float | None) -> str:
+    """Bytes as people read them, with the unit: ``17.98 GiB``, ``49.5 MiB``, ``640 B``; or unknown."""
+    if size is None:
+        return UNKNOWN
+    if size >= 0.1 * GIB:
+        return f"{size / GIB:,.1f} GiB" if size >= 999.95 * GIB else f"{size / GIB:.2f} GiB"
+    if size >= 0.1 * MIB:
+        return f"{size / MIB:.1f} MiB"
+    return f"{size / KIB:.1f} KiB" if size >= KIB else f"{size:.0f} B"
+
+
+def gib(size: float | None) -> str:
+    """A quoted size that is in GiB already."""
+    return amount(None if size is None else size * GIB)
+
+
+def in_gib(size: float | None) -> float | None:
+    """Bytes as the GiB figure of a JSON field."""
+    return None if size is None else round(size / GIB, 3)
+
+
+def tokens(count: int | None) -> str:
+    """A number of tokens, or unknown."""
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``4m28s``, ``2h05m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def cut(text: str, width: int, mark: str = "…") -> str:
+    """The text in at most ``width`` columns; a cut one ends in the mark."""
+    return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
+
+
+def natural_width(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> int:
+    """Columns of the screen that a table takes when nothing is cut."""
+    return sum(_widths(columns, [[terminal.safe_line(cell) for cell in row] for row in rows])) + len(GAP) * (
+        len(columns) - 1
+    )
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, mark: str = "…") -> list[str]:
+    """A line of titles and one for each row, aligned, none wider than ``width`` if columns may shrink.
+
+    A column that holds nothing in any row is left out.
+    """
+    safe = [[terminal.safe_line(cell) for cell in row] for row in rows]
+    kept = [at for at in range(len(columns)) if not safe or any(row[at] for row in safe)]
+    columns = [columns[at] for at in kept]
+    safe = [[row[at] for at in kept] for row in safe]
+    widths = _widths(columns, safe)
+    over = sum(widths) + len(GAP) * (len(columns) - 1) - width
+    for at in sorted(range(len(columns)), key=lambda at: -widths[at]):
+        if over > 0 and columns[at].shrinks:
+            less = min(over, max(0, widths[at] - MIN_CELL))
+            widths[at] -= less
+            over -= less
+    titles = [column.title for column in columns]
+    return [_line(row, columns, widths, mark) for row in (titles, *safe)]
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(column.title), *(len(row[at]) for row in rows), 0) for at, column in enumerate(columns)]
+
+
+def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], mark: str) -> str:
+    cells = []
+    for cell, column, width in zip(row, columns, widths, strict=True):
+        shown = cut(cell, width, mark)
+        cells.append(shown.rjust(width) if column.right else shown.ljust(width))
+    return GAP.join(cells).rstrip()
+
+
+def field(label: str, text: str, width: int, indent: int = LABEL) -> list[str]:
+    """``label         text``, the text wrapped beside its label; words longer than a line stay whole."""
+    lines = textwrap.wrap(
+        terminal.safe_line(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False
+    )
+    first, *rest = lines or [""]
+    return [f"{label:<{indent}}{first}".rstrip(), *(f"{'':<{indent}}{line}" for line in rest)]
+
+
+def wrapped(text: str, width: int, hanging: int = 2) -> list[str]:
+    """A sentence in lines of at most ``width``, those after the first a little further in."""
+    lines = textwrap.wrap(
+        terminal.safe_line(text),
+        max(20, width),
+        subsequent_indent=" " * hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [""]
+
+
+def indented(lines: Iterable[str], by: int = 2) -> list[str]:
+    """The lines, each a few columns in."""
+    return [f"{' ' * by}{line}".rstrip() for line in lines]
+
+
+def listing(names: Sequence[str], limit: int = 5) -> str:
+    """``a, b, c and 4 more``."""
+    if len(names) <= limit:
+        return ", ".join(names)
+    return f"{', '.join(names[:limit])} and {len(names) - limit} more"

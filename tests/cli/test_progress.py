@@ -1,0 +1,96 @@
+"""Tables and the lines of a pull: widths, units, rates, and nothing that could move a cursor by itself."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from dflash_local.cli.console import Console
+from dflash_local.cli.progress import PullScreen
+from dflash_local.cli.tables import GIB, MIB, Column, amount, duration, field, listing, table
+from dflash_local.events import Notice, PullProgress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
+    err, clock = (Terminal() if live else io.StringIO()), Clock()
+    console = Console({"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}, out=io.StringIO(), err=err)
+    return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, {}, clock), err, clock
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(None, "unknown"), (0, "0 B"), (2048, "2.0 KiB"), (51904512, "49.5 MiB"), (17.98 * GIB, "17.98 GiB")],
+)
+def test_amounts_carry_their_unit(size: float | None, shown: str) -> None:
+    assert amount(size) == shown
+    assert amount(1500 * GIB) == "1,500.0 GiB" and amount(0.3 * MIB) == "0.3 MiB"
+
+
+def test_durations_are_short() -> None:
+    assert [duration(seconds) for seconds in (4.4, 59.7, 268, 7500)] == ["4 s", "1m00s", "4m28s", "2h05m"]
+
+
+def test_tables_align_shrink_and_drop_what_is_empty() -> None:
+    columns = (Column("NAME", shrinks=True), Column("SIZE", right=True), Column("NOTE"))
+    rows = [("a", "1", ""), ("long\x1bname\nof two lines", "22", "")]
+    assert table(columns, rows, 80) == [
+        "NAME                    SIZE",
+        "a                          1",
+        "long␛name␊of two lines    22",
+    ]
+    assert max(map(len, table(columns, rows, 20))) == 20 and "…" in table(columns, rows, 20)[2]
+    assert field("label", "word " * 10, 30)[1].startswith(" " * 14 + "word")
+    assert listing(["a"]) == "a" and listing([*"abcdefg"], 2) == "a, b and 5 more"
+
+
+def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_each_end() -> None:
+    show, err, clock = screen(80, live=False)
+    for second in range(26):
+        clock.now = float(second)
+        show(PullProgress("a/target", second * GIB // 5, 10 * GIB))
+    show(PullProgress("b/drafter", 2 * GIB, 2 * GIB))
+    show(Notice("the line was cut", "warning"))
+    show.finish()
+    lines = err.getvalue().splitlines()
+    assert lines[0] == "a/target: 2.00 GiB of 10.00 GiB; in all 16%, 0.20 GiB/s, 50 s left"
+    assert lines[2:] == ["b/drafter: 2.00 GiB, all here", "warning: the line was cut"] and len(lines) == 4
+    assert "\x1b" not in err.getvalue() and "\r" not in err.getvalue()
+
+
+@pytest.mark.parametrize("columns", [24, 80, 140])
+def test_on_a_terminal_lines_are_rewritten_and_never_too_wide(columns: int) -> None:
+    show, err, clock = screen(columns, live=True)
+    for second in range(6):
+        clock.now = float(second)
+        show(PullProgress("a/target", second * GIB, 10 * GIB))
+        show(PullProgress("b/drafter", second * GIB // 5, 2 * GIB))
+    show(Notice("b\x1b]0;x\x07ad news", "warning"))
+    show.finish()
+    text = err.getvalue()
+    assert set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", text)) == {"\x1b[3A", "\x1b[K", "\x1b[J"} and "\x07" not in text
+    pieces = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", text).split("\n")
+    board = [piece for piece in pieces if "news" not in piece]
+    assert max(map(len, board)) < columns and "warning: b␛]0;x␇ad news" in text
+    assert ("##" in text) is (columns == 140)
+    if columns >= 80:
+        assert re.search(r"total +.* 50%  +6.00 GiB of  +12.00 GiB  1.20 GiB/s  5 s left", pieces[-2])
+
+
+def test_a_repository_that_is_here_already_counts_as_done() -> None:
+    console = Console({"COLUMNS": "80"}, out=io.StringIO(), err=io.StringIO())
+    show = PullScreen(console, {"a/target": 100, "b/drafter": 50}, {"a/target": 100})
+    assert [re.findall(r"\d+%", line) for line in show.lines()] == [["100%"], ["0%"], ["66%"]]

@@ -1,0 +1,211 @@
+"""``dflash pull`` against a hub on loopback: a whole pair fetched, proven and run; each fault in words."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_hub import FakeHub
+
+from dflash_local import settings
+from dflash_local.store import pull_plan
+from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
+
+PROMPT = "Write a Python function that returns the sum of a list of numbers."
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def block() -> None:
+        def refused(*_: object) -> None:
+            raise AssertionError("a socket was opened")
+
+        monkeypatch.setattr(socket.socket, "connect", refused)
+        monkeypatch.setattr(socket, "getaddrinfo", refused)
+
+    return block
+
+
+def test_a_whole_pair_is_pulled_and_run_like_the_bundled_one(cli: Cli, toy_hub: FakeHub) -> None:
+    pulled = cli("pull", "toy-9b")
+    assert pulled.code == 0, pulled.err
+    assert f"{TARGET}: 5.8 MiB verified, commit" in pulled.out and f"next: dflash chat {TARGET}" in pulled.out
+    assert "7.4 MiB to fetch into" in pulled.err and "GiB free" in pulled.err
+    options = ("--max-new-tokens", "48", "--json")
+    ours, theirs = (cli("run", name, PROMPT, *options) for name in ("toys/toy-9b", "demo"))
+    assert ours.code == 0, ours.err
+    assert ours.json["token_ids"] == theirs.json["token_ids"] and "def " in ours.json["text"]
+    assert ours.json["acceptance_lengths"] == theirs.json["acceptance_lengths"]
+    assert "snapshots" in ours.json["target"] and "snapshots" in ours.json["drafter"]
+    talked = cli("chat", DRAFTER, "--temperature", "0", "--max-new-tokens", "48", stdin=f"{PROMPT}\n/quit\n")
+    assert talked.code == 0 and talked.out.strip() == ours.json["text"].strip()
+
+
+def test_dl_11_a_pair_that_is_here_opens_no_socket(
+    cli: Cli, toy_hub: FakeHub, opened: Opened, no_sockets: Callable[[], None]
+) -> None:
+    assert cli("pull", TARGET).code == 0
+    no_sockets()
+    again = cli("pull", TARGET)
+    assert again.code == 0 and "was here and verified" in again.out and "to fetch" not in again.err
+    assert cli("run", TARGET, "hi").code == 0 and opened.pairs[-1].name == TARGET
+    assert opened.pairs[-1].generations and opened.pairs[-1].thinking == "either"
+    assert cli("pull", TARGET, "--json").json["repos"][0]["was_ready"] is True
+
+
+def test_update_takes_the_newest_commit_and_nothing_else_does(cli: Cli, toy_hub: FakeHub, opened: Opened) -> None:
+    first = cli("pull", TARGET, "--json").json["repos"][0]["commit"]
+    second = toy_hub.add_repo(TARGET, {**contents(toy_hub, TARGET), "generation_config.json": b'{"eos_token_id": 2}'})
+    assert cli("pull", TARGET, "--json").json["repos"][0]["commit"] == first
+    cli("run", TARGET, "hi")
+    assert opened.pairs[-1].target.name == first
+    updated = cli("pull", TARGET, "--update", "--json")
+    assert updated.json["repos"][0]["commit"] == second
+    cli("run", TARGET, "hi")
+    assert opened.pairs[-1].target.name == second
+
+
+def test_a_dry_run_says_what_a_pull_would_do_and_fetches_no_file(cli: Cli, toy_hub: FakeHub) -> None:
+    shown = cli("pull", TARGET, "--dry-run")
+    lines = shown.out.splitlines()
+    assert shown.code == 0 and lines[1].split()[:4] == [TARGET, "6", "5.8", "MiB"]
+    assert not toy_hub.gets() and cli("models", "--local", "--json").json["pairs"] == []
+    asked = cli("pull", TARGET, "--dry-run", "--json").json
+    assert asked["dry_run"] and asked["to_fetch"] == sum(repo["bytes"] for repo in asked["repos"]) > 7_000_000
+    assert [repo["role"] for repo in asked["repos"]] == ["target", "drafter"]
+    assert asked["repos"][1]["files"] == ["config.json", WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "code", "words"),
+    [
+        ("404", {}, 4, "model.safetensors"),
+        ("corrupt", {}, 4, "is damaged"),
+        ("html", {"size": 2_000_000}, 4, "web page"),
+        ("403", {"code": "GatedRepo"}, 4, "https://"),
+    ],
+)
+def test_dl_a_fault_of_a_file_exits_4_and_says_what(
+    cli: Cli, toy_hub: FakeHub, kind: str, options: dict[str, object], code: int, words: str
+) -> None:
+    toy_hub.fault(WEIGHTS, kind, times=99, **options)
+    failed = cli("pull", TARGET)
+    error = next(line for line in failed.err.splitlines() if line.startswith("error: "))
+    assert failed.code == code and words in failed.err and "Traceback" not in failed.err, failed.err
+    assert TARGET in error or DRAFTER in error or WEIGHTS in error
+    assert failed.out == "" and cli("models", "--json").json["pairs"][-1]["state"] != "local"
+    run = cli("run", TARGET, "hi")
+    assert run.code == 4 and f"dflash pull {TARGET}" in run.err
+
+
+def test_dl_01_a_cut_line_goes_on_and_dl_04_one_bad_copy_is_fetched_again(cli: Cli, toy_hub: FakeHub) -> None:
+    toy_hub.fault(WEIGHTS, "cut", at=0.5)
+    toy_hub.fault(WEIGHTS, "corrupt")
+    pulled = cli("pull", TARGET)
+    assert pulled.code == 0 and pulled.out.count("verified") == 2
+    assert "fetched again" in pulled.err
+
+
+def test_dl_10_a_gated_target_names_the_terms_and_keeps_the_token(
+    cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_hub.repos[TARGET].gated = True
+    denied = cli("pull", TARGET)
+    assert denied.code == 4 and TARGET in denied.err and "HF_TOKEN" in denied.err + denied.out
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    toy_hub.grant("hf_secret")
+    refused = cli("pull", TARGET, "--debug")
+    assert refused.code == 4 and "hf_secret" not in refused.err and "is gated" in refused.err
+    toy_hub.grant("hf_secret", TARGET)
+    assert cli("pull", TARGET).code == 0
+
+
+def test_dl_12_offline_with_half_a_pair_lists_what_is_missing(
+    cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_hub.fault(WEIGHTS, "404", times=99)
+    assert cli("pull", TARGET).code == 4
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = len(toy_hub.requests)
+    run = cli("run", TARGET, "hi")
+    assert run.code == 4 and WEIGHTS in run.err and "offline" in run.err
+    pull = cli("pull", TARGET)
+    assert pull.code == 4 and "HF_HUB_OFFLINE" in pull.err and WEIGHTS in pull.err and len(toy_hub.requests) == before
+
+
+def test_dl_06_a_full_disk_is_told_before_the_first_byte(
+    cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = pull_plan.shutil.disk_usage
+    monkeypatch.setattr(pull_plan.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
+    failed = cli("pull", TARGET, "--json")
+    error = json.loads(failed.err.splitlines()[-1])["error"]
+    assert failed.code == 5 and error["type"] == "DoesNotFitError" and "are free" in error["message"]
+    assert failed.out == "" and not toy_hub.gets()
+
+
+def test_dl_20_no_such_repository_and_no_server(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = cli("pull", "some/model", "--drafter", "some/drafter")
+    assert missing.code == 4 and "some/model" in missing.err
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    dead = cli("pull", TARGET)
+    assert dead.code == 4 and "127.0.0.1 refuses connections" in dead.err
+
+
+def test_a_drafter_of_another_shape_is_refused_before_any_weight(cli: Cli, toy_hub: FakeHub, own_home: Path) -> None:
+    write_overlay(own_home, OVERLAY.replace("layers: 2", "layers: 6"))
+    wrong = cli("pull", TARGET)
+    assert wrong.code == 6 and DRAFTER in wrong.err and "layers 2, not 6" in wrong.err
+    assert not toy_hub.gets(WEIGHTS)
+    assert cli("pull", TARGET, "--allow-mismatch").code == 0
+
+
+def test_any_target_can_be_pulled_with_a_drafter_named(cli: Cli, toy_hub: FakeHub, opened: Opened) -> None:
+    toy_hub.add_repo("own/Tuned", contents(toy_hub, TARGET))
+    assert cli("pull", "own/Tuned").code == 3
+    pulled = cli("pull", "own/Tuned", "--drafter", DRAFTER)
+    assert pulled.code == 0 and f"next: dflash chat own/Tuned --drafter {DRAFTER}" in pulled.out
+    assert cli("run", "own/Tuned", "hi", "--drafter", DRAFTER).code == 0
+    assert opened.pairs[-1].drafter is not None and opened.pairs[-1].generations == ()
+
+
+def test_what_needs_no_pull_is_said(cli: Cli, toy_hub: FakeHub) -> None:
+    bundled = cli("pull", "demo")
+    assert bundled.code == 0 and "comes with the package" in bundled.out
+    announced = cli("pull", "zai-org/GLM-5.1")
+    assert announced.code == 4 and "announced" in announced.err
+    unknown = cli("pull", "toy-8b")
+    assert unknown.code == 3 and TARGET in unknown.err
+    two = cli("pull", TARGET, "demo", "--drafter", DRAFTER)
+    assert two.code == 2 and "one MODEL" in two.err
+
+
+def test_what_does_not_fit_is_asked_about(
+    cli: Cli, toy_hub: FakeHub, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_local.cli import fit
+    from dflash_local.planner.machine import Machine
+
+    def verdict(*_: object) -> tuple[str, None]:
+        return "needs 99 GiB", None
+
+    monkeypatch.setattr(fit, "verdict", verdict)
+    monkeypatch.setattr(fit, "machine", lambda *_: Machine("a toy GPU", "cuda", 2**30, 2**30, ""))
+    alone = cli("pull", TARGET)
+    assert alone.code == 5 and "needs 99 GiB" in alone.err and "--force" in alone.err and not toy_hub.gets()
+    asked = answers(False)
+    assert cli("pull", TARGET).code == 130 and "Download it all the same?" in asked[0] and not toy_hub.gets()
+    assert cli("pull", TARGET, "--force").code == 0 and len(asked) == 1
+
+
+def test_without_a_home_there_is_no_place_for_models(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HOME", "USERPROFILE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert settings.load().hub.cache is None
+    for argv in (("pull", "Qwen/Qwen3-4B"), ("run", "Qwen/Qwen3-4B", "hi")):
+        result = cli(*argv)
+        assert result.code in (3, 4) and "HF_HOME" in result.err

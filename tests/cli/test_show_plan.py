@@ -1,0 +1,150 @@
+"""``dflash show`` and ``dflash plan``: figures as the sources quote them, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fake_hub import FakeHub
+
+from dflash_local.catalog import bundled
+from tests.cli.conftest import DRAFTER, TARGET, Cli
+
+GIB = 2**30
+
+
+def line_of(text: str, start: str) -> str:
+    return next(line.strip() for line in text.splitlines() if line.strip().startswith(start))
+
+
+def test_show_agrees_with_the_quoted_figures(cli: Cli) -> None:
+    shown = cli("show", "Qwen/Qwen3.5-9B", "--gpu-memory", "24")
+    text = shown.out
+    assert (
+        shown.code == 0 and line_of(text, "download") == "download      17.98 GiB target + 2.41 GiB drafter = 20.39 GiB"
+    )
+    assert "262,144 tokens" in line_of(text, "context") and "not gated" in line_of(text, "licence")
+    assert re.search(r"v2 +6 +16 +4096 +unknown +unknown +1 5 9 13 17 21 25 29", text)
+    assert re.search(r"v1 +5 +16 +none +248070 +492f4b532a95 +1 8 15 22 29", text)
+    flat = " ".join(text.split())
+    assert "target KV 32.0 KiB" in flat and "the recurrent state 49.5 MiB whatever the context" in flat
+    assert re.search(r"Math500 +5\.67 +3\.4x +7\.34 +4\.1x", text) and "not measured here" in text
+    assert "B200" in text and "SGLang" in text and "as a server" in text
+    assert re.search(r"^  bfloat16, context [\d,]+, block 16: fits$", text, re.M)
+    assert all(len(line) <= 100 for line in text.splitlines() if "--spec" not in line)
+
+
+def test_show_json_is_complete(cli: Cli) -> None:
+    found = cli("show", "qwen3.5-9b", "--gpu-memory", "24", "--json").json
+    assert found["target"]["id"] == "Qwen/Qwen3.5-9B" and found["drafter"]["id"] == "z-lab/Qwen3.5-9B-DFlash"
+    assert found["per_token_bytes"] == {"target_kv": 32768, "drafter_kv": 24576, "recurrent_state": 51904512}
+    assert abs(found["per_token_bytes"]["recurrent_state"] / 51.9e6 - 1) < 0.01
+    sizes = {line["name"]: line["bytes"] for line in found["plan"]["ledger"]["lines"]}
+    assert abs(sizes["drafter weights"] / GIB - 2.41) < 0.1  # and the rope table, which no file holds
+    assert 16 < (sizes["target weights"] + sizes["head"]) / GIB < 17.98  # vision and MTP parts stay unloaded
+    assert [plan["format"] for plan in found["fits"]] == ["bfloat16", "int8", "nf4"] and found["plan"]["fits"]
+    assert found["local"]["state"] == "absent" and set(found["server_commands"]) == {"vLLM", "SGLang"}
+    cells = {(cell["task"], cell["block"], cell["concurrency"]): cell for cell in found["published"]}
+    assert cells["Math500", 16, 1]["acceptance_length"] == 7.34 and len(cells) > 12
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3.6-35B-A3B", "meta-llama/Llama-3.1-8B-Instruct", "zai-org/GLM-5.1", "demo"]
+)
+def test_show_keeps_to_the_width(cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int, name: str) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = cli("show", name, "--gpu", "H200")
+    commands = ("vllm serve", "sglang.launch_server")
+    lines = [line for line in shown.out.splitlines() if not any(word in line for word in commands)]
+    assert shown.code == 0 and max(map(len, lines)) <= width and "None" not in shown.out
+
+
+def test_show_names_the_terms_of_a_gated_target(cli: Cli) -> None:
+    text = cli("show", "meta-llama/Llama-3.1-8B-Instruct").out
+    assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct" in text and "gated" in text
+
+
+def test_unknown_stays_unknown(cli: Cli) -> None:
+    announced = cli("show", "zai-org/GLM-5.1")
+    assert announced.code == 0 and "none published yet" in announced.out and "no source tells" in announced.out
+    found = cli("show", "zai-org/GLM-5.1", "--json").json
+    assert found["plan"] is None and found["context"] is None and found["per_token_bytes"]["target_kv"] is None
+
+
+def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
+    expected = (
+        "vllm serve moonshotai/Kimi-K2.5 --speculative-config "
+        '\'{"method": "dflash", "model": "z-lab/Kimi-K2.5-DFlash", "num_speculative_tokens": 7}\''
+    )
+    for command in ("show", "plan"):
+        told = cli(command, "moonshotai/Kimi-K2.5")
+        assert told.code == 0 and "runs on a server only, on 8 GPUs" in told.out
+        assert any(line.strip().startswith(expected) for line in told.out.splitlines())
+        assert "cannot attach to a running server yet" in told.out
+    found = cli("plan", "moonshotai/Kimi-K2.5", "--json").json
+    assert found["runs_on"] == "server" and found["tensor_parallel"] == 8
+    assert found["server_commands"]["vLLM"].startswith(expected)
+    weights = found["plan"]["ledger"]["lines"][0]["bytes"] / GIB
+    assert abs(weights / 554.3 - 1) < 0.01
+
+
+def test_plan_says_what_does_not_fit_and_what_would(cli: Cli) -> None:
+    failed = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "24")
+    assert failed.code == 5 and failed.out == ""
+    assert "Qwen/Qwen3.6-27B in bfloat16, context 2,048, block 16: does not fit" in failed.err
+    assert re.search(r"bfloat16 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", failed.err)
+    assert "error: Qwen/Qwen3.6-27B in bfloat16 needs" in failed.err and "this fits" not in failed.err
+    bigger = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32")
+    assert bigger.code == 5 and re.search(r"nf4 +yes +[\d,]+ +\d\d\.\d\d GiB", bigger.err)
+    assert "this fits: " in bigger.err and "--quantize nf4" in bigger.err
+    asked = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--quantize", "nf4")
+    assert asked.code == 0 and "in nf4" in asked.out and asked.err == ""
+
+
+def test_plan_json_carries_the_ledger_either_way(cli: Cli) -> None:
+    failed = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--json")
+    told = json.loads(failed.err)
+    assert failed.code == 5 and failed.out == "" and told["error"]["type"] == "DoesNotFitError"
+    assert told["fits"] is False and told["nearest"]["format"] == "nf4" and told["nearest"]["fits"]
+    weights = sum(
+        line["bytes"] for line in told["plan"]["ledger"]["lines"] if line["name"] in ("target weights", "head")
+    )
+    assert 49 < weights / GIB < 52
+    fits = cli("plan", "Qwen/Qwen3-4B", "--gpu-memory", "24", "--context", "8192", "--json").json
+    assert fits["fits"] and fits["plan"]["context"] == 8192 and fits["nearest"] is None
+    assert fits["plan"]["ledger"]["total"] <= fits["plan"]["machine"]["free"]
+
+
+def test_plan_takes_bundled_pairs_folders_and_wishes(cli: Cli) -> None:
+    folder = bundled.FOLDER / "demo-hybrid"
+    for argv in (("demo",), (str(folder / "target"), "--drafter", str(folder / "drafter"))):
+        found = cli("plan", *argv, "--json").json
+        assert found["fits"] and found["plan"]["block_size"] == 8 and found["plan"]["context"] == 2048
+    alone = cli("plan", "demo", "--mode", "ar", "--json").json["plan"]
+    assert not alone["draft"] and "drafter weights" not in {line["name"] for line in alone["ledger"]["lines"]}
+    assert cli("plan", "demo", "--context", "4096").code == 2
+    assert cli("plan", "nothing/here").code == 3
+    assert cli("plan", "zai-org/GLM-5.1").code in (0, 3)
+
+
+def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gone = cli("plan", "Qwen/Qwen3-4B", "--device", "cuda")
+    assert gone.code == 2 and "device 'cuda' is not there" in gone.err and "Traceback" not in gone.err
+    assert cli("plan", "demo").code == 0 and "CPU" in cli("plan", "demo").out
+
+
+def test_show_tells_what_is_here(cli: Cli, toy_hub: FakeHub, own_home: Path) -> None:
+    assert f"no; dflash pull {TARGET}" in cli("show", TARGET).out
+    assert cli("pull", TARGET).code == 0
+    shown = cli("show", DRAFTER).out
+    assert "verified, 7.4 MiB in" in " ".join(shown.split()) and "overridden" in shown
+    assert "float32, context 2,048" in shown  # the shape comes from the files now
+    found = cli("show", TARGET, "--json").json
+    assert found["local"]["state"] == "local" and found["local"]["verified"] and found["overridden"]
+    hub = own_home / ".cache" / "huggingface" / "hub" / "models--toys--Toy-9B"
+    next(hub.glob("snapshots/*/model.safetensors")).unlink()
+    assert "in part" in cli("show", TARGET).out and "lacking: target" in cli("show", TARGET).out
