@@ -1,4 +1,4 @@
-"""Random-weight checkpoints of true Qwen3.5-9B shape, target and drafter, in the published layout.
+"""Random-weight checkpoints of true Qwen3.5-9B and Qwen3-8B shape, targets and drafters, in the published layout.
 
 Values are drawn on the device and written shard by shard, so that 9 billion of them take seconds.
 """
@@ -47,6 +47,29 @@ DRAFTER_9B: dict[str, Any] = {
     "mask_token_id": 248077,
     "target_layer_ids": [1, 5, 9, 13, 17, 21, 25, 29],
 }
+# Qwen/Qwen3-8B and z-lab/Qwen3-8B-DFlash-b16: attention in every layer, a drafter of the first schema.
+QWEN3_8B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+DRAFTER_8B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "block_size": 16,
+    "mask_token_id": 151669,
+    "target_layer_ids": [1, 9, 17, 25, 33],
+}
 TINY = QWEN35_9B | {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -74,10 +97,41 @@ TINY_DRAFTER = DRAFTER_9B | {
     "mask_token_id": 511,
     "target_layer_ids": [1, 3, 5],
 }
+TINY_DENSE = QWEN3_8B | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
+TINY_DENSE_DRAFTER = {key: value for key, value in TINY_DRAFTER.items() if key != "sliding_window"}
 
 
 def target_config(shape: dict[str, Any]) -> Any:
-    """transformers' configuration of the published layout: multimodal wrapper with a tiny vision tower."""
+    """transformers' configuration of the published layout."""
+    config = _hybrid_config(shape) if "linear_num_key_heads" in shape else _dense_config(shape)
+    config.dtype = "bfloat16"
+    return config
+
+
+def _dense_config(shape: dict[str, Any]) -> Any:
+    """Qwen3: attention in every layer."""
+    import transformers
+
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = transformers.Qwen3Config(
+        **shape, rope_parameters=rope, rms_norm_eps=1e-6, tie_word_embeddings=False, **none
+    )
+    config.architectures = ["Qwen3ForCausalLM"]
+    return config
+
+
+def _hybrid_config(shape: dict[str, Any]) -> Any:
+    """Qwen3.5: multimodal wrapper with a tiny vision tower."""
     import transformers
 
     text = {key: value for key, value in shape.items() if key != "mrope_section"}
@@ -102,7 +156,6 @@ def target_config(shape: dict[str, Any]) -> Any:
         tie_word_embeddings=False,
     )
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
-    config.dtype = "bfloat16"
     return config
 
 
@@ -111,7 +164,7 @@ def target_shapes(config: Any) -> list[tuple[str, tuple[int, ...]]]:
     import transformers
 
     with torch.device("meta"):
-        model = transformers.Qwen3_5ForConditionalGeneration(config)
+        model = getattr(transformers, config.architectures[0])(config)
     return [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
 
 
@@ -122,10 +175,14 @@ def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
     config.save_pretrained(folder)
     generator = torch.Generator(device).manual_seed(1)
     layers = shape["num_hidden_layers"]
-    _save(folder, ((n, _target_tensor(n, s, layers, generator)) for n, s in target_shapes(config)))
+    # Qwen3.5's norms are zero-centred, their gain is 1 + w; Qwen3's gain is w itself.
+    centre = 0.0 if "linear_num_key_heads" in shape else 1.0
+    _save(folder, ((n, _target_tensor(n, s, layers, centre, generator)) for n, s in target_shapes(config)))
 
 
-def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator) -> torch.Tensor:
+def _target_tensor(
+    name: str, shape: tuple[int, ...], layers: int, centre: float, generator: torch.Generator
+) -> torch.Tensor:
     """Random values whose activations stay of order one through all layers."""
     out = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
     if name.endswith("A_log"):
@@ -135,7 +192,7 @@ def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: to
     if name.endswith("linear_attn.norm.weight"):
         return out.fill_(1.0)
     if name.endswith("norm.weight") and "visual" not in name:
-        return out.normal_(0.0, 0.02, generator=generator)  # zero-centred: the gain is 1 + w
+        return out.normal_(centre, 0.02, generator=generator)
     if name == "lm_head.weight":  # the final norm gives unit rows
         return out.normal_(0.0, LOGIT_STD / shape[-1] ** 0.5, generator=generator)
     if name.endswith("embed_tokens.weight"):
@@ -149,7 +206,9 @@ def _target_tensor(name: str, shape: tuple[int, ...], layers: int, generator: to
 
 
 def drafter_config(shape: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
-    """A drafter's config.json, second schema: causal sliding layers and one full layer."""
+    """A drafter's config.json: second schema, causal sliding layers and one full, if its shape has a window."""
+    if "sliding_window" not in shape:
+        return _first_schema(shape, target)
     nested = ("block_size", "mask_token_id", "target_layer_ids")
     return {
         "architectures": ["DFlashDraftModel"],
@@ -160,6 +219,25 @@ def drafter_config(shape: dict[str, Any], target: dict[str, Any]) -> dict[str, A
         "layer_types": ["sliding_attention"] * (shape["num_hidden_layers"] - 1) + ["full_attention"],
         "use_sliding_window": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "vocab_size": target["vocab_size"],
+        "num_target_layers": target["num_hidden_layers"],
+    }
+
+
+def _first_schema(shape: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """Block size and rope at the top level, full attention throughout."""
+    nested = ("mask_token_id", "target_layer_ids")
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        **{key: value for key, value in shape.items() if key not in nested},
+        "dflash_config": {key: shape[key] for key in nested},
+        "layer_types": ["full_attention"] * shape["num_hidden_layers"],
+        "rope_theta": 1e6,
+        "rope_scaling": None,
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
         "vocab_size": target["vocab_size"],

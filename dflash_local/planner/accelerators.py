@@ -1,0 +1,179 @@
+"""Which accelerator a run would use and how much of its memory is free, asked without torch.
+
+nvidia-smi, then rocm-smi, then Apple's unified memory. What cannot be asked is None, never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_local.planner.hardware import SMI_TIMEOUT_S
+from dflash_local.planner.software import release, version_of
+
+Ask = Callable[[Sequence[str]], "str | None"]
+
+MIB = 2**20
+FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free", "mig.mode.current")
+# Lowest driver for the CUDA major version that torch was built for (NVIDIA's compatibility table).
+DRIVERS = {13: (580,), 12: (525, 60)}
+MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG-[^)]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device a program may see. Memory in bytes, None where the driver does not tell.
+
+    ``slice_of``: name of the whole GPU when this is a part of it (MIG).
+    """
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    memory: int | None
+    free: int | None
+    slice_of: str | None = None
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """The output of a probe; None when it is not installed, fails or hangs."""
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *command[1:]], capture_output=True, text=True, errors="replace", timeout=SMI_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def nvidia(asking: Ask = ask) -> tuple[Accelerator, ...]:
+    """Every NVIDIA device, MIG slices in place of the GPU they divide."""
+    answer = asking(("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
+    if answer is None:  # a driver that does not know every field refuses the whole question
+        answer = asking(("nvidia-smi", f"--query-gpu={','.join(FIELDS[:-1])}", "--format=csv,noheader,nounits"))
+    found: list[Accelerator] = []
+    divided: set[int] = set()
+    for line in (answer or "").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) < len(FIELDS) - 1 or not cells[0].isdigit():
+            continue
+        index, uuid, name, driver, total, free, *mig = cells
+        found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free)))
+        if mig[:1] == ["Enabled"]:
+            divided.add(int(index))
+    return _with_slices(found, divided, asking(("nvidia-smi", "-L"))) if divided else tuple(found)
+
+
+def visible(devices: Sequence[Accelerator], wish: str | None) -> tuple[Accelerator, ...]:
+    """Those a CUDA program sees under ``CUDA_VISIBLE_DEVICES``, in its order.
+
+    CUDA stops at the first name it does not know, and takes one MIG slice at most.
+    """
+    if wish is None:
+        chosen = list(devices)
+    else:
+        chosen = []
+        for word in (part.strip() for part in wish.split(",")):
+            by_index = [d for d in devices if word.isdigit() and d.index == int(word)]
+            by_name = [d for d in devices if word.startswith(("GPU-", "MIG-")) and d.uuid.startswith(word)]
+            if not by_index and not by_name:
+                break
+            chosen.append((by_index or by_name)[0])
+    whole = [device for device in chosen if device.slice_of is None]
+    return tuple(whole or chosen[:1])
+
+
+def unusable(driver: str) -> str:
+    """Why the installed torch cannot use NVIDIA devices; empty when it can, or when that cannot be told."""
+    torch = version_of("torch") or ""
+    if "+cpu" in torch:
+        return f"the installed torch {torch} is built without CUDA"
+    major = _cuda_major()
+    needed = DRIVERS.get(major) if major else None
+    if not needed or not release(driver) or release(driver) >= needed:
+        return ""
+    return f"driver {driver} is too old for CUDA {major}, which needs {'.'.join(map(str, needed))} or newer"
+
+
+def has_rocm() -> bool:
+    """False when the installed torch is one that cannot use AMD devices."""
+    torch = version_of("torch")
+    return torch is None or "+rocm" in torch
+
+
+def _cuda_major() -> int | None:
+    """CUDA's major version as the installed packages tell it."""
+    local = re.search(r"\+cu(\d+)\d$", version_of("torch") or "")
+    if local:
+        return int(local.group(1))
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):
+        found = release(version_of(package) or "")
+        if found:
+            return found[0]
+    return None
+
+
+def amd(asking: Ask = ask) -> tuple[Accelerator, ...]:
+    """AMD devices as rocm-smi tells them; a best effort, not tried on every version of it."""
+    answer = asking(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
+    try:
+        cards = json.loads(answer or "{}")
+    except ValueError:
+        return ()
+    found = []
+    for key, card in cards.items() if isinstance(cards, Mapping) else ():
+        if not isinstance(card, Mapping) or not re.fullmatch(r"card\d+", str(key)):
+            continue
+        total, used = (_number(card.get(f"VRAM Total {what}(B)")) for what in ("Memory ", "Used Memory "))
+        name = str(card.get("Card Series") or card.get("Card series") or "AMD GPU")
+        free = total - used if total is not None and used is not None else None
+        found.append(Accelerator(int(str(key)[4:]), "", name, "", total, free))
+    return tuple(found)
+
+
+def is_apple() -> bool:
+    """True on a machine whose GPU shares the main memory through MPS."""
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
+
+
+def _with_slices(whole: Sequence[Accelerator], divided: set[int], listing: str | None) -> tuple[Accelerator, ...]:
+    """MIG slices, which ``nvidia-smi -L`` lists below their GPU, in its place. How much of one is free is not told.
+
+    A divided GPU without a slice cannot be used, so it is left out.
+    """
+    slices: dict[int, list[Accelerator]] = {}
+    gpus = {gpu.index: gpu for gpu in whole}
+    current: Accelerator | None = None
+    for line in (listing or "").splitlines():
+        head, part = re.match(r"GPU (\d+):", line), MIG_SLICE.search(line)
+        if head:
+            current = gpus.get(int(head.group(1)))
+        elif part and current is not None:
+            size = int(part.group(2)) * 2**30
+            label = f"{current.name} MIG {part.group(1)}"
+            found = Accelerator(current.index, part.group(3), label, current.driver, size, None, current.name)
+            slices.setdefault(current.index, []).append(found)
+    out: list[Accelerator] = []
+    for gpu in whole:
+        out += slices.get(gpu.index, []) if gpu.index in divided else [gpu]
+    return tuple(out)
+
+
+def _mib(cell: str) -> int | None:
+    """A number of MiB; None for ``[N/A]`` and its kin (unified memory, MIG, missing rights)."""
+    match = re.match(r"\d+", cell)
+    return int(match.group()) * MIB if match else None
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isdigit() else None

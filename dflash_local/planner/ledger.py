@@ -1,0 +1,67 @@
+"""The memory ledger: named lines of bytes and their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entry. ``bytes`` is None when a number it needs is not known."""
+
+    name: str
+    bytes: int | None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"name": self.name, "bytes": self.bytes, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a plan needs, line by line.
+
+    Attributes:
+        lines: what torch's allocator holds at the fullest moment of a reply.
+        loading: what it holds at the fullest moment of loading, None when that is unknown.
+        reserve: what the device needs beside that: its context, gaps between allocations.
+    """
+
+    lines: tuple[Line, ...]
+    loading: Line
+    reserve: Line = field(default_factory=lambda: Line("reserve", 0))
+
+    @property
+    def running(self) -> int | None:
+        """Bytes of ``lines``; None when one is unknown."""
+        known = [line.bytes for line in self.lines if line.bytes is not None]
+        return sum(known) if len(known) == len(self.lines) else None
+
+    @property
+    def peak(self) -> int | None:
+        """The most the allocator ever holds, loading included."""
+        if self.running is None or self.loading.bytes is None:
+            return None
+        return max(self.running, self.loading.bytes)
+
+    @property
+    def total(self) -> int | None:
+        """What must be free on the device: the peak and the reserve."""
+        if self.peak is None or self.reserve.bytes is None:
+            return None
+        return self.peak + self.reserve.bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, bytes throughout."""
+        return {
+            "lines": [line.as_dict() for line in self.lines],
+            "running": self.running,
+            "loading": self.loading.as_dict(),
+            "reserve": self.reserve.as_dict(),
+            "peak": self.peak,
+            "total": self.total,
+        }

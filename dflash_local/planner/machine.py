@@ -1,0 +1,157 @@
+"""The machine a plan is made for: this one, or one named on the command line.
+
+Chooses one device and tells why; torch is not asked. Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dflash_local.errors import UsageError
+from dflash_local.planner import accelerators, hardware
+from dflash_local.planner.accelerators import Accelerator, Ask
+from dflash_local.planner.cards import card_memory, find_card
+
+GIB = 2**30
+DISPLAY = GIB * 2 // 5  # what a driver and a desktop take of a card that is only named
+MPS_SHARE = 0.75  # of the main memory is what Metal recommends a program to use at most
+NOMINAL_SHARE = 0.95  # of a nominal size is taken as free
+
+Kind = Literal["cuda", "mps", "cpu", "named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
+
+    ``device``: what to pass to the engine; auto for a machine that is only named.
+    """
+
+    name: str
+    kind: Kind
+    memory: int
+    free: int
+    why: str
+    device: str = "auto"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "memory": self.memory,
+            "free": self.free,
+            "why": self.why,
+            "device": self.device,
+        }
+
+
+def this_machine(
+    device: str = "auto", environ: Mapping[str, str] | None = None, asking: Ask = accelerators.ask
+) -> Machine:
+    """The device a run here would use: the GPU with most free memory, unless ``device`` says another.
+
+    Args:
+        device: auto, cpu, cuda, cuda:N, mps or balanced.
+        environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
+
+    Raises:
+        UsageError: ``device`` names a GPU that is not there.
+    """
+    if device == "cpu":
+        return _cpu("asked for")
+    if device == "mps":
+        return _mps("asked for")
+    hidden = (environ or {}).get("CUDA_VISIBLE_DEVICES")
+    everything = accelerators.nvidia(asking)
+    seen = accelerators.visible(everything, hidden)
+    wanted = device.startswith("cuda") or device == "balanced"
+    problem = accelerators.unusable(seen[0].driver) if seen else ""
+    if seen and not problem:
+        return _gpu(seen, device)
+    if everything and not seen:
+        problem = f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
+    elif problem:
+        problem = f"{seen[0].name}: {problem}"
+    amd = () if everything else accelerators.amd(asking)
+    if amd and accelerators.has_rocm():
+        return _gpu(amd, device)
+    if amd:
+        problem = f"{amd[0].name}: the installed torch is built without ROCm"
+    if wanted:
+        raise UsageError(
+            f"device {device!r} is not there: {problem or 'no GPU was found'}", "--device cpu works anywhere"
+        )
+    if accelerators.is_apple():
+        return _mps("Apple GPU")
+    return _cpu(problem or "no GPU was found")
+
+
+def named(gpu: str | None, memory_gib: float | None) -> Machine:
+    """A card by its name, by its memory, or both.
+
+    Raises:
+        UsageError: the name is not known and no memory is given, or the memory is not a sensible size.
+    """
+    if memory_gib is not None and not 0 < memory_gib <= 100_000:
+        raise UsageError(f"--gpu-memory {memory_gib:g} is not a size in GiB", "give the card's memory, such as 24")
+    if gpu is not None and memory_gib is None:
+        name, memory_gib = card_memory(gpu)
+    elif memory_gib is not None:
+        name = gpu or f"a GPU of {memory_gib:g} GiB"
+    else:
+        raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
+    memory = round(memory_gib * GIB)
+    return Machine(
+        name, "named", memory, max(0, memory - DISPLAY), "nominal memory, less 0.4 GiB for driver and display"
+    )
+
+
+def _gpu(seen: tuple[Accelerator, ...], device: str) -> Machine:
+    if device == "balanced":
+        parts = [_described(gpu, i, "") for i, gpu in enumerate(seen)]
+        memory, free = sum(part.memory for part in parts), sum(part.free for part in parts)
+        return Machine(f"{len(parts)} GPUs", "cuda", memory, free, "layers spread over all of them", "balanced")
+    if device.startswith("cuda:"):
+        index = device.partition(":")[2]
+        if not index.isdigit() or int(index) >= len(seen):
+            raise UsageError(f"device {device!r} is not there", f"{len(seen)} GPU visible, counted from cuda:0")
+        return _described(seen[int(index)], int(index), "asked for")
+    if device == "cuda" or len(seen) == 1:
+        return _described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU")
+    machines = [_described(gpu, i, f"most free memory of {len(seen)} GPUs") for i, gpu in enumerate(seen)]
+    return max(machines, key=lambda machine: machine.free)
+
+
+def _described(gpu: Accelerator, index: int, why: str) -> Machine:
+    """A device with sizes the driver does not tell filled in, and labelled so."""
+    memory, free, told = gpu.memory, gpu.free, ""
+    if memory is None:
+        memory, free, told = _untold(gpu.name)
+    elif free is None:
+        free, told = round(memory * NOMINAL_SHARE), "nominal memory"
+    return Machine(gpu.name, "cuda", memory, free, "; ".join(filter(None, (why, told))), f"cuda:{index}")
+
+
+def _untold(name: str) -> tuple[int, int, str]:
+    """Memory of a GPU whose driver tells none: the known card's, else the main memory it then shares."""
+    nominal = find_card(name)
+    if nominal is not None:
+        memory = round(nominal * GIB)
+        return memory, round(memory * NOMINAL_SHARE), "the driver tells no memory: nominal"
+    main = hardware.memory()
+    return main.total, main.available, "the driver tells no memory of its own: taken as shared with the main memory"
+
+
+def _cpu(why: str) -> Machine:
+    main = hardware.memory()
+    limit = "; main memory as the container limits it" if main.limited else ""
+    return Machine("CPU", "cpu", main.total, main.available, why + limit, "cpu")
+
+
+def _mps(why: str) -> Machine:
+    main = hardware.memory()
+    share = round(MPS_SHARE * main.total)
+    return Machine("Apple GPU", "mps", share, min(share, main.available), f"{why}; 75 % of the main memory", "mps")

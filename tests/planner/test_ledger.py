@@ -1,0 +1,168 @@
+"""The ledger: lines add up, growth is by doubling, and more context never needs less."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local.catalog.shapes import shape
+from dflash_local.planner import formats, memory
+from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.memory import Load
+from dflash_local.planner.shape import DrafterShape, TargetShape
+
+PAIRS = {
+    "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+    "Qwen/Qwen3.5-9B": "z-lab/Qwen3.5-9B-DFlash",
+    "Qwen/Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
+    "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
+}
+
+
+def pair(repo: str) -> tuple[TargetShape, DrafterShape]:
+    configs = [shape(repo), shape(PAIRS[repo])]
+    assert configs[0] is not None and configs[1] is not None
+    target = TargetShape.from_config(configs[0], repo)
+    return target, DrafterShape.from_config(configs[1], PAIRS[repo], target)
+
+
+def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:
+    target, drafter = pair(repo)
+    wish: dict[str, Any] = {"dtype": "bfloat16", "quantize": None, "context": context, "block": 16 if draft else 1}
+    return memory.ledger(target, drafter if draft else None, Load(**(wish | changes)))
+
+
+def line(ledger: Ledger, name: str) -> int:
+    (found,) = [entry.bytes for entry in ledger.lines if entry.name == name]
+    assert found is not None
+    return found
+
+
+def test_the_sums_are_the_sums() -> None:
+    ledger = Ledger((Line("a", 5), Line("b", 7)), Line("loading", 20), Line("reserve", 3))
+    assert (ledger.running, ledger.peak, ledger.total) == (12, 20, 23)
+    assert Ledger((Line("a", 25),), Line("loading", 20), Line("reserve", 3)).total == 28
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        Ledger((Line("a", None), Line("b", 7)), Line("loading", 1)),
+        Ledger((Line("a", 1),), Line("loading", None)),
+        Ledger((Line("a", 1),), Line("loading", 1), Line("reserve", None)),
+    ],
+)
+def test_a_sum_with_something_unknown_is_unknown(ledger: Ledger) -> None:
+    assert ledger.total is None
+    assert json.loads(json.dumps(ledger.as_dict()))["total"] is None
+
+
+def test_the_json_holds_every_line_in_bytes() -> None:
+    ledger = of("Qwen/Qwen3.5-9B")
+    found = json.loads(json.dumps(ledger.as_dict()))
+    assert sum(entry["bytes"] for entry in found["lines"]) == found["running"] == ledger.running
+    assert {entry["name"] for entry in found["lines"]} == {
+        "target weights",
+        "head",
+        "drafter weights",
+        "target KV",
+        "drafter KV",
+        "recurrent state",
+        "state snapshots",
+        "workspace",
+    }
+
+
+def test_a_tied_head_and_a_missing_drafter_have_no_line() -> None:
+    config = shape("Qwen/Qwen3-4B")
+    assert config is not None
+    ledger = memory.ledger(TargetShape.from_config(config, "4B"), None, Load("bfloat16", None, 4096, 1))
+    assert [entry.name for entry in ledger.lines] == ["target weights", "target KV", "workspace"]
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 256), (256, 256), (257, 512), (8192, 8192), (8193, 16384)])
+def test_the_targets_cache_doubles(tokens: int, rows: int) -> None:
+    assert memory.cache_rows(tokens) == rows
+    each = memory.kv_bytes_per_token(pair("Qwen/Qwen3-8B")[0])
+    assert each is not None and line(of("Qwen/Qwen3-8B", tokens), "target KV") == each * rows
+
+
+def test_quantised_weights_leave_head_embedding_and_norms_whole() -> None:
+    target, _ = pair("Qwen/Qwen3-8B")
+    whole, small = formats.weight_bytes(target, "bfloat16", None), formats.weight_bytes(target, "bfloat16", "nf4")
+    assert whole is not None and small is not None
+    embedding = 151936 * 4096
+    linear = 8190735360 - 2 * embedding - 36 * (2 * 4096 + 2 * 128) - 4096
+    assert whole - small == pytest.approx(linear * (2 - formats.NF4_BYTES), abs=1)
+    assert formats.head_bytes(target, "bfloat16") == 2 * embedding
+    eight = formats.weight_bytes(target, "bfloat16", "int8")
+    assert eight is not None and small < eight < whole
+
+
+def test_mxfp4_is_decoded_at_load() -> None:
+    target, _ = pair("openai/gpt-oss-20b")
+    held = (formats.weight_bytes(target, "bfloat16", None) or 0) + (formats.head_bytes(target, "bfloat16") or 0)
+    stored = formats.published_bytes(target)
+    assert held == 2 * 20914757184
+    assert stored is not None and stored < held / 3
+
+
+@pytest.mark.parametrize(("repo", "refused"), [("Qwen/Qwen3-8B", False), ("Qwen/Qwen3.5-35B-A3B", True)])
+def test_experts_are_not_quantised(repo: str, refused: bool) -> None:
+    assert bool(formats.refusal(pair(repo)[0], "nf4")) == refused
+    assert formats.refusal(pair(repo)[0], None) == ""
+
+
+def test_a_prequantised_checkpoint_is_not_run_yet() -> None:
+    config = shape("Qwen/Qwen3-8B")
+    assert config is not None
+    config["quantization_config"] = {"quant_method": "fp8"}
+    assert "fp8" in formats.refusal(TargetShape.from_config(config, "x"), None)
+
+
+def test_a_drafter_never_runs_in_float16() -> None:
+    assert line(of("Qwen/Qwen3-8B", dtype="float16"), "drafter weights") == line(
+        of("Qwen/Qwen3-8B", dtype="bfloat16"), "drafter weights"
+    )
+    doubled = line(of("Qwen/Qwen3-8B", dtype="float32"), "drafter weights")
+    assert doubled == 2 * line(of("Qwen/Qwen3-8B"), "drafter weights")
+
+
+def test_only_a_gpu_has_a_reserve() -> None:
+    assert of("Qwen/Qwen3-8B", device="cpu").reserve.bytes == 0
+    reserve = of("Qwen/Qwen3-8B").reserve.bytes
+    assert reserve is not None and reserve > memory.GPU_RESERVE
+
+
+def test_unfused_attention_is_what_fills_memory_for_gpt_oss() -> None:
+    ledger = of("openai/gpt-oss-20b", 32768)
+    assert line(ledger, "workspace") > 4 * 64 * 1024 * 32768 * 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    repo=st.sampled_from(sorted(PAIRS)),
+    contexts=st.tuples(st.integers(1, 262144), st.integers(0, 70000)),
+    draft=st.booleans(),
+    dtype=st.sampled_from(sorted(formats.DTYPE_BYTES)),
+    block=st.sampled_from((1, 8, 16)),
+)
+def test_more_context_never_needs_less(
+    repo: str, contexts: tuple[int, int], draft: bool, dtype: str, block: int
+) -> None:
+    small, more = contexts
+    wish: dict[str, Any] = {"draft": draft, "dtype": dtype, "block": block}
+    less_needed, more_needed = of(repo, small, **wish).total, of(repo, small + more, **wish).total
+    assert less_needed is not None and more_needed is not None and less_needed <= more_needed
+
+
+@settings(max_examples=30, deadline=None)
+@given(repo=st.sampled_from(sorted(PAIRS)), context=st.integers(1, 262144))
+def test_a_drafter_and_a_wider_dtype_never_need_less(repo: str, context: int) -> None:
+    plain, drafted = of(repo, context, draft=False), of(repo, context)
+    assert (plain.running or 0) < (drafted.running or 0)
+    assert (drafted.total or 0) < (of(repo, context, dtype="float32").total or 0)

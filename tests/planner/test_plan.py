@@ -1,0 +1,228 @@
+"""Plans: the context that fits, why something does not, the nearest plan that does, exit 5."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local.catalog.shapes import shape
+from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.planner.machine import Machine, named
+from dflash_local.planner.plan import (
+    FLOOR,
+    STEP,
+    Wish,
+    context_limit,
+    fits_table,
+    nearest,
+    plan,
+    require,
+)
+from dflash_local.planner.shape import DrafterShape, TargetShape
+
+GIB = 2**30
+MB = 10**6
+
+
+def target(repo: str) -> TargetShape:
+    config = shape(repo)
+    assert config is not None
+    return TargetShape.from_config(config, repo)
+
+
+def drafter(repo: str, of: TargetShape) -> DrafterShape:
+    config = shape(repo)
+    assert config is not None
+    return DrafterShape.from_config(config, repo, of)
+
+
+DENSE = target("Qwen/Qwen3-8B")
+DENSE_DRAFTER = drafter("z-lab/Qwen3-8B-DFlash-b16", DENSE)
+HYBRID = target("Qwen/Qwen3.5-9B")
+HYBRID_DRAFTER = drafter("z-lab/Qwen3.5-9B-DFlash", HYBRID)
+EXPERTS = target("Qwen/Qwen3.5-35B-A3B")
+EXPERTS_DRAFTER = drafter("z-lab/Qwen3.5-35B-A3B-DFlash", EXPERTS)
+
+
+def card(free: float) -> Machine:
+    """A GPU with exactly this many bytes free."""
+    return Machine("a card", "cuda", round(free) + GIB, round(free), "test", "cuda:0")
+
+
+def need(wish: Wish, of: TargetShape = DENSE, with_: DrafterShape | None = DENSE_DRAFTER) -> int:
+    total = plan(of, with_, card(1e15), wish).ledger.total
+    assert total is not None
+    return total
+
+
+def test_a_roomy_card_holds_the_whole_context() -> None:
+    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB))
+    assert found.fits and found.context == context_limit(DENSE, DENSE_DRAFTER) == 40960
+    assert (found.engine, found.runs_on, found.dtype, found.quantize, found.block_size) == (
+        "reference",
+        "local",
+        "bfloat16",
+        None,
+        16,
+    )
+    assert found.reason.endswith("200.0 GiB free on a card")
+
+
+def test_the_context_is_the_most_that_fits() -> None:
+    machine = card(need(Wish(context=8192)))
+    found = plan(DENSE, DENSE_DRAFTER, machine)
+    assert found.fits and found.context is not None and found.context % STEP == 0
+    assert found.context >= 8192
+    assert not plan(DENSE, DENSE_DRAFTER, machine, Wish(context=found.context + STEP)).fits
+
+
+@pytest.mark.parametrize("context", [2048, 8192, 40960])
+def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
+    wish = Wish(context=context)
+    exact = need(wish)
+    assert plan(DENSE, DENSE_DRAFTER, card(exact), wish).fits
+    short = card(exact - MB)
+    found = plan(DENSE, DENSE_DRAFTER, short, wish)
+    assert not found.fits and "1 MiB too little" in found.reason
+    near = nearest(DENSE, DENSE_DRAFTER, short, wish)
+    assert near is not None and near.fits
+    with pytest.raises(DoesNotFitError) as caught:
+        require(found, near)
+    assert caught.value.exit_code == 5
+    assert f"{exact / GIB:.1f} GiB" in caught.value.message
+    assert near.options() in caught.value.hint and "this fits" in caught.value.hint
+
+
+def test_require_passes_what_fits() -> None:
+    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB))
+    require(found, None)
+    assert found.fits
+
+
+def test_the_nearest_plan_gives_up_context_first() -> None:
+    near = nearest(DENSE, DENSE_DRAFTER, card(need(Wish(context=8192))), Wish(context=40960))
+    assert near is not None and near.quantize is None and near.draft and (near.context or 0) >= 8192
+
+
+def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None:
+    floor = {form: need(Wish(context=FLOOR, quantize=form)) for form in (None, "int8", "nf4")}
+    assert floor[None] > floor["int8"] > floor["nf4"]
+    for form in ("int8", "nf4"):
+        near = nearest(DENSE, DENSE_DRAFTER, card(floor[form]))
+        assert near is not None and near.quantize == form and near.draft
+        assert f"--quantize {form}" in near.options()
+    bare = need(Wish(context=FLOOR, quantize="nf4", draft=False), DENSE, None)
+    near = nearest(DENSE, DENSE_DRAFTER, card(bare))
+    assert near is not None and not near.draft and near.options().endswith("--mode ar")
+
+
+def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
+    found = plan(DENSE, DENSE_DRAFTER, card(GIB))
+    assert not found.fits and found.context == FLOOR
+    assert nearest(DENSE, DENSE_DRAFTER, card(GIB)) is None
+    with pytest.raises(DoesNotFitError) as caught:
+        require(found, None)
+    assert "fits here" in caught.value.hint
+
+
+def test_experts_are_never_quantised() -> None:
+    machine = card(40 * GIB)
+    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, Wish(quantize="nf4"))
+    assert not refused.fits and "experts" in refused.reason
+    assert nearest(EXPERTS, EXPERTS_DRAFTER, machine) is None
+
+
+def test_the_table_has_a_row_for_every_format() -> None:
+    rows = fits_table(DENSE, DENSE_DRAFTER, named(None, 24))
+    assert [row.format for row in rows] == ["bfloat16", "int8", "nf4"]
+    assert all(row.fits for row in rows)
+    contexts = [row.context or 0 for row in rows]
+    assert contexts == sorted(contexts) and contexts[0] >= 8192
+    assert not any(row.fits for row in fits_table(EXPERTS, EXPERTS_DRAFTER, named(None, 24)))
+
+
+def test_a_large_target_fits_a_24_gib_card_only_quantised() -> None:
+    large = target("Qwen/Qwen3.6-27B")
+    rows = fits_table(large, drafter("z-lab/Qwen3.6-27B-DFlash", large), named("RTX PRO 6000", None))
+    assert all(row.fits for row in rows)
+    rows = fits_table(large, drafter("z-lab/Qwen3.6-27B-DFlash", large), named(None, 24))
+    assert not rows[0].fits and not rows[1].fits
+
+
+def test_a_cpu_runs_float32_and_is_offered_bfloat16() -> None:
+    machine = Machine("CPU", "cpu", 64 * GIB, 30 * GIB, "test", "cpu")
+    found = plan(DENSE, DENSE_DRAFTER, machine)
+    assert found.dtype == "float32" and not found.fits and found.ledger.reserve.bytes == 0
+    near = nearest(DENSE, DENSE_DRAFTER, machine)
+    assert near is not None and (near.quantize is not None or near.dtype == "bfloat16")
+
+
+def test_without_a_drafter_one_token_at_a_time() -> None:
+    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB), Wish(draft=False))
+    assert found.block_size == 1 and not found.draft
+    assert "drafter weights" not in [line.name for line in found.ledger.lines]
+
+
+def test_a_target_without_a_quoted_context_has_the_engines_default() -> None:
+    assert context_limit(replace(DENSE, context=None), None) == 4096
+    small = replace(DENSE, context=1000)
+    assert plan(small, None, card(200 * GIB)).context == 1000
+
+
+@pytest.mark.parametrize(
+    "wish", [Wish(context=0), Wish(context=40961), Wish(dtype="int4"), Wish(quantize="fp8"), Wish(context=-5)]
+)
+def test_a_wish_no_machine_could_grant_is_a_usage_error(wish: Wish) -> None:
+    with pytest.raises(UsageError):
+        plan(DENSE, DENSE_DRAFTER, card(200 * GIB), wish)
+
+
+def test_a_server_target_never_fits_and_says_how_large_it_is() -> None:
+    kimi = target("moonshotai/Kimi-K2.5")
+    found = plan(kimi, None, named("H200", None), runs_on="server")
+    assert (found.fits, found.runs_on, found.engine) == (False, "server", "server")
+    assert "server" in found.reason and "553.4 GiB" in found.reason
+
+
+def test_what_is_not_known_is_not_promised() -> None:
+    unknown = replace(DENSE_DRAFTER, width=None)
+    found = plan(DENSE, unknown, card(1e15))
+    assert not found.fits and found.ledger.total is None and "drafter weights" in found.reason
+    strange = TargetShape.from_config({"architectures": ["Strange"]}, "strange/model")
+    assert "architecture" in plan(strange, None, card(1e15)).reason
+
+
+def test_when_loading_is_the_fullest_moment_the_reason_says_so() -> None:
+    wide = replace(DENSE, width=400_000)  # a matrix comes in 16 bits before int8 packs it
+    found = plan(wide, DENSE_DRAFTER, card(20 * GIB), Wish(context=2048, quantize="int8"))
+    assert found.ledger.peak == found.ledger.loading.bytes and "while it loads" in found.reason
+
+
+def test_the_json_form_is_json() -> None:
+    found = json.loads(json.dumps(plan(HYBRID, HYBRID_DRAFTER, named("RTX 4090", None)).as_dict()))
+    assert found["fits"] is True and found["machine"]["kind"] == "named"
+    assert found["ledger"]["total"] <= found["machine"]["free"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(free=st.integers(GIB, 200 * GIB), quantize=st.sampled_from((None, "int8", "nf4")), draft=st.booleans())
+def test_a_plan_that_says_it_fits_does_and_nearest_always_does(free: int, quantize: str | None, draft: bool) -> None:
+    machine, wish = card(free), Wish(quantize=quantize, draft=draft)
+    found = plan(DENSE, DENSE_DRAFTER, machine, wish)
+    if found.fits:
+        assert (found.ledger.total or 0) <= free and (found.context or 0) >= FLOOR
+    near = nearest(DENSE, DENSE_DRAFTER, machine, wish)
+    assert near is None or (near.fits and (near.ledger.total or 0) <= free)
+    assert not found.fits or near is not None
+
+
+@settings(max_examples=30, deadline=None)
+@given(free=st.integers(GIB, 100 * GIB), more=st.integers(0, 100 * GIB))
+def test_more_memory_never_holds_less_context(free: int, more: int) -> None:
+    small, large = (plan(HYBRID, HYBRID_DRAFTER, card(size)) for size in (free, free + more))
+    assert large.fits or not small.fits
+    assert not small.fits or (small.context or 0) <= (large.context or 0)

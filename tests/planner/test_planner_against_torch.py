@@ -1,0 +1,153 @@
+"""The planner's figures against what torch, transformers and our own caches really allocate."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from families import FAMILIES, VOCAB, random_model  # noqa: E402
+
+from benchmarks import random_pair  # noqa: E402
+from dflash_local.engine import reference, session  # noqa: E402
+from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
+from dflash_local.models import drafter_weights, kv_cache, load_target, rope, target_facts  # noqa: E402
+from dflash_local.models.drafter import Drafter  # noqa: E402
+from dflash_local.models.drafter_config import DrafterConfig  # noqa: E402
+from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
+from dflash_local.planner import formats, memory, parameters, plan, shape  # noqa: E402
+from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
+
+RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
+LOADED = [family for family in FAMILIES if family != "qwen3_5_wrapped"]
+
+
+@cache
+def text_model(family: str) -> Any:
+    return random_model(family)
+
+
+def shape_of(family: str) -> TargetShape:
+    """As read from the config.json that transformers writes."""
+    config = json.loads(text_model(family).config.to_json_string(use_diff=False))
+    return TargetShape.from_config(config | {"architectures": [type(text_model(family)).__name__]}, family)
+
+
+def drafter_of(biased: bool = False) -> tuple[DrafterConfig, DrafterShape]:
+    config = random_pair.drafter_config(random_pair.TINY_DRAFTER, random_pair.TINY) | {"attention_bias": biased}
+    target = TargetShape.from_config({"hidden_size": random_pair.TINY["hidden_size"]}, "target")
+    return DrafterConfig.from_json(config, Path("config.json")), DrafterShape.from_config(config, "drafter", target)
+
+
+def test_the_rooms_agree_on_families_and_constants() -> None:
+    assert shape.FAMILIES == target_facts.FAMILIES
+    assert kv_cache.KVCache().capacity == memory.FIRST_ROWS
+    assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
+    assert reference.PREFILL_CHUNK == memory.PREFILL_CHUNK
+    assert session.KEPT_SNAPSHOTS + 1 == memory.SNAPSHOTS
+    assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT
+    assert set(load_target.DTYPES) == set(formats.DTYPE_BYTES)
+
+
+@pytest.mark.parametrize("family", LOADED)
+def test_parameters_are_those_transformers_allocates(family: str) -> None:
+    found = parameters.target_parameters(shape_of(family))
+    assert found is not None and found.total == sum(p.numel() for p in text_model(family).parameters())
+
+
+@pytest.mark.parametrize("family", LOADED)
+def test_quantised_formats_are_offered_where_the_loader_takes_them(family: str) -> None:
+    refused = formats.refusal(shape_of(family), "nf4") != ""
+    assert refused == (family in load_target.EXPERT_FAMILIES)
+
+
+@pytest.mark.parametrize("family", [family for family in LOADED if family not in load_target.EXPERT_FAMILIES])
+def test_quantised_weights_are_the_linear_layers_the_loader_names(family: str) -> None:
+    found = parameters.target_parameters(shape_of(family))
+    linear = {n: m for n, m in text_model(family).named_modules() if isinstance(m, torch.nn.Linear)}
+    taken = [m for n, m in linear.items() if n.rpartition(".")[2] not in load_target.KEPT_WHOLE]
+    assert found is not None and found.quantisable == sum(m.weight.numel() for m in taken) > 0
+
+
+def test_a_multimodal_checkpoint_is_counted_as_its_text_model() -> None:
+    config = json.loads(random_pair.target_config(random_pair.TINY).to_json_string(use_diff=False))
+    found = parameters.target_parameters(TargetShape.from_config(config, "wrapped"))
+    tensors = random_pair.target_shapes(random_pair.target_config(random_pair.TINY))
+    text = [size for name, size in tensors if ".visual." not in name]
+    assert len(text) < len(tensors)
+    assert found is not None and found.total == sum(torch.Size(size).numel() for size in text)
+
+
+@pytest.mark.parametrize("family", LOADED)
+def test_caches_hold_the_bytes_the_planner_says(family: str) -> None:
+    read, target = shape_of(family), TransformersTarget(text_model(family), (0, 2))
+    ids = torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        target.prefill(ids, True)
+    held = sum(x.untyped_storage().nbytes() for layer in target.kv._rows for x in target.kv._rows[layer])
+    each = memory.kv_bytes_per_token(read, "float32")
+    assert each is not None and held == each * memory.cache_rows(300)
+    point = target.snapshot()
+    assert memory.state_bytes(read, "float32", held=True) == sum(copy.nbytes for copy in point.recurrent)
+
+
+def test_the_tape_of_a_block_is_counted() -> None:
+    read, target = shape_of("qwen3_5"), TransformersTarget(text_model("qwen3_5"), ())
+    with torch.inference_mode():
+        target.prefill(torch.arange(5), False)
+        target.verify(torch.arange(16), False)
+    (held,) = target.recurrent
+    tape = (held._k, held._v, held._gates, held._inputs)
+    said = memory._tape(read, memory.Load("float32", None, 100, 16))
+    assert said == sum(x.untyped_storage().nbytes() for x in tape)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool) -> None:
+    config, read = drafter_of(biased)
+    hidden = random_pair.TINY["hidden_size"]
+    weights = drafter_weights.random_weights(config, hidden, 0, torch.device("cpu"), torch.float32)
+    resident = parameters.drafter_resident(read)
+    assert resident is not None and weights.nbytes == 4 * resident
+    in_file = sum(torch.Size(size).numel() for size in config.tensor_shapes(hidden).values())
+    assert parameters.drafter_parameters(read) == in_file
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 256, 511, 512, 513, 1000, 1024, 1025, 2048, 3000])
+def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
+    config, read = drafter_of()
+    model = Drafter.random(config, target_hidden=4, seed=0)
+    held, block = model.new_cache(), config.block_size
+    for at in range(0, tokens, memory.PREFILL_CHUNK):
+        rows = min(memory.PREFILL_CHUNK, tokens - at)
+        model.write_context(held, torch.zeros(rows, 4 * len(config.taps)), at)
+    assert held.capacity == memory.context_rows(tokens, tokens)
+    held.truncate(tokens - 1)  # the last cycle's anchor
+    model.draft_hidden(held, torch.zeros(block, config.hidden_size), tokens - 1)
+    last = tokens - 1 + block
+    assert held.capacity == memory.context_rows(tokens, last)
+    each = memory.context_bytes_per_token(read, "float32")
+    assert each is not None and held.nbytes == each * held.capacity
+    tables = (model._rope._cos, model._rope._signed_sin)
+    assert memory.rope_table_bytes(read, "float32", last) == sum(x.untyped_storage().nbytes() for x in tables)
+
+
+@pytest.mark.parametrize("row", json.loads(RECORD.read_text(encoding="utf-8"))["rows"], ids=lambda row: "")
+def test_pl_06_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) -> None:
+    sizes = {
+        "Qwen3-8B": (random_pair.QWEN3_8B, random_pair.DRAFTER_8B),
+        "Qwen3.5-9B": (random_pair.QWEN35_9B, random_pair.DRAFTER_9B),
+    }[row["shape"]]
+    config = json.loads(random_pair.target_config(sizes[0]).to_json_string(use_diff=False))
+    target = TargetShape.from_config(config, row["shape"])
+    drafter = DrafterShape.from_config(random_pair.drafter_config(sizes[1], sizes[0]), "drafter", target)
+    drafts = row["mode"] == "dflash"
+    wish = memory.Load("bfloat16", None, row["context"], sizes[1]["block_size"] if drafts else 1, snapshots=1)
+    found = memory.ledger(target, drafter if drafts else None, wish)
+    assert found.running == pytest.approx(row["measured"]["peak"], rel=0.01)
+    assert found.loading.bytes == pytest.approx(row["measured"]["loading_peak"], rel=0.01)
