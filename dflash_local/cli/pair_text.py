@@ -13,7 +13,7 @@ from dflash_local.cli.tables import UNKNOWN, Column, field, gib, indented, table
 THINKING = {
     "required": "on: the drafter was trained on replies that think first",
     "off": "off: the drafter was trained without thinking",
-    "either": "on or off: the drafter was trained with both",
+    "either": "on or off",
     None: UNKNOWN,
 }
 GATED_URL = "https://huggingface.co/{}"

@@ -14,7 +14,7 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.session import Session, SessionFacts
-from dflash_local.errors import UsageError
+from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter, drafter_dtype
@@ -58,9 +58,20 @@ def load(
 
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
+        DoesNotFitError: the device ran out of memory.
         UsageError: options this machine or family cannot take.
     """
-    options = options or LoadOptions()
+    try:
+        return _load(pair, options or LoadOptions(), progress)
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DoesNotFitError(
+            f"{pair.name} ran out of the device's memory while it was loaded",
+            "another program may have taken some: dflash plan MODEL tells what fits now",
+        ) from error
+
+
+def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], None] | None) -> Session:
     say = progress or (lambda _: None)
     say(LoadProgress("checking", 0.0))
     where = placement(options.device, options.dtype, options.quantize)

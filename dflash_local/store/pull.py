@@ -176,7 +176,7 @@ def _found(plan: PullPlan, cache: Cache, manifests: Path | None) -> tuple[Local,
     found = []
     for item in plan.repos:
         here = locals_of.find(cache, manifests, item.repo, item.commit)
-        found.append(locals_of.require(here, item.repo, "dflash pull"))
+        found.append(locals_of.require(here, item.repo, "dflash pull MODEL"))
         if manifests is not None and here is not None and here.verified:
             if manifests_of.current(manifests, item.repo) != item.commit:
                 with suppress(OSError):  # read-only home

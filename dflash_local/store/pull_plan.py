@@ -130,7 +130,7 @@ def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, updat
     revision = recorded or want.revision
     if hub.offline:
         here = locals_of.find(cache, manifests, want.repo, revision)
-        return _ready(want, locals_of.require(here, want.repo, "dflash pull, with HF_HUB_OFFLINE unset"))
+        return _ready(want, locals_of.require(here, want.repo, "HF_HUB_OFFLINE=0 dflash pull MODEL"))
     here = None if update else _whole(cache, manifests, want.repo, revision)
     if here is not None:
         return _ready(want, here)

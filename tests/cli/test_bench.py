@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.bundled import FOLDER
-from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases
-from tests.cli.conftest import Cli
+pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
 
 PAIR = (str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), "--device", "cpu")
 

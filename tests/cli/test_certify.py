@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.bundled import FOLDER
-from dflash_local.cli import session as cli_session
-from dflash_local.cli.session import open_session
-from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus
-from tests.cli.conftest import Cli
+pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from dflash_local.cli import session as cli_session  # noqa: E402
+from dflash_local.cli.session import open_session  # noqa: E402
+from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
 
 SMALL = ("--max-new-tokens", "16", "--seed", "7", "--device", "cpu")
 

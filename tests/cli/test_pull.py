@@ -30,6 +30,7 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return block
 
 
+@pytest.mark.needs_torch
 def test_a_whole_pair_is_pulled_and_run_like_the_bundled_one(cli: Cli, toy_hub: FakeHub) -> None:
     pulled = cli("pull", "toy-9b")
     assert pulled.code == 0, pulled.err

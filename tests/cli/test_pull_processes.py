@@ -149,6 +149,7 @@ def test_dl_22_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHu
     assert max(len(line.strip()) for line in board.splitlines()) < 100
 
 
+@pytest.mark.needs_torch
 def test_dl_24_a_loaded_pair_is_not_removed(cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     assert cli("pull", TARGET).code == 0
     chat = running.start("chat", TARGET, stdin=subprocess.PIPE)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadOptions, Session, load
-from dflash_local.errors import CheckpointError, PairError, UsageError
+from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
 from dflash_local.models.drafter_config import DrafterConfig
 
 CPU32 = LoadOptions(dtype="float32", device="cpu")
@@ -240,3 +240,13 @@ def test_a_draft_window_changes_drafts_never_text() -> None:
     reply = ask(open_pair(pair / "target", pair / "drafter", options), case["prompt_ids"], 72)
     assert reply.ids == case["output_ids"]
     assert list(reply.finished.stats.acceptance_lengths) != case["acceptance_lengths"]
+
+
+def test_pl_03_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setitem(load.__globals__, "load_target", full)  # the room exports the function under its own name
+    with pytest.raises(DoesNotFitError, match="demo ran out") as error:
+        load(find("demo"), LoadOptions(device="cpu"))
+    assert error.value.exit_code == 5 and "dflash plan" in error.value.hint
