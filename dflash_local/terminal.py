@@ -1,4 +1,4 @@
-"""Text that is safe to write to a terminal, and what a stream can show: colour, width, characters.
+"""Text that is safe to write to a terminal, sizes in words, and what a stream can show: colour, width, characters.
 
 Reads no environment itself: variables come in as a mapping.
 """
@@ -133,3 +133,13 @@ def width(
     except (OSError, ValueError, AttributeError):  # no terminal, closed, or no descriptor
         found = 0
     return found if found > 0 else default
+
+
+def byte_size(count: float) -> str:
+    """Bytes as people read them, with the unit: ``17.98 GiB``, ``49.5 MiB``, ``640 B``."""
+    gib, mib, kib = count / 2**30, count / 2**20, count / 2**10
+    if gib >= 0.1:
+        return f"{gib:,.1f} GiB" if gib >= 999.95 else f"{gib:.2f} GiB"
+    if mib >= 0.1:
+        return f"{mib:.1f} MiB"
+    return f"{kib:.1f} KiB" if kib >= 1 else f"{count:.0f} B"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.terminal import TerminalFilter, colour_enabled, encodable, safe, safe_line, width
+from dflash_local.terminal import TerminalFilter, byte_size, colour_enabled, encodable, safe, safe_line, width
 
 ATTACKS = {
     "osc52": "\x1b]52;c;aGk=\x07",
@@ -121,3 +121,19 @@ def test_ui_10_width_prefers_columns() -> None:
     assert width(72, environ={"COLUMNS": "wide"}) == 72
     assert width(environ={"COLUMNS": "0"}, stream=io.StringIO()) == 80
     assert width() == 80
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (51904512, "49.5 MiB"),
+        (17.98 * 2**30, "17.98 GiB"),
+        (2000 * 2**30, "2,000.0 GiB"),
+    ],
+)
+def test_sizes_carry_their_unit(count: float, text: str) -> None:
+    assert byte_size(count) == text

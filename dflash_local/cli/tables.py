@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from dflash_local import terminal
 
 GIB = 2**30
-MIB = 2**20
-KIB = 2**10
 UNKNOWN = "unknown"
 GAP = "  "
 MIN_CELL = 8
@@ -30,14 +28,8 @@ class Column:
 
 
 def amount(size: float | None) -> str:
-    """Bytes as people read them, with the unit: ``17.98 GiB``, ``49.5 MiB``, ``640 B``; or unknown."""
-    if size is None:
-        return UNKNOWN
-    if size >= 0.1 * GIB:
-        return f"{size / GIB:,.1f} GiB" if size >= 999.95 * GIB else f"{size / GIB:.2f} GiB"
-    if size >= 0.1 * MIB:
-        return f"{size / MIB:.1f} MiB"
-    return f"{size / KIB:.1f} KiB" if size >= KIB else f"{size:.0f} B"
+    """Bytes with a unit, or unknown."""
+    return UNKNOWN if size is None else terminal.byte_size(size)
 
 
 def gib(size: float | None) -> str:

@@ -26,10 +26,10 @@ from dflash_local.store.pull_plan import PullPlan, RepoPlan, Wanted, prepare, re
 from dflash_local.store.selection import is_weight
 from dflash_local.store.transfer import Errand, PullEvent, Transfer
 from dflash_local.store.verify import check_generation, check_index
+from dflash_local.terminal import byte_size
 
 __all__ = ["PullPlan", "RepoPlan", "Wanted", "prepare", "pull"]
 
-GIB = 1 << 30
 REF_MODE = 0o644  # as every other program writes it
 
 
@@ -90,7 +90,7 @@ def _fetch(
         transfer.expect(item.repo, item.total, item.proven)
     known = sum(item.unproven for item in work)
     if known:
-        on_event(Notice(f"checking {known / GIB:.2f} GiB that are here already and were never verified"))
+        on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
     try:
         with wire.in_use():
             transfer.run([errand for item in work for errand in _errands(item, weights=False)])
@@ -100,8 +100,8 @@ def _fetch(
             transfer.run([errand for errand in weights if errand.file.path in needed[errand.repo]])
     except Interrupted as stop:
         files = [record for records in transfer.records.values() for record in records.values()]
-        size = sum(record.size for record in files) / GIB
-        kept = f"{len(files)} finished files ({size:.2f} GiB) are kept" if files else "nothing was finished"
+        size = byte_size(sum(record.size for record in files))
+        kept = f"{len(files)} finished files ({size}) are kept" if files else "nothing was finished"
         raise Interrupted(
             f"pull {stop.message}; {kept}", "run it again to go on; an unfinished file starts over"
         ) from stop
@@ -160,7 +160,7 @@ def _clear_orphans(plan: PullPlan, cache: Cache, on_event: Callable[[PullEvent],
         freed = cache.drop_orphans(item.repo) if partial else 0
         if any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
             text = f"an earlier download of {item.repo} was cut off: its finished files are kept, the rest starts over"
-            on_event(Notice(f"{text} ({freed / GIB:.2f} GiB of unfinished files removed)"))
+            on_event(Notice(f"{text} ({byte_size(freed)} of unfinished files removed)"))
 
 
 def _waiting(repo: str, on_event: Callable[[PullEvent], None]) -> Callable[[int | None], None]:

@@ -21,8 +21,8 @@ from dflash_local.store.local import Local
 from dflash_local.store.manifest import ManifestFile
 from dflash_local.store.names import is_commit
 from dflash_local.store.selection import wanted as selected
+from dflash_local.terminal import byte_size
 
-GIB = 1 << 30
 MARGIN = 256 << 20  # bytes left free at least
 MARGIN_SHARE = 0.02
 MAIN = "main"
@@ -100,9 +100,8 @@ class PullPlan:
     def check_disk(self) -> None:
         """Raises DoesNotFitError when the disk has no room for it."""
         if self.need > self.free:
-            need, free = self.need / GIB, self.free / GIB
             raise DoesNotFitError(
-                f"not enough room in {self.where}: {need:.2f} GiB are needed, {free:.2f} GiB are free",
+                f"not enough room in {self.where}: {byte_size(self.need)} needed, {byte_size(self.free)} free",
                 "free some space, or set HF_HUB_CACHE to a folder on a larger disk",
             )
 

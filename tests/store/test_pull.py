@@ -152,7 +152,7 @@ def test_dl_06_a_full_disk_is_seen_before_the_first_byte(
         puller.run(plan)
     assert caught.value.exit_code == 5 and plan.free == 100_000
     assert str(puller.home / "hub") in caught.value.message
-    assert "0.25 GiB are needed, 0.00 GiB are free" in caught.value.message
+    assert "0.25 GiB needed, 97.7 KiB free" in caught.value.message
     assert [request for request in fake.requests if request.file] == []
 
 
