@@ -145,7 +145,7 @@ def test_dl_06_a_full_disk_is_told_before_the_first_byte(
     monkeypatch.setattr(pull_plan.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
     failed = cli("pull", TARGET, "--json")
     error = json.loads(failed.err.splitlines()[-1])["error"]
-    assert failed.code == 5 and error["type"] == "DoesNotFitError" and "976.6 KiB free" in error["message"]
+    assert failed.code == 5 and error["type"] == "DoesNotFitError" and "1.0 MiB free" in error["message"]
     assert failed.out == "" and not toy_hub.gets()
 
 
