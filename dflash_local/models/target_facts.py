@@ -8,27 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.catalog.families import FAMILIES
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.config_values import Fields, read_json, shown
 from dflash_local.models.drafter_config import MAX_TARGET_LAYERS, MAX_VOCAB, MAX_WIDTH
 from dflash_local.models.rope_parameters import MAX_POSITION
 
-# Architecture -> family. The family names the text model; wrappers share it.
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "KimiK25ForConditionalGeneration": "deepseek_v3",
-    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
-}
 # Text model's prefix, most specific first: "model." would also match inside a wrapper's names.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 

@@ -9,21 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Architecture -> family, as `models.target_facts.FAMILIES` names them; a test holds the two equal.
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "KimiK25ForConditionalGeneration": "deepseek_v3",
-    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
-}
+from dflash_local.catalog.families import FAMILIES
+
 QK_NORM = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 GATED_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 RECURRENT = GATED_ATTENTION

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_local.catalog.families import FAMILIES
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
 from dflash_local.models.pair import check_pair, check_tokenizer_size
-from dflash_local.models.target_facts import FAMILIES, TargetFacts
+from dflash_local.models.target_facts import TargetFacts
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIRS = {"llama31-v1-b10": "llama", "qwen3-v1-b8": "qwen3", "qwen3-v2-swa-b16": "qwen3", "qwen35-v2-swa-b8": "qwen3_5"}

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from dflash_local.store import manifest
+from dflash_local.store import manifest, removal
 from dflash_local.store.cache import Cache
 from dflash_local.store.manifest import Manifest, ManifestFile
+from dflash_local.store.removal import Removal, RepoRemoval
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -150,3 +151,21 @@ def gone_pid() -> int:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     return child.pid
+
+
+def planned(tree: Tree, *repos: str, keep: Mapping[str, tuple[str, ...]] | None = None) -> Removal:
+    """What removing would do; of the tree's usual repo when none is named."""
+    return removal.plan_removal(tree.cache, tree.manifests, tree.locks, repos or (REPO,), keep or {})
+
+
+def only(plan: Removal) -> RepoRemoval:
+    assert len(plan.repos) == 1
+    return plan.repos[0]
+
+
+def pulled(tree: Tree, files: Mapping[str, bytes] = SMALL, links: bool = True, repo: str = REPO) -> None:
+    """A repo as our own pull leaves it."""
+    tree.add(files, links=links, repo=repo)
+    tree.record(repo)
+    (tree.cache.hub_locks(repo)).mkdir(parents=True)
+    (tree.cache.hub_locks(repo) / "x.lock").touch()

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, safetensors
+from store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, only, planned, pulled, safetensors
 
 from dflash_local.store import local, manifest, removal
-from dflash_local.store.removal import Removal, RepoRemoval
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
-
-
-def planned(tree: Tree, *repos: str, keep: Mapping[str, tuple[str, ...]] | None = None) -> Removal:
-    return removal.plan_removal(tree.cache, tree.manifests, tree.locks, repos or (REPO,), keep or {})
-
-
-def only(plan: Removal) -> RepoRemoval:
-    assert len(plan.repos) == 1
-    return plan.repos[0]
-
-
-def pulled(tree: Tree, files: Mapping[str, bytes] = SMALL, links: bool = True, repo: str = REPO) -> None:
-    tree.add(files, links=links, repo=repo)
-    tree.record(repo)
-    (tree.cache.hub_locks(repo)).mkdir(parents=True)
-    (tree.cache.hub_locks(repo) / "x.lock").touch()
 
 
 @pytest.mark.parametrize("linked", [True, False])

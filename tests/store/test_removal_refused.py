@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from store.cache_trees import HOLD, OLDER, REPO, SHARDS, SMALL, Tree, process
+from store.cache_trees import HOLD, OLDER, REPO, SHARDS, Tree, only, planned, process, pulled
 
 from dflash_local.errors import BusyError, DFlashError
 from dflash_local.store import grave, local, lock, manifest, removal
-from dflash_local.store.removal import Removal, RepoRemoval
 
 REMOVE_AND_DIE = """
 import os, shutil, sys
@@ -35,22 +33,6 @@ removal.remove(plan)
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
-
-
-def planned(tree: Tree, *repos: str, keep: Mapping[str, tuple[str, ...]] | None = None) -> Removal:
-    return removal.plan_removal(tree.cache, tree.manifests, tree.locks, repos or (REPO,), keep or {})
-
-
-def only(plan: Removal) -> RepoRemoval:
-    assert len(plan.repos) == 1
-    return plan.repos[0]
-
-
-def pulled(tree: Tree, files: Mapping[str, bytes] = SMALL, links: bool = True, repo: str = REPO) -> None:
-    tree.add(files, links=links, repo=repo)
-    tree.record(repo)
-    (tree.cache.hub_locks(repo)).mkdir(parents=True)
-    (tree.cache.hub_locks(repo) / "x.lock").touch()
 
 
 def test_dl_24_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
