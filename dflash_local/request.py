@@ -5,7 +5,6 @@ The CLI, the endpoint and the screens all build a ``Request``; nothing below re-
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +32,9 @@ def check_number(name: str, value: float, low: float, high: float) -> None:
     """Refuse a value that is not a finite number within ``low..high``, naming it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is outside {low:g}..{high:g}")
+    # Compared before anything else: an integer too large for a float cannot even be asked whether it is finite.
+    if not low <= value <= high:
+        raise UsageError(f"{name} {str(value)[:40]} is outside {low:g}..{high:g}")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> None:

@@ -6,6 +6,7 @@ is text); where it has none the tag is looked for in the text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from dflash_local.events import Channel
 
 THINK, END_THINK = "<think>", "</think>"
 MAX_LEADING_SPACE = 64  # more space than this before a tag in plain text, and it is not one
+RECIPIENT = re.compile(r"(?:^|\s)(to=functions\.[A-Za-z0-9_.-]{1,128})(?=\s|$)")
 MAX_HEADER_CHARS = 256  # a harmony header is a few words; anything longer is a model that left the format
 
 
@@ -170,6 +172,9 @@ class HarmonyParser:
             return None
         words = self._header or ""
         hidden = [Span(words, self._channel, False)] if words else []
+        recipient = RECIPIENT.search(words)
+        if recipient:  # part of what a call says: which function it is for
+            hidden.append(Span(f"{recipient[1]} ", "tool"))
         if text == "<|message|>":
             self._name_channel(words)
             self._header = None

@@ -229,10 +229,10 @@ HARMONY = (
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 1), (80,)])
 def test_harmony_channels(harmony: Tokenizer, sizes: tuple[int, ...]) -> None:
-    expected = {"thinking": "think 你", "tool": '{"a": 1}', "final": "hi"}
+    expected = {"thinking": "think 你", "tool": 'to=functions.f {"a": 1}', "final": "hi"}
     assert run(harmony, ids_of(harmony, HARMONY), (), sizes)[0] == expected
     recipient_first = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
-    assert run(harmony, ids_of(harmony, recipient_first), (), sizes)[0] == {"tool": "{}"}
+    assert run(harmony, ids_of(harmony, recipient_first), (), sizes)[0] == {"tool": "to=functions.f {}"}
     assert run(harmony, ids_of(harmony, "<|channel|>final<|message|>cut"), (), sizes)[0] == {"final": "cut"}
     assert run(harmony, ids_of(harmony, "<|channel|>fin"), (), sizes)[0] == {}
     assert run(harmony, ids_of(harmony, "plain reply"), (), sizes)[0] == {"final": "plain reply"}
@@ -241,7 +241,7 @@ def test_harmony_channels(harmony: Tokenizer, sizes: tuple[int, ...]) -> None:
 
 def test_harmony_stops(harmony: Tokenizer) -> None:
     ids = ids_of(harmony, HARMONY)
-    assert run(harmony, ids, ["final"])[0] == {"thinking": "think 你", "tool": '{"a": 1}', "final": "hi"}
+    assert run(harmony, ids, ["final"])[0] == {"thinking": "think 你", "tool": 'to=functions.f {"a": 1}', "final": "hi"}
     assert run(harmony, ids, ["<|channel|>commentary"])[0] == {"thinking": "think 你"}
     assert run(harmony, ids, ["h"])[0] == {"thinking": "t"}
 

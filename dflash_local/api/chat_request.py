@@ -1,0 +1,201 @@
+"""The body of ``POST /v1/chat/completions`` to a ``Request``; what cannot be done is an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dflash_local.api import wishes
+from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.refusals import FieldError, unsupported
+from dflash_local.request import MAX_TOOLS, MAX_TOP_LOGPROBS, ROLES, Message, Request, ToolCall
+from dflash_local.service.resident import Model
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# field -> (why, values that ask for nothing)
+NOT_HERE: dict[str, tuple[str, tuple[object, ...]]] = {
+    "functions": ("use tools", ([],)),
+    "function_call": ("use tool_choice", ("none",)),
+    "audio": ("replies are text", ()),
+    "modalities": ("replies are text", (["text"],)),
+    "prediction": ("the drafter predicts", ()),
+    "web_search_options": ("leave it out", ()),
+    "reasoning_effort": ('use chat_template_kwargs: {"enable_thinking": true or false}', ()),
+    "verbosity": ("leave it out", ()),
+    "parallel_tool_calls": ("the model decides how many it makes", (True,)),
+    "chat_template": ("the model's own is used", ()),
+    "add_generation_prompt": ("a reply is always begun", (True,)),
+    "continue_final_message": ("use /v1/completions", (False,)),
+    "echo": ("the reply alone is sent", (False,)),
+}
+
+
+def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
+    """The request of a body.
+
+    Args:
+        find: the model of that name; raises UnknownModelError.
+
+    Raises:
+        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
+    """
+    fields = Fields(parse(body))
+    name = fields.needed_text("model")
+    model = find(name)
+    messages = _messages(fields.items("messages"))
+    tools = _tools(fields, model)
+    stream, include_usage = wishes.streaming(fields)
+    request = Request(
+        messages=messages,
+        sampling=wishes.sampling(fields, model),
+        limits=wishes.limits(fields),
+        thinking=_thinking(fields, model),
+        tools=tools,
+        logprobs=_logprobs(fields),
+        **wishes.manner(fields, model),
+    )
+    _response_format(fields)
+    for field, (why, harmless) in NOT_HERE.items():
+        fields.refuse(field, why, harmless)
+    wishes.refuse_rest(fields)
+    return wishes.Asked(request, name, stream, include_usage, bool(tools))
+
+
+def _messages(value: list[Any] | None) -> tuple[Message, ...]:
+    if not value:
+        raise FieldError("messages", "messages is missing or empty", "send at least one message")
+    return tuple(_message(Fields(item, f"messages[{index}]")) for index, item in enumerate(value))
+
+
+def _message(fields: Fields) -> Message:
+    role = fields.needed_text("role")
+    role = "system" if role == "developer" else role
+    if role not in ROLES:
+        path = fields.name("role")
+        raise FieldError(path, f"{path} {quoted(role)} is not known", f"use one of {', '.join(ROLES)}")
+    content = _content(fields)
+    calls = _calls(fields) if role == "assistant" else ()
+    answered = fields.text("tool_call_id") or ""
+    if role == "tool" and not answered:
+        raise FieldError(fields.name("tool_call_id"), f"{fields.name('tool_call_id')} is missing")
+    if content is None and not calls:
+        raise FieldError(fields.name("content"), f"{fields.name('content')} is missing")
+    thinking = fields.text("reasoning_content") or fields.text("reasoning") or ""
+    fields.ignore("reasoning")
+    name = fields.text("name") or ""
+    for field in ("refusal", "audio", "function_call", "annotations"):  # clients send a reply back as it came
+        fields.refuse(field, "leave it out", ([], ""))
+    fields.finish()
+    return Message(role, content or "", thinking, calls, answered, name)
+
+
+def _content(fields: Fields) -> str | None:
+    """Text, or text parts put together; None when there is none."""
+    value = fields.take("content")
+    if value is None or isinstance(value, str):
+        return value
+    path = fields.name("content")
+    if not isinstance(value, list):
+        raise FieldError(path, f"{path} must be text or a list of parts, got {quoted(value)}")
+    texts = []
+    for index, item in enumerate(value):
+        part = Fields(item, f"{path}[{index}]")
+        kind = part.needed_text("type")
+        if kind != "text":
+            raise unsupported(part.name("type"), f"{quoted(kind)} parts are not read, only text is")
+        texts.append(part.needed_text("text"))
+        part.finish()
+    return "".join(texts)
+
+
+def _calls(fields: Fields) -> tuple[ToolCall, ...]:
+    """The calls of an assistant message that is sent back."""
+    calls = []
+    for index, item in enumerate(fields.items("tool_calls") or ()):
+        call = Fields(item, f"{fields.name('tool_calls')}[{index}]")
+        _only_function(call)
+        call.ignore("index")
+        function = Fields(call.take("function"), call.name("function"))
+        calls.append(ToolCall(call.needed_text("id"), _name(function), function.needed_text("arguments")))
+        function.finish()
+        call.finish()
+    return tuple(calls)
+
+
+def _tools(fields: Fields, model: Model) -> tuple[Mapping[str, Any], ...]:
+    """The functions offered, as their schemas came; none when ``tool_choice`` says so."""
+    value = fields.items("tools")
+    if value is not None and len(value) > MAX_TOOLS:
+        raise FieldError("tools", f"{len(value)} tools given, {MAX_TOOLS} allowed")
+    for index, item in enumerate(value or ()):
+        _check_tool(Fields(item, f"tools[{index}]"))
+    choice = fields.take("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise FieldError(
+            "tool_choice",
+            f"unsupported: tool_choice {quoted(choice)}",
+            "the model decides: use auto or none",
+            "unsupported_parameter",
+        )
+    if choice == "none" or not value:
+        return ()
+    if model.call_format is None:
+        raise unsupported("tools", f"the chat template of {model.name} takes none")
+    return tuple(value)
+
+
+def _check_tool(tool: Fields) -> None:
+    _only_function(tool)
+    function = Fields(tool.take("function"), tool.name("function"))
+    _name(function)
+    function.text("description")
+    function.mapping("parameters")
+    function.refuse("strict", "arguments are not constrained", (False,))
+    function.finish()
+    tool.finish()
+
+
+def _only_function(fields: Fields) -> None:
+    kind = fields.needed_text("type")
+    if kind != "function":
+        raise unsupported(fields.name("type"), f"{quoted(kind)} is not known, only function is")
+
+
+def _name(function: Fields) -> str:
+    name = function.needed_text("name")
+    if not TOOL_NAME.fullmatch(name):
+        raise FieldError(
+            function.name("name"), f"{quoted(name)} is not a tool's name", "letters, digits, _ . - and 128 at most"
+        )
+    return name
+
+
+def _thinking(fields: Fields, model: Model) -> bool:
+    """The one template argument that may be set; else as the drafter was trained."""
+    value = fields.take("chat_template_kwargs")
+    if value is None:
+        return model.thinking
+    arguments = Fields(value, "chat_template_kwargs")
+    thinking = arguments.flag("enable_thinking")
+    arguments.finish()
+    return model.thinking if thinking is None else thinking
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted = bool(fields.flag("logprobs"))
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top is not None and not wanted:
+        raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
+    return (top or 0) if wanted else None
+
+
+def _response_format(fields: Fields) -> None:
+    value = fields.take("response_format")
+    if value is None:
+        return
+    form = Fields(value, "response_format")
+    kind = form.needed_text("type")
+    if kind != "text":
+        raise unsupported("response_format", f"{quoted(kind)}: replies are not constrained, only text is known")
+    form.finish()

@@ -1,0 +1,152 @@
+"""Strict reading of a JSON body: duplicate keys, NaN, wrong types and unknown fields are errors that name the field."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dflash_local.api.refusals import FieldError, unsupported
+
+MAX_QUOTED = 80
+HUGE = 1e308
+
+
+def parse(body: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        FieldError: not JSON, not UTF-8, a key twice in one object, NaN or Infinity, or nested too deep.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FieldError("body", f"the body is not UTF-8: byte {error.start}") from error
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError as error:
+        raise FieldError("body", "the body is nested too deep") from error
+    except ValueError as error:
+        raise FieldError("body", f"the body is not JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FieldError(twice[:MAX_QUOTED], f"the key {quoted(twice)} stands twice in one object")
+    return content
+
+
+def _constant(word: str) -> NoReturn:
+    raise FieldError("body", f"{word} is not a JSON number")
+
+
+def quoted(value: object) -> str:
+    """A value as an error message shows it: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+class Fields:
+    """One object of a body, read field by field; a null counts as absent, what nobody read is refused.
+
+    Args:
+        value: the object. path: where it stands in the body, empty for the body itself.
+    """
+
+    def __init__(self, value: object, path: str = "") -> None:
+        if not isinstance(value, dict):
+            raise FieldError(path or "body", f"{path or 'the body'} must be a JSON object, got {quoted(value)}")
+        self._left: dict[str, Any] = dict(value)
+        self._known: list[str] = []
+        self._path = path
+
+    def name(self, key: str) -> str:
+        """The field's full name."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def take(self, key: str) -> Any:
+        """The value as it is; None when absent."""
+        self._known.append(key)
+        return self._left.pop(key, None)
+
+    def text(self, key: str) -> str | None:
+        """A string."""
+        return self._typed(key, str, "text")
+
+    def needed_text(self, key: str) -> str:
+        """A string that must be there."""
+        value = self.text(key)
+        if value is None:
+            raise FieldError(self.name(key), f"{self.name(key)} is missing")
+        return value
+
+    def flag(self, key: str) -> bool | None:
+        """True or false."""
+        return self._typed(key, bool, "true or false")
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list."""
+        return self._typed(key, list, "a list")
+
+    def mapping(self, key: str) -> dict[str, Any] | None:
+        """An object."""
+        return self._typed(key, dict, "an object")
+
+    def part(self, key: str) -> Fields:
+        """An object to be read field by field; an empty one when absent."""
+        value = self.take(key)
+        return Fields({} if value is None else value, self.name(key))
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        """A whole number within a range; 5.0 is one, as JSON makes no difference."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise FieldError(self.name(key), f"{self.name(key)} must be a whole number, got {quoted(value)}")
+        if not low <= value <= high:
+            raise FieldError(self.name(key), f"{self.name(key)} {quoted(value)} is outside {low}..{high}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """A finite number."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise FieldError(self.name(key), f"{self.name(key)} must be a number, got {quoted(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FieldError(self.name(key), f"{self.name(key)} is not a finite number")
+        return max(-HUGE, min(HUGE, value))  # an integer may be larger than any float
+
+    def refuse(self, key: str, hint: str, harmless: Sequence[object] = ()) -> None:
+        """A field that is not supported, unless it asks for what happens anyway."""
+        value = self.take(key)
+        if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
+            raise unsupported(self.name(key), hint)
+
+    def ignore(self, *keys: str) -> None:
+        """Fields that cannot change a reply."""
+        for key in keys:
+            self.take(key)
+
+    def finish(self) -> None:
+        """Refuse what nobody read, with the nearest known name."""
+        for key in self._left:
+            close = difflib.get_close_matches(key, self._known, n=1)
+            hint = f"did you mean {self.name(close[0])!r}?" if close else ""
+            shown = self.name(key[:MAX_QUOTED])
+            raise FieldError(shown, f"unknown field {quoted(shown)}", hint, "unknown_parameter")
+
+    def _typed(self, key: str, kind: type, what: str) -> Any:
+        value = self.take(key)
+        if value is not None and not isinstance(value, kind):
+            raise FieldError(self.name(key), f"{self.name(key)} must be {what}, got {quoted(value)}")
+        return value

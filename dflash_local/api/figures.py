@@ -1,0 +1,82 @@
+"""Usage and per-request figures, as OpenAI's and vLLM's answers carry them.
+
+``speculative_decoding`` has vLLM's names (https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/)
+and one more, ``acceptance_per_position``; the times beside it are those of its per-request metrics. An
+acceptance length counts the bonus token: 1 + accepted drafts per cycle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_local.events import Finished, Started, Stats, Step
+
+IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    """A log probability as JSON can hold it."""
+    return max(logprob, IMPOSSIBLE)
+
+
+class Tally:
+    """What must be counted while the events go by."""
+
+    def __init__(self) -> None:
+        self.reused = 0
+        self.drafted = 0
+
+    def started(self, event: Started) -> None:
+        """Note how much of the prompt was still there."""
+        self.reused = event.reused_tokens
+
+    def step(self, event: Step) -> None:
+        """Note what was drafted."""
+        self.drafted += event.drafted
+
+    def usage(self, finished: Finished) -> dict[str, Any]:
+        """OpenAI's ``usage`` object."""
+        usage = finished.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.reused},
+        }
+
+    def metrics(self, finished: Finished) -> dict[str, Any]:
+        """vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable."""
+        stats, tokens = finished.stats, finished.usage.completion_tokens
+        return {
+            "time_to_first_token_ms": 1000 * stats.ttft_s,
+            "generation_time_ms": 1000 * stats.decode_s,
+            "mean_itl_ms": 1000 * stats.decode_s / (tokens - 1) if tokens > 1 else None,
+            "tokens_per_second": stats.tokens_per_s,
+            "speculative_decoding": self._acceptance(stats),
+            "dflash": {
+                "seed": stats.seed,
+                "mode": stats.mode,
+                "block_size": stats.block_size,
+                "engine": stats.engine,
+                "draft_ms": 1000 * stats.draft_s,
+                "verify_ms": 1000 * stats.verify_s,
+                "other_ms": 1000 * stats.other_s,
+            },
+        }
+
+    def _acceptance(self, stats: Stats) -> dict[str, Any] | None:
+        """None when nothing was drafted."""
+        if not self.drafted or not stats.acceptance_lengths:
+            return None
+        kept = [length - 1 for length in stats.acceptance_lengths]
+        histogram = [kept.count(count) for count in range(max(*kept, stats.block_size - 1) + 1)]
+        return {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": sum(kept) / self.drafted,
+            "acceptance_histogram": histogram,
+            "acceptance_per_position": list(stats.acceptance_per_position),
+            "num_spec_steps": len(kept),
+            "num_accepted_draft_tokens": sum(kept),
+            "num_draft_tokens": self.drafted,
+            "num_spec_tokens": stats.block_size - 1,
+        }

@@ -1,0 +1,262 @@
+"""What every request passes before anything looks at it: Host, Origin, token, body size, time to send it.
+
+Pure ASGI around any app (endpoint and web page alike); knows nothing of what the requests ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY = 8 * 2**20
+MAX_HELD = 8 * MAX_BODY  # of all requests together, so that many clients cannot fill the memory
+READ_S = 15.0
+LINGER_S = 1.0
+LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+WITH_BODY = ("POST", "PUT", "PATCH")
+OPEN_PATHS = frozenset(("/health",))  # no token asked: for watchers that have none
+# Added where the app set nothing of the kind. CORS headers are never added: no foreign page may read.
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is let in.
+
+    Attributes:
+        hosts: names a Host header may carry, in lower case, besides the loopback ones. Any port will do:
+            a page that rebinds a name of its own to this address still sends that name.
+        any_address: literal addresses are fine too; no name can be rebound to one.
+        token: asked for as ``Authorization: Bearer``; None asks nothing.
+        read_s: seconds from the first byte of a request to the last.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    any_address: bool = False
+    token: str | None = field(default=None, repr=False)
+    max_body: int = MAX_BODY
+    max_held: int = MAX_HELD
+    read_s: float = READ_S
+
+
+class _Gone(Exception):
+    """The client left before its request was whole."""
+
+
+class Guard:
+    """Lets a request through to ``app``, with its body whole, or answers it with an error."""
+
+    def __init__(self, app: App, rules: Rules) -> None:
+        self._app, self._rules = app, rules
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI app."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        send = _secured(send)
+        body = b""
+        try:
+            self._check(scope)
+            if scope["type"] == "http":
+                body = await self._body(scope, receive)
+                receive = _replay(body, receive)
+        except _Gone:
+            return
+        except Refusal as refusal:
+            if scope["type"] == "websocket":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await _refuse(refusal, receive, send, self._rules)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._held -= len(body)
+
+    def _check(self, scope: Scope) -> None:
+        """Everything that the headers alone decide."""
+        headers = _Headers(scope)
+        host = headers.one(b"host")
+        if not host or not self._is_ours(host):
+            raise Refusal(400, "this server does not answer to that Host", "use the address that it printed")
+        origin = headers.one(b"origin")
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            raise Refusal(403, "requests from other web pages are refused", "the Origin is not this server's")
+        if scope["path"] not in OPEN_PATHS:
+            self._check_token(headers.one(b"authorization"))
+
+    def _is_ours(self, host: str) -> bool:
+        name = _host_name(host)
+        if name in LOOPBACK_NAMES or name in self._rules.hosts:
+            return True
+        return self._rules.any_address and _is_address(name)
+
+    def _check_token(self, given: str | None) -> None:
+        token = self._rules.token
+        if token is None:
+            return
+        scheme, _, value = (given or "").partition(" ")
+        same = hmac.compare_digest(_digest(value.strip()), _digest(token))
+        if scheme.lower() != "bearer" or not same:
+            raise Refusal(401, "the token is missing or wrong", "send Authorization: Bearer TOKEN", "invalid_api_key")
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body, read within the time and size allowed."""
+        headers = _Headers(scope)
+        if (headers.one(b"content-encoding") or "identity").lower() != "identity":
+            raise Refusal(415, "compressed bodies are refused", "send the body as it is")
+        length, chunked = headers.one(b"content-length"), headers.one(b"transfer-encoding") is not None
+        if length is None and not chunked:
+            if scope["method"] in WITH_BODY:
+                raise Refusal(411, "Content-Length is missing", "send one, or Transfer-Encoding: chunked")
+            return b""
+        if length is not None and (chunked or not (length.isascii() and length.isdigit()) or len(length) > 18):
+            raise Refusal(400, "Content-Length is not a length", "send a whole number of bytes, and nothing else")
+        declared = None if length is None else int(length)
+        self._check_size(declared or 0, self._held + (declared or 0))
+        loop = asyncio.get_running_loop()
+        began_by = scope.get("state", {}).get("read_by")  # the server's clock runs since the first byte
+        parts: list[bytes] = []
+        whole = False
+        try:
+            await self._read(receive, parts, began_by or loop.time() + self._rules.read_s)
+            size = sum(map(len, parts))
+            if declared is not None and declared != size:
+                raise Refusal(400, f"the body has {size} bytes, Content-Length says {declared}")
+            whole = True
+        finally:
+            if not whole:
+                self._held -= sum(map(len, parts))
+        return b"".join(parts)
+
+    async def _read(self, receive: Receive, parts: list[bytes], until: float) -> None:
+        """Add the body's parts; their sizes are counted in ``_held`` from now on."""
+        loop = asyncio.get_running_loop()
+        size, more = 0, True
+        while more:
+            try:
+                message = await asyncio.wait_for(receive(), until - loop.time())
+            except asyncio.TimeoutError as error:
+                raise Refusal(408, f"the request took longer than {self._rules.read_s:g} s to arrive") from error
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            parts.append(part)
+            self._held += len(part)
+            size, more = size + len(part), message.get("more_body", False)
+            self._check_size(size, self._held)
+
+    def _check_size(self, size: int, held: int) -> None:
+        if size > self._rules.max_body:
+            raise Refusal(413, f"the body is larger than {self._rules.max_body} bytes", "send less")
+        if held > self._rules.max_held:
+            raise Refusal(503, "too many large requests at once", "try again in a moment")
+
+
+class _Headers:
+    """A request's headers, of which each that matters here may stand there once."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._pairs = scope["headers"]
+
+    def one(self, name: bytes) -> str | None:
+        """The header's text; None when absent."""
+        values = [value for key, value in self._pairs if key.lower() == name]
+        if len(values) > 1:
+            raise Refusal(400, f"the header {name.decode('ascii')} stands there {len(values)} times")
+        return values[0].decode("latin-1").strip() if values else None
+
+
+def _host_name(host: str) -> str:
+    """``localhost`` of ``localhost:8000``, ``::1`` of ``[::1]:8000``; empty when it is neither."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            return ""
+        port = port[1:]
+    else:
+        name, _, port = host.partition(":")
+    if port and not (port.isascii() and port.isdigit()):
+        return ""
+    return name.lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(text: str) -> bytes:
+    """Of one length whatever the text, so that comparing tells nothing of it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the body once, and then what the server says (that the client left)."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _secured(send: Send) -> Send:
+    async def secured(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            present = {key.lower() for key, _ in headers}
+            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return secured
+
+
+async def _refuse(refusal: Refusal, receive: Receive, send: Send, rules: Rules) -> None:
+    """Answer at once and end the connection; what is still on its way is thrown away for a moment.
+
+    A connection closed over unread bytes is reset, and the client would not see the answer.
+    """
+    body = as_json(error_object(refusal))
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode("ascii"))]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error_headers(refusal).items()]
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refusal.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    loop = asyncio.get_running_loop()
+    until, left = loop.time() + LINGER_S, 2 * rules.max_body
+    while left > 0 and loop.time() < until:
+        try:
+            message = await asyncio.wait_for(receive(), until - loop.time())
+        except asyncio.TimeoutError:
+            break
+        left -= len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

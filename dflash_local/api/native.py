@@ -1,0 +1,82 @@
+"""Our own requests as JSON, for other dflash commands: the fields of ``Request``, no more and no fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.refusals import FieldError
+from dflash_local.events import Mode
+from dflash_local.request import Limits, Message, Request, Role, SamplingParams, ToolCall
+
+SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def as_body(request: Request) -> dict[str, Any]:
+    """The JSON form of a request."""
+    return asdict(request)
+
+
+def read(body: bytes) -> tuple[Request, str | None]:
+    """A request from its JSON form, and the model that it is meant for where ``model`` names one.
+
+    Fields that are left out have the defaults of ``Request``.
+
+    Raises:
+        FieldError: a field is wrong or unknown. UsageError: a value is outside its range.
+    """
+    fields = Fields(parse(body))
+    model = fields.text("model")
+    tools = fields.items("tools") or []
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise FieldError(f"tools[{index}]", f"tools[{index}] must be an object, got {quoted(tool)}")
+    request = Request(
+        messages=tuple(
+            _message(Fields(item, f"messages[{index}]")) for index, item in enumerate(fields.items("messages") or ())
+        ),
+        prompt_ids=tuple(fields.items("prompt_ids") or ()),
+        prompt=fields.text("prompt") or "",
+        sampling=_sampling(fields.part("sampling")),
+        limits=_limits(fields.part("limits")),
+        mode=cast(Mode, fields.text("mode") or "dflash"),
+        block_size=fields.take("block_size"),
+        thinking=bool(fields.flag("thinking")),
+        tools=tuple(tools),
+        logprobs=fields.take("logprobs"),
+    )
+    fields.finish()
+    return request, model
+
+
+def _message(fields: Fields) -> Message:
+    calls = []
+    for index, item in enumerate(fields.items("tool_calls") or ()):
+        call = Fields(item, f"{fields.name('tool_calls')}[{index}]")
+        calls.append(ToolCall(call.needed_text("id"), call.needed_text("name"), call.needed_text("arguments")))
+        call.finish()
+    message = Message(
+        role=cast(Role, fields.needed_text("role")),
+        content=fields.needed_text("content"),
+        thinking=fields.text("thinking") or "",
+        tool_calls=tuple(calls),
+        tool_call_id=fields.text("tool_call_id") or "",
+        name=fields.text("name") or "",
+    )
+    fields.finish()
+    return message
+
+
+def _sampling(fields: Fields) -> SamplingParams:
+    given: dict[str, Any] = {name: fields.number(name) for name in SAMPLING_NUMBERS}
+    given |= {name: fields.take(name) for name in ("top_k", "seed")}
+    fields.finish()
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _limits(fields: Fields) -> Limits:
+    count, stop = fields.take("max_new_tokens"), fields.items("stop") or []
+    fields.finish()
+    return Limits(stop=tuple(stop)) if count is None else Limits(count, tuple(stop))

@@ -1,0 +1,78 @@
+"""Errors as HTTP answers: the statuses only HTTP has, and OpenAI's error object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dflash_local.errors import BusyError, ContextError, DFlashError, EngineError, UnknownModelError, UsageError
+
+MAX_MESSAGE = 500  # a value that a client sent is quoted, not sent back whole
+RETRY_AFTER_S = 1
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+CODES: tuple[tuple[type[DFlashError], str], ...] = (
+    (ContextError, "context_length_exceeded"),
+    (UnknownModelError, "model_not_found"),
+    (BusyError, "queue_full"),
+    (EngineError, "engine_error"),
+)
+
+
+class Refusal(DFlashError):
+    """An error with an HTTP status of its own."""
+
+    def __init__(self, status: int, message: str, hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.code = code
+
+    @property
+    def http_status(self) -> int:
+        """The status it was made with."""
+        return self.status
+
+
+class FieldError(UsageError):
+    """A field of a request body that is wrong, unknown or asks for what is not done here."""
+
+    def __init__(self, param: str, message: str, hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.param = param
+        self.code = code
+
+
+def unsupported(param: str, hint: str) -> FieldError:
+    """The error for a field that OpenAI knows and this endpoint does not."""
+    return FieldError(param, f"unsupported: {param}", hint, "unsupported_parameter")
+
+
+def error_object(error: DFlashError) -> dict[str, Any]:
+    """The body of an error answer, as OpenAI's clients read it."""
+    status = error.http_status
+    fallback = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    code = getattr(error, "code", None) or next((code for kind, code in CODES if isinstance(error, kind)), None)
+    message = str(error)
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 1] + "…"
+    return {
+        "error": {
+            "message": message,
+            "type": TYPES.get(status, fallback),
+            "param": getattr(error, "param", None),
+            "code": code,
+        }
+    }
+
+
+def error_headers(error: DFlashError) -> dict[str, str]:
+    """Headers that belong to an error answer."""
+    status = error.http_status
+    if status in (429, 503):
+        return {"Retry-After": str(RETRY_AFTER_S)}
+    return {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+
+
+def as_json(value: object) -> bytes:
+    """JSON on one line, all ASCII: no line separator of any kind can break a stream of lines."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")

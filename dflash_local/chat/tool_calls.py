@@ -1,0 +1,299 @@
+"""Tool calls in the text of a reply, in the ways that models write them. What is no whole call stays text.
+
+Knows formats only. Nothing is evaluated; a call longer than ``MAX_CALL_CHARS`` is text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from dflash_local.chat.tool_arguments import DECODER, fits, properties_of, typed, unwrapped
+from dflash_local.request import ToolCall
+
+MAX_CALL_CHARS = 2**18
+MAX_ENDS = 16  # closing tags inside one call's arguments; more, and it is no call
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PYTHON_TAG = "<|python_tag|>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+CallFormat = Literal["hermes", "xml", "llama", "harmony"]
+Part = str | ToolCall
+Tools = Sequence[Mapping[str, Any]]
+
+_RECIPIENT = re.compile(r"\s*to=(?:functions\.)?([A-Za-z0-9_.-]{1,128})\s+(?=\{)")
+
+
+def format_of(template: str | None) -> CallFormat | None:
+    """How a model with this chat template writes calls; None when the template takes no tools.
+
+    ``hermes``: JSON in ``<tool_call>`` (Qwen3); ``xml``: ``<function=name>`` in it (Qwen3.5, Qwen3-Coder);
+    ``llama``: a reply that is a JSON object (Llama 3.1); ``harmony``: a commentary message (gpt-oss).
+    """
+    if not template or "tools" not in template:
+        return None
+    if "<|channel|>" in template and "functions" in template:
+        return "harmony"
+    if OPEN in template:
+        return "xml" if FUNCTION in template else "hermes"
+    return "llama" if "parameters" in template and "<|start_header_id|>" in template else None
+
+
+class CallParser(Protocol):
+    """Splits the text of one reply into text and calls, in order, however it is cut into pieces."""
+
+    def feed(self, text: str) -> list[Part]:
+        """What the next piece of text makes certain."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """What was held back; the reply is over."""
+        ...
+
+
+def call_parser(form: CallFormat, tools: Tools) -> CallParser:
+    """The parser for a reply in this format. ``tools`` are the schemas that were offered."""
+    schemas = {name: function for tool in tools for name, function in _named(tool)}
+    if form in ("hermes", "xml"):
+        return TaggedParser(schemas)
+    return JsonParser(schemas)
+
+
+def _named(tool: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    function = tool.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        yield function["name"], function
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+
+
+class TaggedParser:
+    """``<tool_call>`` with JSON or with ``<function=name>`` in it; the latter may come without the tag.
+
+    Space beside a call belongs to the markup and is dropped.
+    """
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._held = ""
+        self._inside = ""  # the tag that opened the call being read, empty outside
+        self._called = False
+        self._stray = False  # a closing tag may follow a call that had no opening one
+        self._searched = 0  # characters of the call in which no further end was found
+        self._ends = 0
+
+    def feed(self, text: str) -> list[Part]:
+        """Text up to where a call may begin; calls that are whole."""
+        parts: list[Part] = []
+        self._held += text
+        while self._held:
+            before = (len(self._held), self._inside)
+            parts += self._read_call() if self._inside else self._read_text()
+            if (len(self._held), self._inside) == before:
+                break
+        return parts
+
+    def finish(self) -> list[Part]:
+        """A last call whose closing tag never came, or the text that looked like one."""
+        held, opened, self._held, self._inside = self._held, self._inside, "", ""
+        if not opened:
+            return [] if self._called and not held.strip() else _texts(held)
+        calls = self._calls(held, opened)
+        return list(calls) if calls else _texts(("" if opened == FUNCTION else opened) + held)
+
+    def _read_text(self) -> list[Part]:
+        if self._stray:
+            bare = self._held.lstrip()
+            if CLOSE.startswith(bare) and bare != CLOSE:
+                return []  # it may still come
+            self._stray = False
+            if bare.startswith(CLOSE):
+                self._held = bare[len(CLOSE) :]
+        starts = [(at, tag) for tag in (OPEN, FUNCTION) if (at := self._held.find(tag)) >= 0]
+        if starts:
+            at, tag = min(starts)
+            text, self._held = self._held[:at].rstrip(), self._held[at:]
+            if tag == OPEN:
+                self._held = self._held[len(OPEN) :]
+            self._inside, self._searched, self._ends = tag, 0, 0
+            return self._shown(text)
+        keep = max(_overlap(self._held, OPEN), _overlap(self._held, FUNCTION))
+        sure = self._held[: len(self._held) - keep].rstrip()  # the space may stand before a call
+        self._held = self._held[len(sure) :]
+        return self._shown(sure)
+
+    def _shown(self, text: str) -> list[Part]:
+        if self._called:
+            text = text.lstrip()
+        if text:
+            self._called = False
+        return _texts(text)
+
+    def _read_call(self) -> list[Part]:
+        """The call, once its end is there; text, once it cannot be one."""
+        end = CLOSE if self._inside == OPEN else END_FUNCTION
+        at = self._held.find(end, max(0, self._searched - len(end)))
+        while at >= 0:
+            body = self._held[: at if end == CLOSE else at + len(end)]
+            calls = self._calls(body, self._inside)
+            if calls:
+                self._held = self._held[at + len(end) :]
+                self._stray, self._called = self._inside == FUNCTION, True
+                self._inside = ""
+                return list(calls)
+            self._ends += 1
+            if self._ends > MAX_ENDS or not _unfinished(body):
+                return self._give_up(at + len(end))
+            self._searched = at + 2 * len(end)
+            at = self._held.find(end, at + len(end))
+        self._searched = max(self._searched, len(self._held))
+        return self._give_up(len(self._held)) if len(self._held) > MAX_CALL_CHARS else []
+
+    def _give_up(self, count: int) -> list[Part]:
+        opened = OPEN if self._inside == OPEN else ""
+        text, self._held, self._inside = opened + self._held[:count], self._held[count:], ""
+        return self._shown(text)
+
+    def _calls(self, body: str, opened: str) -> tuple[ToolCall, ...]:
+        """The calls of what stands between the tags; none when it is no whole call."""
+        text = body.strip()
+        if opened == OPEN and text.startswith("{"):
+            found = _json_call(text, ("arguments", "parameters"))
+            return (found,) if found else ()
+        if not text.startswith(FUNCTION):
+            return ()
+        functions = [part for part in text.split(END_FUNCTION) if part.strip()]  # a last end may be forgotten
+        calls = [_xml_call(part.strip(), self._schemas) for part in functions]
+        return tuple(call for call in calls if call) if all(calls) else ()
+
+
+class JsonParser:
+    """A text that is nothing but JSON: ``{"name": ..., "parameters": ...}``, or, for harmony, the arguments alone.
+
+    Harmony names the recipient in the message's header. Where the text does not begin with it
+    (``to=functions.name {``) the one tool offered is meant, or the one whose parameters fit.
+    """
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._held: list[str] = []
+        self._count = 0
+        self._kind: Literal["unknown", "json", "plain"] = "unknown"
+
+    def feed(self, text: str) -> list[Part]:
+        """Nothing until the text is whole or cannot be a call."""
+        if self._kind == "plain":
+            return _texts(text)
+        self._held.append(text)
+        self._count += len(text)
+        if self._kind == "unknown":
+            start = "".join(self._held).lstrip().removeprefix(PYTHON_TAG).lstrip()
+            if start.startswith("{"):
+                self._kind = "json"
+            elif not (start.startswith("to=") or "to=".startswith(start) or PYTHON_TAG.startswith(start)):
+                return self._give_up()
+        return self._give_up() if self._count > MAX_CALL_CHARS else []
+
+    def finish(self) -> list[Part]:
+        """The calls, or the text that was none."""
+        calls = self._calls("".join(self._held)) if self._held else None
+        if not calls:
+            return self._give_up()
+        self._held.clear()
+        return list(calls)
+
+    def _give_up(self) -> list[Part]:
+        text, self._kind = "".join(self._held), "plain"
+        self._held.clear()
+        return _texts(text)
+
+    def _calls(self, text: str) -> list[ToolCall] | None:
+        """All calls of the text, parted by ``;`` or space; None when anything else stands there."""
+        rest, calls = text.strip().removeprefix(PYTHON_TAG), []
+        while rest := rest.strip("; \n\t\r"):
+            named = _RECIPIENT.match(rest)
+            rest = rest[named.end() :] if named else rest
+            try:
+                content, end = DECODER.raw_decode(rest)
+            except (ValueError, RecursionError):
+                return None
+            call = self._of(content, named[1] if named else None)
+            if call is None:
+                return None
+            calls.append(call)
+            rest = rest[end:]
+        return calls
+
+    def _of(self, content: object, recipient: str | None) -> ToolCall | None:
+        if not isinstance(content, dict):
+            return None
+        if recipient is not None:
+            return _call(recipient, content)
+        whole = _json_object_call(content, ("parameters", "arguments"))
+        if whole is not None:
+            return whole if whole.name in self._schemas else None
+        fitting = [name for name, function in self._schemas.items() if fits(content, function)]
+        return _call(fitting[0], content) if len(fitting) == 1 else None
+
+
+def _texts(text: str) -> list[Part]:
+    return [text] if text else []
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of ``text`` that begins ``tag``."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
+
+
+def _unfinished(body: str) -> bool:
+    """True when the closing tag may stand inside an argument's text, so that the end is yet to come."""
+    text = body.strip()
+    if text.startswith(FUNCTION):
+        return not text.endswith(END_FUNCTION) and text.count(PARAMETER) > text.count(END_PARAMETER)
+    try:
+        DECODER.raw_decode(text)
+    except ValueError as error:
+        return "Unterminated string" in str(error)
+    except RecursionError:
+        return False
+    return False
+
+
+def _json_call(text: str, keys: Sequence[str]) -> ToolCall | None:
+    try:
+        content = DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return _json_object_call(content, keys) if isinstance(content, dict) else None
+
+
+def _json_object_call(content: Mapping[str, Any], keys: Sequence[str]) -> ToolCall | None:
+    name = content.get("name")
+    arguments: Any = next((content[key] for key in keys if key in content), None)
+    if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(arguments, dict):
+        return None
+    return _call(name, arguments)
+
+
+def _xml_call(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
+    """``<function=name>`` and its parameters, without the closing tag."""
+    head, bracket, body = text.partition(">")
+    name = head.removeprefix(FUNCTION).strip()
+    if not bracket or not head.startswith(FUNCTION) or not NAME.fullmatch(name):
+        return None
+    known = properties_of(schemas.get(name, {}))
+    arguments = {}
+    for part in body.split(PARAMETER)[1:]:
+        key, bracket, rest = part.partition(">")
+        if not bracket:
+            return None
+        key = key.strip()
+        arguments[key] = typed(unwrapped(rest.partition(END_PARAMETER)[0]), known.get(key))
+    return _call(name, arguments)

@@ -1,0 +1,165 @@
+"""``dflash serve``: one pair kept in memory behind an OpenAI-compatible endpoint on this machine.
+
+The command's options and what they may be; the server itself is imported when it runs. No message shows the token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dflash_local import settings
+from dflash_local.cli import options as opt
+from dflash_local.cli import session as loading
+from dflash_local.cli.console import Console
+from dflash_local.cli.resolve import resolve
+from dflash_local.cli.thinking import thinks
+from dflash_local.errors import MissingDependencyError, UsageError
+
+HOST, PORT = "127.0.0.1", 8000
+TOKEN_VARIABLE = "DFLASH_TOKEN"
+WILDCARDS = ("0.0.0.0", "::", "")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve")(serve)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, and what to ask of clients."""
+
+    host: str
+    port: int
+    token: str | None = field(repr=False)
+    more_hosts: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """What a client on this machine uses."""
+        name = "127.0.0.1" if self.host in WILDCARDS else f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{self.port}"
+
+
+def serve(
+    model: opt.Model,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Others than this machine's own need a token.")] = HOST,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What clients must send; others see it in ps.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds the token.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A further name of this server.")] = None,
+    keep_alive: Annotated[str, typer.Option(metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")] = "30m",
+    drafter: opt.Drafter = None,
+    mode: opt.Mode = opt.ModeChoice.dflash,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
+    allow_mismatch: opt.AllowMismatch = False,
+    think: opt.Think = None,
+    debug: opt.Debug = False,
+) -> None:
+    """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
+    user = settings.load()
+    console = Console(user.environ)
+    address = Address(host, port, _token(token, token_file, user), tuple(allow_host or ()))
+    check_address(address)
+    seconds = parse_duration(keep_alive)
+    draft = mode is opt.ModeChoice.dflash
+    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
+    wish = loading.load_wish(
+        user,
+        dtype=dtype,
+        device=device,
+        quantize=quantize,
+        allow_mismatch=allow_mismatch,
+        draft=draft,
+        context=context,
+        fit_check=not no_fit_check,
+    )
+    try:
+        from dflash_local.cli.serving import Serving
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dflash_local"):
+            raise
+        raise MissingDependencyError(f"{error.name} is not installed", "pip install dflash-local") from error
+    Serving(pair, wish, thinks(pair, think, user, console), user, console).run(address, seconds)
+
+
+def check_address(address: Address) -> None:
+    """Refuse to be reachable from elsewhere without a token.
+
+    Raises:
+        UsageError: says how to do it.
+    """
+    if address.token is None and not _is_loopback(address.host):
+        raise UsageError(
+            f"--host {address.host}: other machines could use this model, and there is no token",
+            f"put a secret into {TOKEN_VARIABLE} or --token-file, or stay on {HOST} and reach it with "
+            f"ssh -L {address.port}:{HOST}:{address.port}",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(given: str | None, file: Path | None, user: settings.Settings) -> str | None:
+    """The token of the option, the file or the variable; None for none.
+
+    Raises:
+        UsageError: two options at once, a file that cannot be read, or what no header can carry.
+    """
+    if given is not None and file is not None:
+        raise UsageError("--token and --token-file both name a token", "give one of them")
+    token = given if given is not None else user.environ.get(TOKEN_VARIABLE) or None
+    if file is not None:
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--token-file {file} cannot be read: {error}", "give a readable text file") from error
+    if token is not None and not re.fullmatch(r"[!-~]{8,4096}", token):
+        raise UsageError("the token is not usable", "8 or more letters, digits or signs without spaces")
+    return token
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of ``90s``, ``30m``, ``2h``, ``0``; None for ``never``.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text.strip().lower() == "never":
+        return None
+    found = DURATION.fullmatch(text.strip().lower())
+    seconds = float(found[1]) * SECONDS[found[2]] if found else math.inf
+    if not math.isfinite(seconds):
+        raise UsageError(f"--keep-alive {text!r} is not a time", "such as 90s, 30m, 2h, 0 or never")
+    return seconds
+
+
+def curl_line(address: Address, model: str) -> str:
+    """A command that asks the server something; the token is named, not shown."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    secret = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if address.token else ""
+    url = f"{address.url}/v1/chat/completions"
+    return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{secret} -d {shlex.quote(body)}"

@@ -1,0 +1,117 @@
+"""The openai client against a real server, scripted and with the demo pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dflash_local.catalog.bundled import find
+from dflash_local.events import Piece, Step
+from dflash_local.service.resident import Model
+from dflash_local.service.service import Session
+from tests.api.conftest import TOOL, Running, Serve
+from tests.service.scripted import ScriptedSession
+
+openai = pytest.importorskip("openai")
+
+QUESTION = [{"role": "user", "content": "Write a Python function that returns the sum of a list of numbers."}]
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def connect(server: Running, token: str = "none") -> Any:
+        made.append(
+            openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=token, max_retries=0, timeout=60)
+        )
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def test_srv_16_the_openai_client_reads_everything(client: Callable[..., Any], server: Running) -> None:
+    api = client(server)
+    assert [model.id for model in api.models.list()] == ["scripted"]
+    assert api.models.retrieve("scripted").owned_by == "dflash-local"
+    whole = api.chat.completions.create(model="scripted", messages=QUESTION, temperature=0, seed=1, user="me")
+    assert whole.choices[0].message.content == "Hello, world!\n" and whole.usage.total_tokens == 11
+    assert whole.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == 2
+    stream = api.chat.completions.create(
+        model="scripted", messages=QUESTION, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello, world!\n"
+    assert chunks[-1].usage.completion_tokens == 6
+    text = api.completions.create(model="scripted", prompt="x", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in text) == "Hello, world!\n"
+
+
+def test_errors_are_the_clients_own(client: Callable[..., Any], server: Running, guarded: Running) -> None:
+    api = client(server)
+    with pytest.raises(openai.NotFoundError, match="scripted"):
+        api.chat.completions.create(model="gpt-4", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(model="scripted", messages=QUESTION, n=3)
+    assert caught.value.param == "n" and caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.AuthenticationError):
+        client(guarded).models.list()
+    assert client(guarded, "correct-horse-battery").models.list().data
+
+
+def test_an_error_in_a_stream_is_raised(client: Callable[..., Any], serve: Serve) -> None:
+    api = client(serve(ScriptedSession(faults=[RuntimeError("dead")])))
+    with pytest.raises(openai.APIError, match="dead"):
+        list(api.chat.completions.create(model="scripted", messages=QUESTION, stream=True))
+
+
+def test_a_tool_round_with_the_client(client: Callable[..., Any], serve: Serve) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    session = ScriptedSession(steps=[Step((Piece(call),), (1,), 0, 0, 0, 0.1)])
+    api = client(serve(session))
+    first = api.chat.completions.create(model="scripted", messages=QUESTION, tools=[TOOL])
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls[0].function.arguments == '{"a": 2}'
+    answered = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "4"}
+    api.chat.completions.create(model="scripted", messages=[*QUESTION, message, answered], tools=[TOOL])
+    sent = session.requests[1].messages
+    assert sent[1].tool_calls[0].name == "add" and sent[2].tool_call_id == message.tool_calls[0].id
+    with api.chat.completions.stream(model="scripted", messages=QUESTION, tools=[TOOL]) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.tool_calls[0].function.name == "add"
+
+
+@pytest.mark.needs_torch
+def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> None:
+    def load(_progress: object) -> Session:
+        from dflash_local.engine.load import LoadOptions
+        from dflash_local.engine.load import load as load_pair
+
+        return load_pair(find("demo"), LoadOptions(device="cpu"))
+
+    server = serve(model=lambda _scripted: Model("demo", load))
+    api = client(server)
+    asked = {"model": "demo", "messages": QUESTION, "max_tokens": 48}
+    drafted = api.chat.completions.create(**asked)
+    plain = api.chat.completions.create(**asked, extra_body={"mode": "ar"})
+    stream = api.chat.completions.create(**asked, stream=True, logprobs=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    text = drafted.choices[0].message.content
+    assert text and text == plain.choices[0].message.content
+    assert text == "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    tokens = [t for c in chunks if c.choices and c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+    assert len(tokens) == drafted.usage.completion_tokens == chunks[-1].usage.completion_tokens
+    acceptance = drafted.model_extra["metrics"]["speculative_decoding"]
+    assert acceptance["mean_acceptance_length"] > 1.5
+    assert sum(acceptance["acceptance_histogram"]) == acceptance["num_spec_steps"]
+    assert plain.model_extra["metrics"]["speculative_decoding"] is None
+    later = [*QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]
+    again = api.chat.completions.create(**{**asked, "messages": later})
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(**{**asked, "messages": [{"role": "user", "content": "word " * 5000}]})
+    assert caught.value.code == "context_length_exceeded"

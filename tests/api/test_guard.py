@@ -1,0 +1,246 @@
+"""What is refused before anything looks at it, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from contextlib import suppress
+
+import pytest
+
+from dflash_local.api.guard import Guard, Message, Rules, Scope
+from tests.api.conftest import Running, Serve, body, read_all, wait_until
+from tests.service.scripted import ScriptedSession
+
+TOKEN = "correct-horse-battery"
+CHAT = "/v1/chat/completions"
+
+
+def post(headers: str, data: bytes = b"", host: str = "Host: localhost\r\n", method: str = "POST") -> bytes:
+    return f"{method} {CHAT} HTTP/1.1\r\n{host}Content-Type: application/json\r\n{headers}\r\n".encode() + data
+
+
+def status_of(raw: bytes) -> int:
+    return int(raw.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/"])
+def test_web_01_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
+    answer = server.get(path, {"Host": host})
+    assert answer.status == 400 and "Host" in answer.error["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "localhost."])
+def test_loopback_names_are_fine_on_any_port_as_through_ssh(server: Running, host: str) -> None:
+    assert server.get("/v1/models", {"Host": host}).status == 200
+
+
+def test_web_01_two_or_no_host_headers_are_refused(server: Running) -> None:
+    for hosts in ("", "Host: localhost\r\nHost: evil.example\r\n"):
+        raw = read_all(server.raw(post("Content-Length: 0\r\nConnection: close\r\n", host=hosts)))
+        assert status_of(raw) == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", ""])
+def test_web_02_a_foreign_origin_is_refused(server: Running, method: str, origin: str) -> None:
+    answer = server.call(method, CHAT, headers={"Origin": origin, "Host": "localhost:8000", "Content-Length": "0"})
+    assert answer.status == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_web_02_the_answer_comes_before_the_body_is_read(server: Running) -> None:
+    sock = server.raw(post("Origin: null\r\nContent-Length: 1000000\r\n", b"{"))
+    assert status_of(sock.recv(65536)) == 403
+    sock.close()
+
+
+def test_a_page_of_this_server_may_ask(server: Running) -> None:
+    host = f"127.0.0.1:{server.port}"
+    answer = server.chat(headers={"Origin": f"http://{host}", "Host": host})
+    assert answer.status == 200
+
+
+def test_every_answer_has_security_headers_and_no_cors(server: Running) -> None:
+    for answer in (server.get("/v1/models"), server.get("/none"), server.get("/health", {"Host": "evil.example"})):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
+
+
+def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(serve: Serve) -> None:
+    server = serve(rules=Rules(max_body=10_000))
+    for size in (10_001, 3_000_000):
+        answer = server.chat("x" * size)
+        assert answer.status == 413 and "10000" in answer.error["message"]
+    assert server.chat().status == 200
+
+
+def test_srv_02_ten_gigabytes_are_refused_without_reading(server: Running) -> None:
+    began = time.monotonic()
+    sock = server.raw(post("Content-Length: 10000000000\r\n", b"{"))
+    assert status_of(sock.recv(65536)) == 413
+    assert time.monotonic() - began < 1
+    assert read_all(sock) is not None  # and the connection ends
+    assert time.monotonic() - began < 5
+
+
+def test_srv_02_chunks_without_end_are_counted(serve: Serve) -> None:
+    server = serve(rules=Rules(max_body=50_000))
+    sock = server.raw(post("Transfer-Encoding: chunked\r\n"))
+    chunk = b"2710\r\n" + b" " * 10_000 + b"\r\n"
+    for _ in range(6):
+        sock.sendall(chunk)
+    assert status_of(sock.recv(65536)) == 413
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+def test_srv_02_compressed_bodies_are_refused(server: Running, encoding: str) -> None:
+    data = gzip.compress(b" " * 1_000_000)
+    assert server.call("POST", CHAT, data, {"Content-Encoding": encoding}).status == 415
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Content-Length: -1\r\n", 400),
+        ("Content-Length: 1e3\r\n", 400),
+        ("Content-Length: 5\r\nContent-Length: 6\r\n", 400),
+        ("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", 400),
+        ("", 411),
+    ],
+)
+def test_srv_03_a_content_length_that_is_none(server: Running, headers: str, status: int) -> None:
+    assert status_of(read_all(server.raw(post(headers + "Connection: close\r\n", b"{}")))) == status
+
+
+def test_srv_03_a_body_longer_than_said_is_no_second_request(server: Running) -> None:
+    data = json.dumps(body()).encode()
+    sock = server.raw(post(f"Content-Length: {len(data)}\r\n", data + b"garbage\r\n\r\n"))
+    raw = read_all(sock)
+    assert raw.count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 400" in raw
+
+
+def test_srv_04_slow_clients_are_cut_off_and_real_ones_served(serve: Serve) -> None:
+    server = serve(read_s=0.6, rules=Rules(read_s=0.6))
+    silent = [server.raw() for _ in range(60)]
+    header = server.raw(b"POST /v1/chat")
+    drip = server.raw(post("Content-Length: 100\r\n", b"{"))
+    began = time.monotonic()
+    assert server.chat().status == 200
+    for _ in range(3):  # a byte now and then buys no time
+        time.sleep(0.15)
+        with suppress(OSError):  # cut off already
+            header.sendall(b"x")
+            drip.sendall(b" ")
+    assert read_all(header) == b""
+    assert status_of(read_all(drip)) == 408
+    assert all(read_all(sock) == b"" for sock in silent)
+    assert time.monotonic() - began < 4
+    assert server.chat().status == 200
+
+
+def test_srv_04_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Serve) -> None:
+    server = serve(read_s=0.4)
+    connection = server.connect()
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().read()
+    assert connection.sock is not None
+    connection.sock.sendall(b"GET /v1/mod")
+    assert read_all(connection.sock) == b""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN.upper()}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN]
+    + [f"Basic {TOKEN}", "Bearer " + "x" * 60_000, "Bearer \xff\xfe"],
+)
+def test_srv_11_a_wrong_token_is_401(guarded: Running, value: str | None) -> None:
+    answer = guarded.get("/v1/models", {} if value is None else {"Authorization": value})
+    assert answer.status == 401 and answer.error["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_srv_11_the_right_token_is_let_in_in_any_case_of_the_scheme(guarded: Running) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert guarded.get("/v1/models", {"Authorization": f"{scheme} {TOKEN}"}).status == 200
+    assert guarded.get("/health").status == 200  # watchers have none
+
+
+def test_srv_11_a_megabyte_of_token_is_refused(guarded: Running) -> None:
+    raw = b""
+    sock = guarded.raw()
+    try:
+        sock.sendall(
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"x" * 2**20 + b"\r\n\r\n"
+        )
+        raw = read_all(sock)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    assert not raw or status_of(raw) in (400, 401, 431)
+    assert guarded.get("/health").status == 200
+
+
+def test_rules_do_not_show_the_token() -> None:
+    assert TOKEN not in repr(Rules(token=TOKEN))
+
+
+async def nothing(_scope: Scope, _receive: object, send: object) -> None:
+    raise AssertionError("a refused request came through")
+
+
+def test_many_large_bodies_together_do_not_fill_the_memory(serve: Serve) -> None:
+    server = serve(rules=Rules(max_body=100_000, max_held=150_000))
+    held = [server.raw(post("Content-Length: 90000\r\n", b" " * 80_000)) for _ in range(2)]
+    answers = [sock.recv(65536) for sock in held[1:]]
+    assert status_of(answers[0]) == 503
+    for sock in held:
+        sock.close()
+    wait_until(lambda: server.chat("x" * 90_000).status == 200)
+
+
+def test_a_websocket_from_elsewhere_is_closed() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"evil.example")]}
+    asyncio.run(Guard(nothing, Rules())(scope, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_addresses_are_fine_when_listening_on_all(serve: Serve) -> None:
+    server = serve(rules=Rules(hosts=frozenset({"box.lan"}), any_address=True))
+    for host, status in (("192.168.1.9:8000", 200), ("box.lan", 200), ("[fe80::1]:80", 200), ("other.lan", 400)):
+        assert server.get("/v1/models", {"Host": host}).status == status
+
+
+def test_a_body_that_is_not_json_by_its_header_is_refused(server: Running) -> None:
+    answer = server.call("POST", CHAT, b"a=1", {"Content-Type": "application/x-www-form-urlencoded"})
+    assert answer.status == 415 and "application/json" in answer.error["message"]
+
+
+def test_idle_connections_do_not_keep_the_server_up(serve: Serve) -> None:
+    server = serve(ScriptedSession())
+    sockets = [server.raw() for _ in range(20)]
+    began = time.monotonic()
+    server.end()
+    assert time.monotonic() - began < 3
+    assert all(read_all(sock) == b"" for sock in sockets)
+
+
+def test_expect_100_continue_gets_its_answer_first(server: Running) -> None:
+    data = json.dumps(body()).encode()
+    sock = server.raw(post(f"Content-Length: {len(data)}\r\nExpect: 100-continue\r\nConnection: close\r\n"))
+    assert sock.recv(100).startswith(b"HTTP/1.1 100")
+    sock.sendall(data)
+    assert status_of(read_all(sock)) == 200

@@ -1,0 +1,67 @@
+"""Prometheus' text form under vLLM's names."""
+
+from __future__ import annotations
+
+import re
+
+from dflash_local.api.metrics import Metrics
+from dflash_local.events import Started, Step
+from dflash_local.request import Request
+from tests.api.conftest import Running, Serve
+from tests.service.scripted import ScriptedSession
+
+LINE = re.compile(r'(vllm:[a-z0-9_]+)\{model_name="scripted",engine="0"(?:,([a-z_]+)="([^"]*)")?\} ([0-9.e+-]+)')
+NAMES = {
+    *("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "generation_tokens_total"),
+    *("time_to_first_token_seconds_bucket", "e2e_request_latency_seconds_bucket", "request_success_total"),
+    *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    *("spec_decode_num_accepted_tokens_per_pos_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+}
+
+
+def samples(server: Running) -> dict[tuple[str, str], float]:
+    answer = server.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {}
+    for line in answer.body.decode().splitlines():
+        if not line.startswith("#"):
+            match = LINE.fullmatch(line)
+            assert match, f"no sample: {line}"
+            found[match[1].removeprefix("vllm:"), match[3] or ""] = float(match[4])
+    return found
+
+
+def test_the_counters_say_what_happened(serve: Serve) -> None:
+    server = serve(ScriptedSession())
+    assert server.chat().status == server.chat(stream=True).status == 200
+    found = samples(server)
+    assert NAMES <= {name for name, _ in found}
+    assert found["prompt_tokens_total", ""] == 10 and found["generation_tokens_total", ""] == 12
+    assert found["spec_decode_num_drafts_total", ""] == 4
+    assert found["spec_decode_num_draft_tokens_total", ""] == 12
+    assert found["spec_decode_num_accepted_tokens_total", ""] == 6
+    per_position = [found["spec_decode_num_accepted_tokens_per_pos_total", str(at)] for at in range(3)]
+    assert per_position == [4, 2, 0] and sum(per_position) == 6
+    assert found["e2e_request_latency_seconds_bucket", "+Inf"] == found["e2e_request_latency_seconds_count", ""] == 2
+    assert found["time_to_first_token_seconds_count", ""] == 2
+    assert found["num_requests_running", ""] == found["num_requests_waiting", ""] == 0
+
+
+def test_buckets_hold_everything_up_to_their_bound() -> None:
+    metrics = Metrics()
+    for seconds in (0.002, 0.3, 1000.0):
+        metrics.first_token(seconds)
+    lines = [line for line in metrics.text("m", 0, 0).splitlines() if "time_to_first_token_seconds_bucket" in line]
+    counts = [int(line.rsplit(" ", 1)[1]) for line in lines]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 3 and counts[-2] == 2
+
+
+def test_reused_tokens_are_cache_hits_and_names_are_escaped() -> None:
+    metrics = Metrics()
+    request = Request(prompt="x")
+    metrics.observe(request, Started(10, 7, 0.1))
+    metrics.observe(request, Step((), (1, 2), 7, 1, 8, 0.1))
+    text = metrics.text('a"b\\c\nd', 1, 2)
+    assert 'model_name="a\\"b\\\\c\\nd"' in text and "\nd" not in text
+    assert re.search(r"prefix_cache_hits_total\{[^}]*\} 7\n", text)
+    assert re.search(r"num_requests_waiting\{[^}]*\} 2\n", text)

@@ -1,0 +1,187 @@
+"""Fields of a body: what is honoured, what is refused by name, what is ignored openly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dflash_local.api import chat_request, native
+from dflash_local.api.refusals import FieldError
+from dflash_local.api.wishes import IGNORED
+from dflash_local.request import Limits, Message, Request, SamplingParams, ToolCall
+from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
+from tests.api.conftest import TOOL, Running, body
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("n", 2),
+    ("n", True),
+    ("logit_bias", {"5": 1}),
+    ("best_of", 2),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("functions", [{}]),
+    ("function_call", "auto"),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+    ("parallel_tool_calls", False),
+    ("reasoning_effort", "none"),
+    ("service_tier", "priority"),
+    ("modalities", ["audio"]),
+    ("audio", {}),
+    ("prediction", {"type": "content"}),
+    ("min_tokens", 5),
+    ("ignore_eos", True),
+    ("guided_json", {}),
+    ("echo", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED, ids=lambda value: str(value)[:30])
+def test_srv_07_what_is_not_supported_says_so(name: str, value: Any) -> None:
+    error = refusal(chat, **{name: value})
+    assert error["param"] == name and name in error["message"]
+
+
+def test_srv_07_image_parts_and_strict_tools_are_refused() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
+    assert "unsupported" in refusal(chat, messages=[{"role": "user", "content": parts}])["message"]
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    assert refusal(chat, tools=[strict])["param"] == "tools[0].function.strict"
+
+
+def test_srv_07_tools_without_a_template_for_them_are_refused() -> None:
+    data = json.dumps(body(tools=[TOOL])).encode()
+    with pytest.raises(FieldError, match="unsupported: tools"):
+        chat_request.read(data, lambda _name: replace(MODEL, call_format=None))
+
+
+def test_srv_07_what_asks_for_nothing_is_fine_and_what_is_ignored_is_listed() -> None:
+    harmless = {
+        "n": 1,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "tool_choice": "auto",
+        "echo": False,
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "temperature": None,
+        "stop": None,
+        "seed": None,
+        "tools": None,
+        "max_tokens": None,
+        "stream_options": None,
+        "user": None,
+    }
+    assert chat(**harmless).request == chat().request
+    assert chat(**dict.fromkeys(IGNORED, "x")).request == chat().request
+    assert set(IGNORED) == {
+        *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+    }
+
+
+def test_srv_07_what_is_supported_is_honoured() -> None:
+    asked = chat(
+        temperature=0.3,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        max_completion_tokens=9,
+        mode="ar",
+        block_size=4,
+        logprobs=True,
+        top_logprobs=3,
+        tools=[TOOL],
+        stream=True,
+        chat_template_kwargs={"enable_thinking": True},
+        stream_options={"include_usage": True},
+    )
+    request = asked.request
+    assert request.sampling == SamplingParams(0.3, 7, 0.5, 0.1, 1.1, 1, -1, 2**64 - 1)
+    assert request.limits == Limits(9, ("a", "b"))
+    assert (request.mode, request.block_size, request.thinking, request.logprobs) == ("ar", 4, True, 3)
+    assert request.tools == (TOOL,) and asked.tools_offered and asked.stream and asked.include_usage
+
+
+def test_absent_fields_take_the_models_own_sampling_as_in_vllm() -> None:
+    assert chat().request.sampling == DEFAULTS
+    assert chat(temperature=0).request.sampling == replace(DEFAULTS, temperature=0)
+    assert chat(top_k=-1).request.sampling.top_k == 0
+    assert chat().request.limits.max_new_tokens == 1_000_000  # the context ends it before
+
+
+def test_tool_choice_none_offers_no_tools() -> None:
+    asked = chat(tools=[TOOL], tool_choice="none")
+    assert asked.request.tools == () and not asked.tools_offered
+
+
+def test_messages_as_clients_send_them() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    empty = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", **empty},
+            {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "add"},
+        ]
+    )
+    assert asked.request.messages == (
+        Message("system", "be brief"),
+        Message("user", "one two"),
+        Message("assistant", "", "hm", (ToolCall("c1", "add", '{"a": 1}'),)),
+        Message("tool", "3", tool_call_id="c1", name="add"),
+    )
+
+
+def test_completion_prompts() -> None:
+    assert text().request.prompt == "hi" and text().request.limits.max_new_tokens == 16
+    assert text(prompt=["hi"]).request.prompt == "hi"
+    assert text(prompt=[1, 2]).request.prompt_ids == text(prompt=[[1, 2]]).request.prompt_ids == (1, 2)
+    assert text(logprobs=0).request.logprobs == 0
+    for prompt in ("", [], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], None, 5, {}):
+        assert refusal(text, prompt=prompt)["param"] == "prompt"
+    for field, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("n", 2), ("messages", [])):
+        assert refusal(text, **{field: value})["param"] == field
+
+
+def test_a_native_request_survives_the_trip() -> None:
+    request = Request(
+        messages=(Message("user", "hi", "", (), "", "me"), Message("assistant", "", "t", (ToolCall("1", "f", "{}"),))),
+        sampling=SamplingParams(0.5, seed=3),
+        limits=Limits(7, ("x",)),
+        block_size=3,
+        thinking=True,
+        tools=(TOOL,),
+        logprobs=2,
+    )
+    assert native.read(json.dumps(native.as_body(request)).encode()) == (request, None)
+    assert native.read(b'{"prompt_ids": [1], "model": "m"}') == (Request(prompt_ids=(1,)), "m")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", b'{"prompt": "x", "colour": 1}', b'{"prompt": "x", "limits": {"max_new_tokens": -1}}']
+    + [
+        b'{"prompt": "x", "sampling": {"temperature": "hot"}}',
+        b'{"prompt": "x", "mode": "x"}',
+        b'{"prompt_ids": ["a"]}',
+    ]
+    + [b'{"prompt": "x", "tools": [1]}', b'{"prompt": "x", "limits": {"stop": [1]}}', b'{"prompt": "x", "limits": []}']
+    + [b'{"messages": [{"role": "user"}]}', b'{"prompt": "x", "block_size": "x"}'],
+)
+def test_a_wrong_native_request_is_400(server: Running, data: bytes) -> None:
+    assert server.call("POST", "/dflash/v1/generate", data).status == 400
+
+
+def test_a_model_without_its_drafter_answers_in_mode_ar() -> None:
+    plain = replace(MODEL, mode="ar")
+    assert chat_request.read(json.dumps(body()).encode(), lambda _name: plain).request.mode == "ar"

@@ -1,0 +1,165 @@
+"""Bodies: what becomes a request, and what is a 400 that names the field."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+import pytest
+
+from dflash_local.api.fields import parse
+from dflash_local.errors import DFlashError
+from tests.api.bodies import chat, refusal
+from tests.api.conftest import Running, body
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b"[1]", "object"),
+        (b'"x"', "object"),
+        (b"null", "object"),
+        (b'{"model": NaN}', "NaN"),
+        (b'{"model": "scripted", "temperature": -Infinity}', "Infinity"),
+        (b'{"model": "a", "model": "b"}', "'model'"),
+        (b'{"model": "scripted", "messages": [{"role": "user", "role": "user"}]}', "'role'"),
+        (b'{"model": "\xff"}', "UTF-8"),
+        (b"[" * 100_000, "nested"),
+        (b'{"model": "scripted", "seed": ' + b"9" * 5000 + b"}", "JSON"),
+        (b'{"model": 5}', "model"),
+        (b"{}", "model"),
+    ],
+)
+def test_srv_01_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, says: str) -> None:
+    answer = server.call("POST", CHAT, data)
+    assert answer.status == 400 and says in answer.error["message"]
+    assert answer.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": [1]}, "top_p"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"seed": "1"}, "seed"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"chat_template_kwargs": {"builtins": 1}}, "chat_template_kwargs.builtins"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
+        ({"mode": "fast"}, "mode"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+    ],
+)
+def test_srv_01_a_wrong_type_names_the_field(fields: dict[str, Any], param: str) -> None:
+    error = refusal(chat, **fields)
+    assert error["param"] == param and param in error["message"]
+
+
+def test_srv_01_an_unknown_field_names_itself_and_the_nearest() -> None:
+    error = refusal(chat, temprature=1)
+    assert error["param"] == "temprature" and "'temperature'" in error["message"]
+    assert error["code"] == "unknown_parameter"
+
+
+def test_srv_01_the_connection_stays_usable_after_a_400(server: Running) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    statuses = []
+    for data in (b"{", json.dumps(body()).encode(), b'{"model": NaN}', json.dumps(body()).encode()):
+        connection.request("POST", CHAT, data, {"Content-Type": "application/json"})
+        used = connection.sock
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+        assert connection.sock is used is not None, "the connection was given up"
+    assert statuses == [400, 200, 400, 200]
+    connection.close()
+
+
+def test_a_long_value_is_quoted_not_sent_back() -> None:
+    assert len(refusal(chat, mode="x" * 100_000)["message"]) < 600
+
+
+@pytest.mark.parametrize(
+    ("fields", "maximum"),
+    [
+        ({"n": 10**9}, "1 at most"),
+        ({"n": 1e9}, "1 at most"),
+        ({"max_tokens": 10**18}, "1000000"),
+        ({"max_completion_tokens": 1e18}, "1000000"),
+        ({"max_tokens": -1}, "0.."),
+        ({"logprobs": True, "top_logprobs": 10**6}, "20"),
+        ({"seed": 2**64}, str(2**64 - 1)),
+        ({"seed": -1}, "0.."),
+        ({"temperature": 1e300}, "0..5"),
+        ({"temperature": 10**400}, "0..5"),
+        ({"top_k": 10**18}, "2147483648"),
+        ({"block_size": 10**9}, "64"),
+        ({"stop": ["x"] * 1000}, "128"),
+        ({"stop": "x" * 5000}, "1000"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_srv_08_absurd_numbers_are_400_with_the_maximum(fields: dict[str, Any], maximum: str) -> None:
+    assert maximum in refusal(chat, **fields)["message"]
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "http://evil/x", "", "gpt-4", "a\r\nb", "/etc", "scripted/../x"])
+def test_srv_09_an_unknown_model_is_404_and_names_the_known(server: Running, name: str) -> None:
+    for answer in (
+        server.call("POST", CHAT, {**body(), "model": name}),
+        server.call("POST", TEXT, {"model": name, "prompt": "x"}),
+        server.call("POST", "/dflash/v1/load", {"model": name}),
+    ):
+        assert answer.status == 404 and answer.error["code"] == "model_not_found"
+        assert "scripted" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["a%2f..", "..%2f..%2fetc%2fpasswd", "http:%2f%2fevil", "%00", "x", ""])
+def test_srv_09_an_unknown_model_in_the_path_is_404(server: Running, path: str) -> None:
+    answer = server.get(f"/v1/models/{path}")
+    assert answer.status == 404 and answer.error["type"] == "not_found_error"
+
+
+def test_the_served_model_is_found_by_its_names(server: Running) -> None:
+    listed = server.get("/v1/models").json
+    assert [one["id"] for one in listed["data"]] == ["scripted"] and listed["object"] == "list"
+    assert server.get("/v1/models/toy").json == server.get("/v1/models/scripted").json == listed["data"][0]
+    assert server.call("POST", CHAT, {**body(), "model": "TOY"}).json["model"] == "scripted"
+
+
+def test_what_no_route_answers_is_an_error_object_too(server: Running) -> None:
+    assert server.get("/v1/nothing").error["type"] == "not_found_error"
+    assert server.get(CHAT).status == 405
+    assert server.call("POST", "/v1/models", {}).status == 405
+
+
+def test_strict_parsing_keeps_good_json() -> None:
+    assert parse(b'{"a": [1, 2.5, null, true, "\\u2028"], "b": {}}') == {"a": [1, 2.5, None, True, "\u2028"], "b": {}}
+    with pytest.raises(DFlashError):
+        parse(b'{"a": {"b": 1, "b": 2}}')

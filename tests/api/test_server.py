@@ -1,0 +1,185 @@
+"""The server's beginning and end, and what it writes down."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from dflash_local.api import chat_reply
+from dflash_local.api.guard import Rules
+from dflash_local.api.log import one_line, send_lines_to
+from dflash_local.api.server import listen
+from dflash_local.errors import EngineError, UsageError
+from dflash_local.events import Piece, Step
+from tests.api.conftest import Serve, body, read_all, wait_until
+from tests.service.scripted import ScriptedSession
+
+
+def test_srv_12_a_port_in_use_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use") as caught:
+            listen("127.0.0.1", port)
+    assert caught.value.exit_code == 2 and "--port" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(errno.EACCES, "privileges"), (errno.EADDRNOTAVAIL, "cannot listen"), (errno.EADDRINUSE, "in use")],
+)
+def test_srv_12_what_the_system_refuses_names_the_port(monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
+    def bind(_self: socket.socket, _address: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    with pytest.raises(UsageError, match=says) as caught:
+        listen("127.0.0.1", 80)
+    assert "80" in caught.value.message and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "no\x00pe", "a" * 300])
+def test_srv_12_a_host_that_is_none_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise OSError("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UsageError, match="no address of this machine"):
+        listen(host, 0)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_srv_12_ipv6_only_works() -> None:
+    try:
+        sock = listen("::1", 0)
+    except UsageError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with sock:
+        assert sock.family == socket.AF_INET6
+
+
+def test_srv_14_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> None:
+    gate = threading.Event()
+    server = serve(ScriptedSession(gate=gate), grace_s=0.6)
+    with ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(server.chat, "hi", stream=True) for _ in range(3)]
+        wait_until(lambda: server.resident.status.waiting == 2)
+        began = time.monotonic()
+        server.server.end()
+        wait_until(lambda: server.endpoint.draining)
+        refused, health = server.chat(), server.get("/health")
+        got = [stream.result(10) for stream in streams]
+    server.thread.join(5)
+    assert time.monotonic() - began < 5 and not server.thread.is_alive()
+    assert refused.status == 503 and refused.error["code"] == "stopping" and refused.headers["retry-after"]
+    assert health.status == 503 and health.json["state"] == "stopping"
+    begun = [answer for answer in got if answer.status == 200]
+    assert len(begun) == 1 and begun[0].events[-2]["error"]["code"] == "stopping" and begun[0].events[-1] == "[DONE]"
+    assert sorted(answer.status for answer in got) == [200, 503, 503], "two had not begun"
+    with pytest.raises(OSError):
+        server.raw()
+
+
+def test_srv_14_replies_that_end_in_time_are_whole(serve: Serve) -> None:
+    gate = threading.Event()
+    server = serve(ScriptedSession(gate=gate), grace_s=3)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(server.chat, "hi", stream=True)
+        wait_until(lambda: server.resident.status.running == 1)
+        server.server.end()
+        wait_until(lambda: server.endpoint.draining)
+        gate.set()
+        assert stream.result(10).text == "Hello, world!\n"
+    server.thread.join(5)
+    assert not server.thread.is_alive()
+
+
+def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: Serve) -> None:
+    big = tuple(Step((Piece("x" * 50_000),), (n,), 0, 0, 0, 0.01) for n in range(400))
+    server = serve(ScriptedSession(steps=big))
+    connection = server.connect()
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body(stream=True)), {"Content-Type": "application/json"}
+    )
+    connection.getresponse()
+    wait_until(lambda: server.resident.status.running == 0)
+    began = time.monotonic()
+    server.server.end()
+    server.thread.join(8)
+    assert not server.thread.is_alive() and time.monotonic() - began < 5
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What the server writes down."""
+    written: list[str] = []
+    stop = send_lines_to(written.append)
+    yield written
+    stop()
+
+
+HOSTILE = "a\r\n12:00:00 info FAKE\x1b[31m\u202e\x00"
+
+
+def test_srv_13_the_log_has_one_clean_line_per_event_and_no_prompt(serve: Serve, lines: list[str]) -> None:
+    server = serve(ScriptedSession(faults=[None, EngineError(f"dead {HOSTILE}")]))
+    prompt = "SECRET-PROMPT"
+    server.chat(prompt, user=HOSTILE, headers={"User-Agent": "x\x1b]0;y\x07", "X-Forwarded-For": "1.2.3.4"})
+    server.chat(prompt, stream=True)
+    server.call("POST", "/v1/chat/completions", {**body(prompt), "model": HOSTILE})
+    server.get("/v1/models/%0d%0aFAKE%1b%5b31m?token=SECRET-QUERY")
+    read_all(server.raw(b"GET /\r\n\r\n\x1b[31m garbage\r\n\r\n"))
+    wait_until(lambda: len(lines) >= 6)
+    assert all(line.isprintable() and line.isascii() and "\n" not in line for line in lines), lines
+    whole = "\n".join(lines)
+    assert "SECRET" not in whole and "1.2.3.4" not in whole
+    assert sum("FAKE" in line and "/v1/models/" in line for line in lines) == 1
+    assert any("POST /v1/chat/completions 200" in line for line in lines)
+    assert any("404" in line for line in lines)
+
+
+def test_srv_11_tokens_are_not_logged(lines: list[str], serve: Serve) -> None:
+    server = serve(rules=Rules(token="very-secret-token"))
+    server.get("/v1/models", {"Authorization": "Bearer a-wrong-token"})
+    server.get("/v1/models", {"Authorization": "Bearer very-secret-token"})
+    wait_until(lambda: len(lines) >= 2)
+    assert "token" not in "\n".join(lines)
+
+
+def test_srv_13_long_values_are_cut() -> None:
+    assert len(one_line("x" * 10_000)) < 300 and one_line("a\nb\x1b") == "a\\nb\\x1b"
+
+
+def test_a_fault_of_the_endpoint_itself_is_an_answer_and_a_line(
+    serve: Serve, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(chat_reply.Tally, "step", broken)
+    whole, stream = server.chat(), server.chat(stream=True)
+    assert whole.status == 500 and "ZeroDivisionError" in whole.error["message"]
+    assert stream.events[-2]["error"]["type"] == "server_error" and stream.events[-1] == "[DONE]"
+    assert any("ZeroDivisionError: oh" in line for line in lines)
+    monkeypatch.undo()
+    assert server.chat().status == 200
+
+
+def test_other_routes_stand_behind_the_same_guard(serve: Serve) -> None:
+    async def page(_request: object) -> PlainTextResponse:
+        return PlainTextResponse("page")
+
+    server = serve(more=(Route("/", page),))
+    assert server.get("/").body == b"page"
+    assert server.get("/", {"Host": "evil.example"}).status == 400
+    assert server.get("/", {"Origin": "null"}).status == 403

@@ -1,0 +1,308 @@
+"""Replies on their way: framing, order, cancelling, many clients at once, faults in the middle."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from dflash_local.errors import DFlashError, EngineError, NumericsError, UsageError
+from dflash_local.events import Event, Piece, Started, Step, TokenLogprob
+from dflash_local.request import Request
+from tests.api.conftest import TOOL, Answered, Running, Serve, body, read_all, wait_until
+from tests.service.scripted import HELLO, ScriptedSession
+
+SLOW = tuple(Step((Piece(f"{n} "),), (n,), 3, 1, 4, 0.01) for n in range(500))
+ODD = 'line\nreturn\r\r\nsep\u2028par\u2029nel\x85nul\x00"quote\\ é 🙂'
+
+
+class Echo(ScriptedSession):
+    """Answers with the last message, a word a step."""
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        words = request.messages[-1].content.split()
+        self.steps = [Step((Piece(f"{word} "),), (1,), 3, 0, 4, 0.01) for word in words]
+        yield from ScriptedSession.generate(self, request, cancelled)
+
+
+class SlowPrefill(ScriptedSession):
+    """Reads a prompt in many chunks."""
+
+    chunks = 0
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        for event in ScriptedSession.generate(self, request, cancelled):
+            if isinstance(event, Started):
+                while not cancelled() and self.chunks < 1000:
+                    self.chunks += 1
+                    time.sleep(0.005)
+            yield event
+
+
+def opened(server: Running, **fields: object) -> http.client.HTTPResponse:
+    """A chat stream whose headers have come."""
+    connection = server.connect()
+    connection.request("POST", "/v1/chat/completions", json.dumps(body(**fields)), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def idle(server: Running) -> bool:
+    status = server.resident.status
+    return status.running == 0 and status.waiting == 0 and server.endpoint.live == 0
+
+
+@pytest.mark.parametrize("accept", [None, "text/event-stream", "*/*", "application/json"])
+def test_srv_16_one_json_per_event_whatever_the_text(serve: Serve, accept: str | None) -> None:
+    server = serve(ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in (ODD, ODD[::-1])]))
+    answer = server.chat(stream=True, headers={"Accept": accept} if accept else None)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text == ODD + ODD[::-1]
+    lines = answer.body.decode("ascii").splitlines()  # splits at U+2028 and U+0085 too: there must be none
+    assert [line for line in lines if line and not line.startswith("data: ")] == []
+    assert answer.events[-1] == "[DONE]" and answer.events.count("[DONE]") == 1
+
+
+def test_a_stream_and_a_whole_answer_say_the_same(server: Running) -> None:
+    whole, stream = server.chat().json, server.chat(stream=True, stream_options={"include_usage": True})
+    assert stream.text == whole["choices"][0]["message"]["content"] == "Hello, world!\n"
+    chunks = stream.events[:-1]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]][-1] == "stop"
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
+    assert chunks[-1]["metrics"] == whole["metrics"]
+    assert len({chunk["id"] for chunk in chunks}) == 1 and {chunk["object"] for chunk in chunks} == {
+        "chat.completion.chunk"
+    }
+
+
+def test_figures_are_vllms_and_usage_is_openais(server: Running) -> None:
+    answer = server.chat(seed=7).json
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 6,
+        "total_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    found = answer["metrics"]["speculative_decoding"]
+    assert found["acceptance_histogram"] == [0, 1, 1, 0] and found["num_spec_steps"] == 2
+    assert found["num_accepted_draft_tokens"] == 3 and found["num_draft_tokens"] == 6 and found["num_spec_tokens"] == 3
+    assert found["mean_acceptance_length"] == 1 + 3 / 2 and found["draft_acceptance_rate"] == 0.5
+    assert answer["metrics"]["dflash"]["seed"] == 7
+
+
+def test_without_drafts_there_is_no_acceptance(serve: Serve) -> None:
+    server = serve(ScriptedSession(steps=[Step((Piece("x"),), (1,), 0, 0, 1, 0.1)]))
+    assert server.chat(mode="ar").json["metrics"]["speculative_decoding"] is None
+
+
+def test_thinking_is_reasoning_content(serve: Serve) -> None:
+    steps = (Step((Piece("hm", "thinking"), Piece("yes", "final")), (1, 2), 3, 1, 4, 0.1),)
+    server = serve(ScriptedSession(steps=steps), model=lambda model: replace(model, thinking=True))
+    message = server.chat().json["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    deltas = [event["choices"][0]["delta"] for event in server.chat(stream=True).events[:-1]]
+    assert {"reasoning_content": "hm"} in deltas and {"content": "yes"} in deltas
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_come_whole(serve: Serve, stream: bool) -> None:
+    parts = ["Sure.\n<tool", '_call>\n{"name": "add", "argu', 'ments": {"a": 1}}\n</tool_call>']
+    session = ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in parts])
+    answer = serve(session).chat(stream=stream, tools=[TOOL])
+    assert session.requests[0].tools == (TOOL,)
+    if stream:
+        choices = [event["choices"][0] for event in answer.events[:-1]]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        assert answer.text == "Sure." and choices[-1]["finish_reason"] == "tool_calls" and calls[0].pop("index") == 0
+    else:
+        choice = answer.json["choices"][0]
+        assert choice["message"]["content"] == "Sure." and choice["finish_reason"] == "tool_calls"
+        calls = choice["message"]["tool_calls"]
+    assert calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'} and calls[0]["type"] == "function"
+
+
+def test_tool_markup_is_text_when_no_tools_were_offered(serve: Serve) -> None:
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    answer = serve(ScriptedSession(steps=[Step((Piece(text),), (1,), 0, 0, 0, 0.1)])).chat()
+    assert answer.json["choices"][0]["message"]["content"] == text
+
+
+def test_log_probabilities_in_both_forms(serve: Serve) -> None:
+    found = (TokenLogprob(1, "Hé", -0.5, ((1, "Hé", -0.5), (2, "\ufffd", float("-inf")))), TokenLogprob(2, "!", -1.0))
+    server = serve(ScriptedSession(steps=[Step((Piece("Hé!"),), (1, 2), 0, 0, 0, 0.1, found)]))
+    content = server.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
+    assert content[0]["token"] == "Hé" and bytes(content[0]["bytes"]).decode() == "Hé"
+    assert content[0]["top_logprobs"][1] == {"token": "\ufffd", "logprob": -9999.0, "bytes": None}
+    streamed = [event["choices"][0]["logprobs"] for event in server.chat(logprobs=True, stream=True).events[:-1]]
+    assert [one["token"] for part in streamed if part for one in part["content"]] == ["Hé", "!"]
+    data = {"model": "scripted", "prompt": "x", "logprobs": 2}
+    columns = server.call("POST", "/v1/completions", data).json["choices"][0]["logprobs"]
+    assert columns["tokens"] == ["Hé", "!"] and columns["text_offset"] == [0, 2]
+    assert columns["token_logprobs"] == [-0.5, -1.0]
+
+
+def test_completions_stream_and_come_whole(server: Running) -> None:
+    data = {"model": "scripted", "prompt": "x"}
+    whole = server.call("POST", "/v1/completions", data).json
+    assert whole["choices"][0]["text"] == "Hello, world!\n" and whole["object"] == "text_completion"
+    events = server.call("POST", "/v1/completions", {**data, "stream": True}).events
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello, world!\n"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop" and events[-1] == "[DONE]"
+
+
+def test_our_own_events_come_line_by_line(server: Running) -> None:
+    lines = server.call("POST", "/dflash/v1/generate", {"prompt": "x"}).body.decode("ascii").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events][0] == "Queued" and events[-1]["event"] == "Finished"
+    assert [tuple(e["token_ids"]) for e in events if e["event"] == "Step"] == [step.token_ids for step in HELLO]
+
+
+def test_srv_05_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
+    server = serve(Echo())
+
+    def ask(number: int) -> tuple[int, Answered]:
+        return number, server.chat(f"client {number} says {number}", stream=bool(number % 2))
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(100)))
+    refused = [answer for _, answer in answers if answer.status == 429]
+    served = [(number, answer) for number, answer in answers if answer.status == 200]
+    assert len(refused) + len(served) == 100 and len(served) >= 9
+    assert all(answer.headers["retry-after"] == "1" and answer.error["code"] == "queue_full" for answer in refused)
+    for number, answer in served:
+        text = answer.text if number % 2 else answer.json["choices"][0]["message"]["content"]
+        assert text == f"client {number} says {number} ", "answers were mixed up"
+    assert idle(server) and server.chat("still there").status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_srv_06_a_client_that_leaves_cancels_within_a_cycle(serve: Serve, stream: bool) -> None:
+    steps: list[int] = []
+    session = ScriptedSession(steps=SLOW, on_step=lambda n: (steps.append(n), time.sleep(0.01))[0])
+    server = serve(session)
+    sock = server.raw()
+    data = json.dumps(body(stream=stream)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + data)
+    wait_until(lambda: len(steps) > 3)
+    sock.close()
+    wait_until(lambda: idle(server), 2)
+    assert len(steps) < 100
+    assert server.get("/health").json["last_progress_s"] < 5
+
+
+def test_srv_06_a_client_that_leaves_mid_prefill_cancels_it(serve: Serve) -> None:
+    session = SlowPrefill()
+    server = serve(session)
+    response = opened(server, stream=True)
+    wait_until(lambda: session.chunks > 2)
+    response.close()
+    wait_until(lambda: idle(server), 2)
+    assert session.chunks < 500
+
+
+def test_srv_06_a_client_that_leaves_the_queue_never_runs(serve: Serve) -> None:
+    gate = threading.Event()
+    session = ScriptedSession(gate=gate)
+    server = serve(session)
+    first = opened(server, stream=True)
+    second = server.connect()
+    second.request("POST", "/v1/chat/completions", json.dumps(body("no")), {"Content-Type": "application/json"})
+    wait_until(lambda: server.resident.status.waiting == 1)
+    assert second.sock is not None
+    second.sock.close()
+    wait_until(lambda: server.resident.status.waiting == 0)
+    gate.set()
+    assert b"[DONE]" in first.read()
+    wait_until(lambda: idle(server))
+    assert len(session.requests) == 1
+
+
+def test_srv_06_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
+    big = tuple(Step((Piece("x" * 20_000),), (n,), 0, 0, 0, 0.01) for n in range(300))
+    server = serve(ScriptedSession(steps=big))
+    response = opened(server, stream=True)  # and reads nothing of its 6 MB
+    assert server.chat().status == 200
+    wait_until(lambda: server.resident.status.running == 0)
+    text = "".join(
+        json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in _data_lines(response.read())
+    )
+    assert text == "x" * 6_000_000
+
+
+def _data_lines(raw: bytes) -> list[str]:
+    return [line for line in raw.decode("ascii").split("\n") if line.startswith("data: {")]
+
+
+def test_a_silent_engine_is_bridged_by_comments(serve: Serve) -> None:
+    gate = threading.Event()
+    server = serve(ScriptedSession(gate=gate), quiet_s=0.05)
+    response = opened(server, stream=True)
+    time.sleep(0.2)
+    gate.set()
+    raw = response.read()
+    assert raw.count(b": waiting\n\n") >= 2 and Answered(200, {}, raw).text == "Hello, world!\n"
+
+
+@pytest.mark.parametrize("fault", [EngineError("at once: dead"), RuntimeError("CUDA error: \r\n misaligned")], ids=str)
+@pytest.mark.parametrize("stream", [True, False])
+def test_srv_15_an_engine_crash_is_told_and_health_is_503(serve: Serve, fault: Exception, stream: bool) -> None:
+    server = serve(ScriptedSession(faults=[fault]), ScriptedSession())
+    answer = server.chat(stream=stream)
+    early = isinstance(fault, DFlashError) or not stream
+    if early:
+        assert answer.status == 500 and answer.error["type"] == "server_error"
+    else:
+        error = answer.events[-2]["error"]
+        assert answer.status == 200 and error["code"] == "engine_error" and answer.events[-1] == "[DONE]"
+    health = server.get("/health")
+    assert health.status == 503 and health.json["state"] == "broken"
+    assert server.get("/dflash/v1/status").json["error"]["exit_code"] == 7
+    assert server.chat().status == 200, "the next request loads afresh"
+    assert server.get("/health").status == 200
+
+
+def test_srv_15_waiting_streams_get_the_error_too(serve: Serve) -> None:
+    gate = threading.Event()
+    session = ScriptedSession(faults=[EngineError("dead")], gate=gate)
+    server = serve(session)
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(server.chat, "hi", stream=True)]
+        wait_until(lambda: server.resident.status.running == 1)
+        answers += [pool.submit(server.chat, "hi", stream=True) for _ in range(2)]
+        wait_until(lambda: server.resident.status.waiting == 2)
+        gate.set()
+        got = [answer.result() for answer in answers]
+    assert [answer.status for answer in got] == [200, 500, 500]
+    assert all(b"engine_error" in answer.body for answer in got)
+
+
+def test_a_fault_of_one_request_leaves_the_rest_well(serve: Serve) -> None:
+    server = serve(ScriptedSession(faults=[NumericsError("NaN"), UsageError("at once: bad tool call")]))
+    assert server.chat(stream=True).events[-2]["error"]["message"] == "NaN"
+    refused = server.chat(stream=True)
+    assert refused.status == 400 and refused.error["message"] == "at once: bad tool call"
+    assert server.get("/health").json["state"] == "ready" and server.chat().status == 200
+
+
+def test_an_unload_in_the_middle_is_an_error_event(serve: Serve) -> None:
+    server = serve(ScriptedSession(gate=threading.Event()), ScriptedSession())
+    response = opened(server, stream=True)
+    assert server.call("POST", "/dflash/v1/unload", {}).json["state"] == "unloaded"
+    assert b'"code":"cut_off"' in response.read()
+    assert server.chat().status == 200
+
+
+def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
+    data = json.dumps(body()).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    one = head + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+    last = one.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
+    assert read_all(server.raw(one + last)).count(b"HTTP/1.1 200") == 2

@@ -1,0 +1,257 @@
+"""One pair in memory: loaded once, let go when idle, loaded afresh after a fault, switched while running."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dflash_local.errors import BusyError, CheckpointError, EngineError, UnknownModelError
+from dflash_local.events import Event, Finished, LoadProgress, Step
+from dflash_local.request import Request
+from dflash_local.service.resident import Model, Resident
+from dflash_local.service.service import Ticket
+from tests.service.scripted import ScriptedSession
+
+REQUEST = Request(prompt_ids=(1, 2, 3))
+Progress = Callable[[LoadProgress], None]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+class Loader:
+    """Loads scripted sessions and remembers them; a fault is raised instead, once."""
+
+    def __init__(self, *sessions: ScriptedSession) -> None:
+        self.given = list(sessions)
+        self.loaded: list[ScriptedSession] = []
+        self.faults: list[Exception | None] = []
+        self.gate: threading.Event | None = None
+        self.alive = 0
+
+    def __call__(self, progress: Progress) -> ScriptedSession:
+        progress(LoadProgress("weights", 0.5))
+        assert all(session.closed for session in self.loaded), "two models in memory at once"
+        if self.gate is not None:
+            assert self.gate.wait(5)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        self.loaded.append(self.given.pop(0) if self.given else ScriptedSession())
+        return self.loaded[-1]
+
+
+Keep = Callable[..., Resident]
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    made: list[Resident] = []
+
+    def start(loader: Loader, keep_alive_s: float | None = None, **more: Any) -> Resident:
+        made.append(Resident(Model("one", loader, aliases=("uno",)), keep_alive_s=keep_alive_s, **more))
+        return made[-1]
+
+    yield start
+    for resident in made:
+        resident.close()
+
+
+def finish(ticket: Ticket) -> Finished:
+    last = list(ticket.events())[-1]
+    assert isinstance(last, Finished)
+    return last
+
+
+def test_it_loads_with_the_first_request_and_stays(keep: Keep) -> None:
+    loader = Loader()
+    resident = keep(loader)
+    assert resident.status.state == "unloaded" and resident.facts is None
+    assert finish(resident.submit(REQUEST)).reason == "stop"
+    assert finish(resident.submit(REQUEST, "UNO")).reason == "stop"
+    assert len(loader.loaded) == 1 and resident.status.state == "ready"
+    assert resident.facts is not None and resident.facts.context == 512
+
+
+def test_ten_requests_that_come_while_it_loads_load_it_once(keep: Keep) -> None:
+    loader = Loader()
+    loader.gate = threading.Event()
+    resident = keep(loader)
+    with ThreadPoolExecutor(10) as pool:
+        tickets = [pool.submit(resident.submit, REQUEST) for _ in range(8)]
+        wait_until(lambda: resident.status.waiting == 8)
+        assert resident.status.state == "loading"
+        assert resident.status.progress == LoadProgress("weights", 0.5)
+        for _ in range(2):  # as many wait for the load as may wait in the queue
+            with pytest.raises(BusyError):
+                resident.submit(REQUEST)
+        loader.gate.set()
+        assert [finish(ticket.result()).reason for ticket in tickets] == ["stop"] * 8
+    assert len(loader.loaded) == 1 and resident.status.waiting == 0
+
+
+def test_a_load_that_fails_is_told_to_all_who_waited_and_tried_again_later(keep: Keep) -> None:
+    loader = Loader()
+    loader.gate, loader.faults = threading.Event(), [CheckpointError("damaged")]
+    resident = keep(loader)
+    with ThreadPoolExecutor(5) as pool:
+        tickets = [pool.submit(resident.submit, REQUEST) for _ in range(5)]
+        wait_until(lambda: resident.status.waiting == 5)
+        loader.gate.set()
+        errors = [ticket.exception() for ticket in tickets]
+    assert all(isinstance(error, CheckpointError) for error in errors)
+    assert resident.status.state == "broken" and isinstance(resident.status.error, CheckpointError)
+    assert finish(resident.submit(REQUEST)).reason == "stop" and resident.status.error is None
+
+
+def test_an_unknown_fault_of_a_load_does_not_lock_others_out(keep: Keep) -> None:
+    loader = Loader()
+    loader.faults = [ZeroDivisionError("oh")]
+    resident = keep(loader)
+    with pytest.raises(ZeroDivisionError):
+        resident.submit(REQUEST)
+    assert resident.status.state == "broken"
+    assert finish(resident.submit(REQUEST)).reason == "stop"
+
+
+def test_it_is_unloaded_when_idle_and_comes_back(keep: Keep) -> None:
+    loader = Loader()
+    resident = keep(loader, keep_alive_s=0.1)
+    finish(resident.submit(REQUEST))
+    assert resident.status.state == "ready"
+    wait_until(lambda: loader.loaded[0].closed)
+    assert resident.status.state == "unloaded"
+    finish(resident.submit(REQUEST))
+    assert len(loader.loaded) == 2 and not loader.loaded[1].closed
+
+
+def test_keep_alive_counts_from_the_end_of_the_last_reply(keep: Keep) -> None:
+    gate = threading.Event()
+    loader = Loader(ScriptedSession(gate=gate))
+    resident = keep(loader, keep_alive_s=0.05)
+    ticket = resident.submit(REQUEST)
+    time.sleep(0.3)
+    assert resident.status.state == "ready", "a running reply is no idleness"
+    gate.set()
+    assert finish(ticket).reason == "stop"
+    wait_until(lambda: resident.status.state == "unloaded")
+
+
+def test_keep_alive_zero_unloads_at_once_and_none_never(keep: Keep) -> None:
+    at_once, never = Loader(), Loader()
+    first, second = keep(at_once, keep_alive_s=0), keep(never, keep_alive_s=None)
+    for _ in range(5):
+        assert finish(first.submit(REQUEST)).reason == "stop"
+    finish(second.submit(REQUEST))
+    wait_until(lambda: first.status.state == "unloaded")
+    time.sleep(0.3)
+    assert all(session.closed for session in at_once.loaded) and second.status.state == "ready"
+
+
+def test_a_broken_engine_is_loaded_afresh_by_the_next_request(keep: Keep) -> None:
+    loader = Loader(ScriptedSession(faults=[RuntimeError("CUDA error")]))
+    resident = keep(loader)
+    with pytest.raises(EngineError, match="CUDA error"):
+        list(resident.submit(REQUEST).events())
+    wait_until(lambda: resident.status.running == 0)
+    assert resident.status.state == "broken"
+    assert finish(resident.submit(REQUEST)).reason == "stop"
+    assert loader.loaded[0].closed and len(loader.loaded) == 2 and resident.status.state == "ready"
+
+
+def test_a_broken_engine_stays_broken_when_its_memory_is_given_back(keep: Keep) -> None:
+    loader = Loader(ScriptedSession(faults=[EngineError("dead")]))
+    resident = keep(loader, keep_alive_s=0.05)
+    with pytest.raises(EngineError):
+        list(resident.submit(REQUEST).events())
+    wait_until(lambda: loader.loaded[0].closed)
+    error = resident.status.error
+    assert resident.status.state == "broken" and error is not None and error.message == "dead"
+
+
+def test_unload_cancels_what_runs(keep: Keep) -> None:
+    loader = Loader(ScriptedSession(gate=threading.Event()))
+    resident = keep(loader)
+    running, waiting = resident.submit(REQUEST), resident.submit(REQUEST)
+    resident.unload()
+    assert finish(running).reason == finish(waiting).reason == "cancelled"
+    assert resident.status.state == "unloaded" and loader.loaded[0].closed
+    resident.unload()
+    assert finish(resident.submit(REQUEST)).reason == "stop"
+
+
+def test_switch_loads_another_model_and_gives_the_first_ones_memory_back(keep: Keep) -> None:
+    one, two = Loader(ScriptedSession(gate=threading.Event())), Loader()
+    models = {"two": Model("two", two)}
+
+    def find(name: str) -> Model:
+        if name not in models:
+            raise UnknownModelError(f"unknown model {name!r}")
+        return models[name]
+
+    resident = keep(one, find=find)
+    running = resident.submit(REQUEST)
+    resident.switch("two")
+    assert finish(running).reason == "cancelled" and one.loaded[0].closed
+    assert resident.model.name == resident.status.model == "two"
+    with pytest.raises(UnknownModelError, match="no longer served"):
+        resident.submit(REQUEST, "one")
+    with pytest.raises(UnknownModelError):
+        resident.switch("three")
+    assert finish(resident.submit(REQUEST, "two")).reason == "stop"
+    resident.switch("two")
+    assert len(two.loaded) == 1
+
+
+def test_a_switch_that_fails_keeps_the_first_model(keep: Keep) -> None:
+    one, two = Loader(), Loader()
+    two.faults = [CheckpointError("damaged")]
+    resident = keep(one, find=lambda _name: Model("two", two))
+    finish(resident.submit(REQUEST))
+    with pytest.raises(CheckpointError):
+        resident.switch("two")
+    assert resident.model.name == "one"
+    assert finish(resident.submit(REQUEST, "one")).reason == "stop" and len(one.loaded) == 2
+
+
+def test_the_observer_sees_every_step_and_the_clock_its_progress(keep: Keep) -> None:
+    seen: list[Event] = []
+    resident = keep(Loader(), observe=lambda _request, event: seen.append(event))
+    assert resident.status.last_progress_s is None
+    finish(resident.submit(REQUEST))
+    assert sum(isinstance(event, Step) for event in seen) == 3 and isinstance(seen[-1], Finished)
+    since = resident.status.last_progress_s
+    assert since is not None and since < 5
+
+
+def test_closed_is_closed(keep: Keep) -> None:
+    loader = Loader(ScriptedSession(gate=threading.Event()))
+    resident = keep(loader, keep_alive_s=60.0)
+    running = resident.submit(REQUEST)
+    resident.close()
+    assert finish(running).reason == "cancelled" and loader.loaded[0].closed
+    for call in (resident.load, resident.unload, lambda: resident.submit(REQUEST)):
+        with pytest.raises(EngineError):
+            call()
+    resident.close()
+
+
+def test_many_threads_submit_while_it_is_unloaded_again_and_again(keep: Keep) -> None:
+    loader = Loader()
+    resident = keep(loader, keep_alive_s=0)
+
+    def ask(_number: int) -> str:
+        return finish(resident.submit(REQUEST)).reason
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(ask, range(60))) == {"stop"}
+    assert all(session.threads and len(session.threads) == 1 for session in loader.loaded)
