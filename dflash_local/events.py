@@ -5,8 +5,9 @@ One stream of these serves the CLI, the screens, the endpoint, the benchmarks an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Channel = Literal["thinking", "final", "tool"]
 Origin = Literal["accepted", "bonus"]
@@ -168,3 +169,37 @@ Event = Queued | LoadProgress | PullProgress | PrefillProgress | Started | Step 
 def as_dict(event: Event) -> dict[str, Any]:
     """The JSON form of an event: its fields and, under ``event``, its name."""
     return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_dict(content: Mapping[str, Any]) -> Event:
+    """The event of a JSON form that ``as_dict`` made.
+
+    Raises:
+        ValueError: it is none.
+    """
+    fields = {name: _tupled(value) for name, value in content.items() if name != "event"}
+    kind = _KINDS.get(str(content.get("event")))
+    try:
+        if kind is Step:
+            fields["pieces"] = tuple(Piece(**piece) for piece in content["pieces"])
+            fields["logprobs"] = tuple(TokenLogprob(**_tupled_fields(one)) for one in content.get("logprobs", ()))
+        elif kind is Finished:
+            fields["usage"] = Usage(**content["usage"])
+            fields["stats"] = Stats(**_tupled_fields(content["stats"]))
+        if kind is not None:
+            return kind(**fields)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not an event: {error}") from error
+    raise ValueError(f"not an event: {str(content.get('event'))[:40]!r}")
+
+
+def _tupled_fields(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tupled(value) for name, value in content.items()}
+
+
+def _tupled(value: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}

@@ -91,6 +91,7 @@ KEYS: dict[str, Key] = {
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
     "thinking": Key("true or false", _flag),
     "history": Key("true or false", _flag),
+    "attach": Key("true or false", _flag),
     "debug": Key("true or false", _flag),
 }
 
@@ -132,6 +133,7 @@ class Settings:
     max_new_tokens: int | None = None
     thinking: bool | None = None
     history: bool = True
+    attach: bool = True
     debug: bool = False
 
     @property

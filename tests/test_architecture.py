@@ -22,12 +22,12 @@ FLOORS = {
     **dict.fromkeys(("chat", "kernels"), 3),
     "models": 4,
     "engine": 5,
-    **dict.fromkeys(("service", "bench", "train"), 6),
+    **dict.fromkeys(("service", "remote", "bench", "train"), 6),
     **dict.fromkeys(("api", "ui"), 7),
     **dict.fromkeys(("cli", "__main__"), 8),
 }
 TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
-    *("catalog", "store", "planner", "chat", "service", "api", "ui", "cli", "__main__")
+    *("catalog", "store", "planner", "chat", "service", "remote", "api", "ui", "cli", "__main__")
 }
 HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla", "textual", "gradio"}
 # Where a torch-free room may import it after all, inside that function alone.

@@ -45,16 +45,17 @@ class Answer:
 
     Args:
         model: the name the request was checked for; None for whatever is loaded.
+        name: what the request can be cancelled by.
     """
 
-    def __init__(self, endpoint: Endpoint, request: Request, model: str | None) -> None:
-        self._endpoint, self._request, self._model = endpoint, request, model
+    def __init__(self, endpoint: Endpoint, request: Request, model: str | None, name: str | None = None) -> None:
+        self._endpoint, self._request, self._model, self._name = endpoint, request, model, name
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
         try:
-            async with aclosing(self._endpoint.follow(self._request, self._model, receive)) as events:
+            async with aclosing(self._endpoint.follow(self._request, self._model, receive, self._name)) as events:
                 await self._send_all(events, send)
         except ClientGone:
             LOGGER.info("the client left: %s", "cancelled" if self._begun else "before the first event")

@@ -59,6 +59,7 @@ class _Routes:
             Route("/metrics", self.metrics, methods=get),
             Route("/dflash/v1/status", self.status, methods=get),
             Route("/dflash/v1/generate", self.generate, methods=post),
+            Route("/dflash/v1/cancel", self.cancel, methods=post),
             Route("/dflash/v1/load", self.load, methods=post),
             Route("/dflash/v1/unload", self.unload, methods=post),
         ]
@@ -85,10 +86,17 @@ class _Routes:
 
     async def generate(self, request: HttpRequest) -> Answer:
         """Our own events, line by line."""
-        asked, model = native.read(await _body(request))
-        if model is not None:
-            self._endpoint.model_named(model)
-        return LineStream(self._endpoint, asked, model)
+        asked = native.read(await _body(request))
+        if asked.model is not None:
+            self._endpoint.model_named(asked.model)
+        return LineStream(self._endpoint, asked.request, asked.model, asked.id)
+
+    async def cancel(self, request: HttpRequest) -> Response:
+        """Stop the reply to a request that was sent with an ``id``; its stream ends as cancelled, with its figures."""
+        fields = Fields(parse(await _body(request)))
+        name = fields.needed_text("id")
+        fields.finish()
+        return _json({"cancelled": self._endpoint.cancel(name)})
 
     async def health(self, _request: HttpRequest) -> Response:
         """200 while requests are taken (also while loading, and unloaded when idle), 503 when broken or stopping."""

@@ -59,6 +59,7 @@ class Endpoint:
         self.draining = False
         self.live = 0  # requests that are being answered
         self._quiet_s = quiet_s
+        self._named: dict[str, Ticket] = {}
         self._stopped = asyncio.Event()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="dflash-http")
 
@@ -97,7 +98,16 @@ class Endpoint:
         """The result of a call that may block."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    async def follow(self, request: Request, model: str | None, receive: Receive) -> AsyncGenerator[Event | None, None]:
+    def cancel(self, name: str) -> bool:
+        """Stop the reply to the request of that name, whose stream ends as cancelled; False when there is none."""
+        ticket = self._named.get(name)
+        if ticket is not None:
+            ticket.cancel()
+        return ticket is not None
+
+    async def follow(
+        self, request: Request, model: str | None, receive: Receive, name: str | None = None
+    ) -> AsyncGenerator[Event | None, None]:
         """Submit and yield the events; None when there was none for a while.
 
         The reply is cancelled, within one cycle, as soon as nobody follows it any more.
@@ -118,7 +128,11 @@ class Endpoint:
             for task in ends:
                 stack.callback(task.cancel)
             await self._first(submitting, ends)
-            events: Iterator[Event] = submitting.result().events()
+            ticket: Ticket = submitting.result()
+            if name is not None:
+                self._named[name] = ticket
+                stack.callback(self._named.pop, name, None)
+            events: Iterator[Event] = ticket.events()
             tokens = False
             while True:
                 upcoming = loop.run_in_executor(self._pool, next, events, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from dflash_local.api.fields import Fields, parse, quoted
@@ -11,6 +12,7 @@ from dflash_local.api.refusals import FieldError
 from dflash_local.events import Mode
 from dflash_local.request import Limits, Message, Request, Role, SamplingParams, ToolCall
 
+ID = re.compile(r"[A-Za-z0-9]{8,64}")
 SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -19,16 +21,25 @@ def as_body(request: Request) -> dict[str, Any]:
     return asdict(request)
 
 
-def read(body: bytes) -> tuple[Request, str | None]:
-    """A request from its JSON form, and the model that it is meant for where ``model`` names one.
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A request, the model it is meant for and the name under which it can be cancelled, where given."""
 
-    Fields that are left out have the defaults of ``Request``.
+    request: Request
+    model: str | None = None
+    id: str | None = None
+
+
+def read(body: bytes) -> Native:
+    """A request from its JSON form; fields that are left out have the defaults of ``Request``.
 
     Raises:
         FieldError: a field is wrong or unknown. UsageError: a value is outside its range.
     """
     fields = Fields(parse(body))
-    model = fields.text("model")
+    model, name = fields.text("model"), fields.text("id")
+    if name is not None and not ID.fullmatch(name):
+        raise FieldError("id", "id must be 8 to 64 letters and digits")
     tools = fields.items("tools") or []
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
@@ -48,7 +59,7 @@ def read(body: bytes) -> tuple[Request, str | None]:
         logprobs=fields.take("logprobs"),
     )
     fields.finish()
-    return request, model
+    return Native(request, model, name)
 
 
 def _message(fields: Fields) -> Message:

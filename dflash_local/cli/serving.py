@@ -24,6 +24,7 @@ from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.chat.tokenizer_files import read_files
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.cli import session as loading
+from dflash_local.cli.attaching import RECORD
 from dflash_local.cli.console import Console
 from dflash_local.cli.places import places_or_none, registry, standing
 from dflash_local.cli.resolve import resolve
@@ -35,8 +36,6 @@ from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Facts, Session
 from dflash_local.store.atomic import write_atomic
-
-RECORD = "serve.json"
 
 
 class _Server(Console):

@@ -11,6 +11,7 @@ from pathlib import Path
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
+from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
 from dflash_local.errors import MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
@@ -185,7 +186,10 @@ class HeldService(Service):
 
 
 def start_service(pair: Pair, wish: LoadWish, console: Console) -> Service:
-    """A service over the loaded pair, to be used in a ``with``."""
+    """A service over the loaded pair, to be used in a ``with``; over a running server's, where one has it."""
+    elsewhere = attached(pair, wish, console)
+    if elsewhere is not None:
+        return Service(elsewhere)
     with ExitStack() as stack:
         stack.enter_context(held(pair, wish.user))
         session = load_pair(pair, wish, console)

@@ -163,8 +163,9 @@ def test_a_native_request_survives_the_trip() -> None:
         tools=(TOOL,),
         logprobs=2,
     )
-    assert native.read(json.dumps(native.as_body(request)).encode()) == (request, None)
-    assert native.read(b'{"prompt_ids": [1], "model": "m"}') == (Request(prompt_ids=(1,)), "m")
+    assert native.read(json.dumps(native.as_body(request)).encode()) == native.Native(request)
+    named = native.read(b'{"prompt_ids": [1], "model": "m", "id": "a1b2c3d4"}')
+    assert named == native.Native(Request(prompt_ids=(1,)), "m", "a1b2c3d4")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from dflash_local.cli import session as cli_session
 from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
 from dflash_local.cli.session import LoadWish
+from tests.cli.served import serving  # noqa: F401  # a fixture
 from tests.service.scripted import ScriptedSession
 
 

@@ -1,0 +1,83 @@
+"""``dflash serve`` run by a test: the command in this very process, and a client that asks it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli, Result
+
+
+class Client:
+    """Asks the server that this very process runs."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def call(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=10)
+        kind = {"Content-Type": "application/json"} if body is not None else {}
+        data = json.dumps(body) if body is not None else None
+        connection.request("POST" if body is not None else "GET", path, data, {**kind, **(headers or {})})
+        answer = connection.getresponse()
+        raw = answer.read()
+        connection.close()
+        return answer.status, json.loads(raw)
+
+
+@pytest.fixture
+def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
+    """``serving(visit, "demo", ...)`` runs the command until ``visit(client)`` returns, then sends SIGTERM."""
+    failures: list[BaseException] = []
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    record = own_home / ".cache" / "dflash-local" / "serve.json"
+
+    def start(visit: Callable[[Client], None], *argv: str, by: int = signal.SIGTERM) -> Result:
+        ended = threading.Event()
+
+        def outside() -> None:
+            client = _wait_for(record, ended)
+            if client is None:
+                return
+            try:
+                visit(client)
+            except BaseException as error:
+                failures.append(error)
+            if not ended.is_set():
+                os.kill(os.getpid(), by)
+
+        thread = threading.Thread(target=outside, daemon=True)
+        thread.start()
+        result = cli("serve", *argv, "--port", "0")
+        ended.set()
+        thread.join(10)
+        assert not failures, failures[0]
+        assert not record.exists(), "the record outlives the server"
+        return result
+
+    yield start
+    for number, handler in before.items():  # a signal that came late must not end the tests
+        signal.signal(number, handler)
+
+
+def _wait_for(record: Path, ended: threading.Event) -> Client | None:
+    """A client as soon as the server answers; None when it ended without."""
+    while not ended.is_set():
+        time.sleep(0.01)
+        try:
+            client = Client(json.loads(record.read_text(encoding="utf-8")))
+            client.call("/health")
+        except (OSError, ValueError):
+            continue
+        return client
+    return None
