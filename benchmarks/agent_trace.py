@@ -125,7 +125,19 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         )
         for drafted, plain in zip(found["dflash"], found["ar"], strict=True)
     ]
-    head = ("turn", "prompt", "reused", "prefilled", "new", "tokens", "accepted", "DFlash ms", "AR ms", "ratio", "equal")
+    head = (
+        "turn",
+        "prompt",
+        "reused",
+        "prefilled",
+        "new",
+        "tokens",
+        "accepted",
+        "DFlash ms",
+        "AR ms",
+        "ratio",
+        "equal",
+    )
     yield from report.table(head, rows)
     total = {mode: sum(row["ms"] for row in found[mode]) for mode in ("dflash", "ar")}
     again = sum(max(0, row["prefilled"] - row["new"]) for row in found["dflash"])
