@@ -17,7 +17,7 @@ import typer
 from dflash_local import __version__, settings
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.places import places_or_none, registry, standing
+from dflash_local.cli.places import OVERLAY, places_or_none, registry, standing
 from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
 from dflash_local.planner import hardware, software
@@ -252,7 +252,12 @@ def check_models(user: Settings) -> Check:
     parts = [item for item in found if item.state == "partial"]
     known = sum(not item.row.bundled for item in found)
     value = f"{len(here)} of {known} pairs here ({amount(sum(item.size for item in here))})"
-    return Check("models", "ok", f"{value}, {len(parts)} in part" if parts else value)
+    value = f"{value}, {len(parts)} in part" if parts else value
+    own = user.config_dir / OVERLAY if user.config_dir else None
+    if own is not None:
+        changed = sum(item.row.overridden for item in found)
+        value += f"; {changed} rows of your own ({own})" if own.is_file() else f"; your own rows would go into {own}"
+    return Check("models", "ok", value)
 
 
 def _settings(environ: Mapping[str, str]) -> Settings | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.catalog.row import Repo, Row
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
 from dflash_local.errors import DoesNotFitError
 
 if TYPE_CHECKING:
+    from dflash_local.catalog.row import Repo, Row
     from dflash_local.cli.places import Places
     from dflash_local.cli.resolve import Choice
     from dflash_local.planner.machine import Machine
@@ -53,14 +53,14 @@ def shapes(choice: Choice, places: Places | None) -> Shapes | None:
     config = _config(choice.target, None, places)
     if config is None:
         return None
-    name = choice.target.id if isinstance(choice.target, Repo) else choice.name
+    name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
     target = TargetShape.from_config(config, name)
     if choice.drafter is None:
         return Shapes(target, None)
     found = _config(choice.drafter, choice.row if choice.own_drafter else None, places)
     if found is None:
         return Shapes(target, None, drafter_unknown=True)
-    source = choice.drafter.id if isinstance(choice.drafter, Repo) else str(choice.drafter)
+    source = str(choice.drafter) if choice.drafter is None or isinstance(choice.drafter, Path) else choice.drafter.id
     return Shapes(target, DrafterShape.from_config(found, source, target))
 
 

@@ -6,9 +6,12 @@ Says what the row says; nothing is measured or looked up here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from dflash_local.catalog.row import Published, Row
 from dflash_local.cli.tables import UNKNOWN, Column, field, gib, indented, table, tokens, wrapped
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Published, Row
 
 THINKING = {
     "required": "on: the drafter was trained on replies that think first",
@@ -17,7 +20,7 @@ THINKING = {
     None: UNKNOWN,
 }
 GATED_URL = "https://huggingface.co/{}"
-NOT_HERE = "dflash-local cannot attach to a running server yet: start it with this command and use its own address"
+NOT_HERE = "dflash-local cannot attach to vLLM or SGLang yet: start it with this command and use its own address"
 
 
 def marks(row: Row) -> list[str]:

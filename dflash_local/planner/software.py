@@ -10,7 +10,6 @@ import shutil
 import sys
 import sysconfig
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 # The ranges of pyproject.toml, needed where the package runs without its metadata.
@@ -50,6 +49,8 @@ class Command:
 
 def version_of(package: str) -> str | None:
     """The installed version of a distribution; None when it is not installed."""
+    from importlib import metadata  # slow to import, and `dflash --help` loads this module
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -67,6 +68,8 @@ def missing_requirements(package: str = OURS) -> tuple[str, ...]:
 
     Extras are left out, and requirements that hold on some platforms only.
     """
+    from importlib import metadata
+
     try:
         lines = metadata.requires(package) or []
     except metadata.PackageNotFoundError:
@@ -85,6 +88,8 @@ def c_compiler(chosen: str | None) -> Compiler:
 
 def command(name: str) -> Command:
     """Who answers to a command name in this shell and in this environment."""
+    from importlib import metadata
+
     suffix = ".exe" if sys.platform == "win32" else ""
     providers = sorted(
         {

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
-from dflash_local.cli.tables import GIB, MIB, Column, amount, duration, field, listing, table
+from dflash_local.cli.tables import GIB, Column, amount, duration, field, listing, table
 from dflash_local.events import Notice, PullProgress
 
 
@@ -37,7 +37,7 @@ def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
 )
 def test_amounts_carry_their_unit(size: float | None, shown: str) -> None:
     assert amount(size) == shown
-    assert amount(1500 * GIB) == "1,500.0 GiB" and amount(0.3 * MIB) == "0.3 MiB"
+    assert amount(1500 * GIB) == "1,500.0 GiB" and amount(0.3 * 2**20) == "0.3 MiB"
 
 
 def test_durations_are_short() -> None:

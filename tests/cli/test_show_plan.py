@@ -83,7 +83,7 @@ def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
         told = cli(command, "moonshotai/Kimi-K2.5")
         assert told.code == 0 and "runs on a server only, on 8 GPUs" in told.out
         assert any(line.strip().startswith(expected) for line in told.out.splitlines())
-        assert "cannot attach to a running server yet" in told.out
+        assert "cannot attach to vLLM or SGLang yet" in told.out
     found = cli("plan", "moonshotai/Kimi-K2.5", "--json").json
     assert found["runs_on"] == "server" and found["tensor_parallel"] == 8
     assert found["server_commands"]["vLLM"].startswith(expected)
