@@ -28,7 +28,7 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo install test test-long test-rooms test-oldest test-gpu lint format wheel clean
+.PHONY: help demo screenshots install test test-long test-rooms test-oldest test-gpu lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
+	@echo "make screenshots  pictures of the terminal screens, into build/screens"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
 
@@ -55,6 +56,9 @@ test-long: $(INSTALLED_DEV)
 
 test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
 	@$(TEST) $(ROOMS_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS) $(ROOMS)
+
+screenshots: $(INSTALLED_DEV)
+	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens
 
 test-gpu: $(INSTALLED_DEV)
 	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)

@@ -11,7 +11,7 @@ from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_local.cli.session import LoadWish
-    from dflash_local.remote.attached import AttachedSession, Server
+    from dflash_local.remote.attached import AttachedSession
 
 RECORD = "serve.json"  # in the cache folder; written by ``dflash serve``
 

@@ -8,15 +8,19 @@ from typing import Annotated
 import typer
 
 from dflash_local import settings
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.repl import repl
 from dflash_local.cli.resolve import resolve
+from dflash_local.cli.screen import ScreenConsole, ScreenDesk, application, can_show, show
 from dflash_local.cli.session import load_wish
 from dflash_local.cli.slash import Desk
-from dflash_local.cli.talk import MAX_NEW_TOKENS, Talk, Wishes
+from dflash_local.cli.talk import Talk, loader
 from dflash_local.cli.thinking import thinks
 from dflash_local.request import Limits, SamplingParams
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes, merged
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
 
@@ -60,10 +64,11 @@ def chat(
     no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Talk with a model, line by line. Sampling as its generation_config.json advises."""
+    """Talk with a model: a screen on a terminal, else line by line. Sampling as its authors advise."""
     user = settings.load()
     console = Console(user.environ)
     sampling = given(
@@ -84,12 +89,28 @@ def chat(
     wishes = Wishes(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
     load = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
     load = replace(load, context=context, fit_check=not no_fit_check)
+    run_screen = application(console) if not plain and can_show(console, user.environ) else None
+    told: Console = ScreenConsole(user.environ) if run_screen else console
     folder = chats_folder(user)
-    recorder = Recorder(folder, console.warn, keep=user.history and not no_history)
-    with Talk(console, pair, load, wishes, recorder) as talk:
-        chosen = "" if model or user.model else " (no MODEL was given)"
+    recorder = Recorder(folder, told.warn, keep=user.history and not no_history)
+    conversation = Conversation(pair, loader(load, told), wishes, recorder)
+    talk = Talk(told, conversation, user)
+    chosen = "" if model or user.model else " (no MODEL was given)"
+    if run_screen and isinstance(told, ScreenConsole):
+        desk = ScreenDesk(Desk(talk, folder), told, greeting(pair, chosen))
+        raise typer.Exit(show(run_screen, conversation, desk))
+    with talk:
         console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
         repl(Desk(talk, folder))
+
+
+def greeting(pair: Pair, chosen: str) -> str:
+    """What the screen says first; a toy is called one."""
+    lines = [f"Talking to {pair.label}{chosen}. F1 shows the keys, / the commands."]
+    if pair.toy:
+        lines.append("It shows how drafting works, not what a model knows: it was taught a few topics only.")
+        lines.append("With a GPU, dflash models lists real pairs and dflash pull gets one.")
+    return "\n".join(lines)
 
 
 def given(**wishes: float | int | None) -> dict[str, float | int]:
@@ -99,5 +120,5 @@ def given(**wishes: float | int | None) -> dict[str, float | int]:
         UsageError: one is out of range; before anything is downloaded or loaded.
     """
     sampling = {key: value for key, value in wishes.items() if value is not None}
-    opt.sampling(SamplingParams(), **sampling)
+    merged(SamplingParams(), sampling)
     return sampling

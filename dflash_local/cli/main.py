@@ -19,7 +19,10 @@ from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_un
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
 # each a module with register(app)
-COMMANDS = ("run", "chat", "serve", "demo", "models", "show", "plan", "pull", "rm", "certify", "bench", "doctor")
+COMMANDS = (
+    *("run", "chat", "serve", "race", "demo"),
+    *("models", "show", "plan", "pull", "rm", "certify", "bench", "doctor"),
+)
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
 _PARSE_ERROR: type[typer.BadParameter] = next(

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
 from dflash_local.events import Channel, Event, Finished, Notice, Step
-from dflash_local.service.service import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,17 @@ class Reply:
     token_ids: tuple[int, ...]
     finished: Finished
     stopped: bool
+
+
+class Source(Protocol):
+    """A request on its way: a service's ticket or a conversation's answer."""
+
+    def events(self) -> Iterator[Event]: ...
+
+    def cancel(self) -> None: ...
+
+    @property
+    def cancelled(self) -> bool: ...
 
 
 @contextmanager
@@ -54,7 +65,7 @@ def first_interrupt(act: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def follow(ticket: Ticket, show: Callable[[Event], None]) -> Reply:
+def follow(source: Source, show: Callable[[Event], None]) -> Reply:
     """Show every event and gather the reply; Ctrl-C once ends it early, keeping what came.
 
     Raises:
@@ -64,8 +75,8 @@ def follow(ticket: Ticket, show: Callable[[Event], None]) -> Reply:
     texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
     ids: list[int] = []
     finished: Finished | None = None
-    with first_interrupt(ticket.cancel):
-        for event in ticket.events():
+    with first_interrupt(source.cancel):
+        for event in source.events():
             show(event)
             if isinstance(event, Step):
                 ids.extend(event.token_ids)
@@ -74,7 +85,7 @@ def follow(ticket: Ticket, show: Callable[[Event], None]) -> Reply:
             elif isinstance(event, Finished):
                 finished = event
     assert finished is not None  # the service ends every ticket with Finished or an error
-    return Reply("".join(texts["final"]), "".join(texts["thinking"]), tuple(ids), finished, ticket.cancelled)
+    return Reply("".join(texts["final"]), "".join(texts["thinking"]), tuple(ids), finished, source.cancelled)
 
 
 class ReplyPrinter:

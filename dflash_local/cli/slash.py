@@ -12,24 +12,14 @@ from pathlib import Path
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import figures
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.talk import Talk, histogram, parse_setting
+from dflash_local.cli.talk import Talk, histogram
 from dflash_local.cli.thinking import thinking_notice
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.wishes import SAMPLING, SETTABLE, parse_setting
 from dflash_local.store import export, history
 from dflash_local.store.records import Turn, encode_chat
-
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
-SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking")
 
 
 class Quit(Exception):
@@ -37,17 +27,27 @@ class Quit(Exception):
 
 
 class Desk:
-    """A talk and what its commands need besides: where chats lie, and which names are its own."""
+    """A talk and what its commands need besides: where chats lie, and which names are its own.
+
+    Attributes:
+        show_turns: /load prints what was said; a screen shows it itself.
+    """
 
     def __init__(self, talk: Talk, folder: Path | None) -> None:
         self.talk = talk
         self.folder = folder
         self.saved: set[str] = set()
+        self.show_turns = True
 
     @property
     def console(self) -> Console:
         """Where the commands answer."""
         return self.talk.console
+
+    @property
+    def conversation(self) -> Conversation:
+        """What the commands change."""
+        return self.talk.conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _help(desk: Desk, _argument: str) -> None:
 def _model(desk: Desk, argument: str) -> None:
     words = _words(argument)
     if not words:
-        facts = desk.talk.service.facts
+        facts = desk.conversation.service.facts
         desk.console.note(
             f"{desk.talk.pair.label}: {facts.engine} {facts.dtype} {facts.device}, block {facts.block_size}"
         )
@@ -92,12 +92,12 @@ def _model(desk: Desk, argument: str) -> None:
         return
     if len(words) > 2:
         raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
-    talk = desk.talk
+    talk = desk.conversation
     drafter = words[1] if len(words) == 2 else None
-    pair = resolve(words[0], drafter, talk.user, desk.console, draft=talk.wishes.mode == "dflash")
-    if pair.drafter is None and desk.talk.wishes.mode == "dflash":
+    pair = resolve(words[0], drafter, desk.talk.user, desk.console, draft=talk.wishes.mode == "dflash")
+    if pair.drafter is None and desk.conversation.wishes.mode == "dflash":
         raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
-    desk.talk.change_model(pair)
+    desk.conversation.change_model(pair)
     desk.console.note(f"now talking to {desk.talk.pair.label}")
     notice = thinking_notice(pair, talk.wishes.thinking)
     if notice:
@@ -109,14 +109,14 @@ def _mode(desk: Desk, argument: str) -> None:
     if argument:
         if argument not in modes:
             raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
-        if argument == "dflash" and desk.talk.service.facts.drafter is None:
+        if argument == "dflash" and desk.conversation.service.facts.drafter is None:
             raise UsageError(f"{desk.talk.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
-        desk.talk.wishes.mode = modes[argument]
-    desk.console.note(f"mode {desk.talk.wishes.mode}")
+        desk.conversation.wishes.mode = modes[argument]
+    desk.console.note(f"mode {desk.conversation.wishes.mode}")
 
 
 def _set(desk: Desk, argument: str) -> None:
-    talk = desk.talk
+    talk = desk.conversation
     name, _, value = argument.partition(" ")
     name = name.replace("-", "_")
     if not name:
@@ -140,12 +140,12 @@ def _set(desk: Desk, argument: str) -> None:
 
 def _system(desk: Desk, argument: str) -> None:
     if argument:
-        desk.talk.set_system("" if argument in ("off", '""') else argument)
-    desk.console.note(f"system message: {desk.talk.wishes.system or 'none'}")
+        desk.conversation.set_system("" if argument in ("off", '""') else argument)
+    desk.console.note(f"system message: {desk.conversation.wishes.system or 'none'}")
 
 
 def _stats(desk: Desk, _argument: str) -> None:
-    last, talk = desk.talk.last, desk.talk
+    last, talk = desk.conversation.last, desk.conversation
     if last is None:
         raise UsageError("there is no reply yet")
     stats = last.stats
@@ -171,9 +171,9 @@ def _regen(desk: Desk, _argument: str) -> None:
 def _save(desk: Desk, argument: str) -> None:
     if not argument:
         raise UsageError("/save needs a name")
-    if not desk.talk.turns:
+    if not desk.conversation.turns:
         raise UsageError("there is nothing to save yet")
-    chat = encode_chat(desk.talk.pair.name, desk.talk.wishes.system, desk.talk.turns)
+    chat = encode_chat(desk.talk.pair.name, desk.conversation.wishes.system, desk.conversation.turns)
     path = history.save(desk.folder, argument, chat, replace=argument in desk.saved)
     desk.saved.add(argument)
     desk.console.note(f"saved: {path}")
@@ -185,15 +185,13 @@ def _load(desk: Desk, argument: str) -> None:
         desk.console.note("\n".join(f"  {name}" for name in known) if known else "there are no chats yet")
         return
     path, chat = history.load(desk.folder, argument)
-    talk = desk.talk
-    talk.start_over()
-    talk.wishes.system = chat.system
-    talk.turns.extend(chat.turns)
+    talk = desk.conversation
+    talk.take_up(chat)
     talk.recorder.go_on(path)
     if chat.bad_lines:
         desk.console.warn(f"{chat.bad_lines} damaged line(s) of {argument} were passed over")
     desk.console.note(f"{len(chat.turns)} messages of a chat with {chat.model or 'an unknown model'}")
-    for turn in chat.turns:
+    for turn in chat.turns if desk.show_turns else ():
         _show(desk, turn)
 
 
@@ -203,7 +201,7 @@ def _show(desk: Desk, turn: Turn) -> None:
 
 
 def _clear(desk: Desk, _argument: str) -> None:
-    desk.talk.start_over()
+    desk.conversation.start_over()
     desk.console.note("a new conversation")
 
 
@@ -212,7 +210,7 @@ def _export(desk: Desk, argument: str) -> None:
     if len(words) != 1:
         raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
     path = Path(os.path.expanduser(words[0]))
-    export.export(path, desk.talk.pair.name, desk.talk.wishes.system, desk.talk.turns)
+    export.export(path, desk.talk.pair.name, desk.conversation.wishes.system, desk.conversation.turns)
     desk.console.note(f"written: {path}")
 
 

@@ -151,12 +151,12 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
 
 def test_ui_06_ctrl_c_at_the_prompt_hints_and_twice_leaves(cli: Cli, opened: Opened, typed: Typed) -> None:
     typed(KeyboardInterrupt, "hi", KeyboardInterrupt, KeyboardInterrupt, "never read")
-    result = cli("chat")
+    result = cli("chat", "--plain")
     assert result.code == 0 and result.err.count("Ctrl-C again") == 2
     assert len(opened.session.requests) == 1 and opened.session.closed
 
 
 def test_end_of_input_leaves(cli: Cli, opened: Opened, typed: Typed) -> None:
     typed("hi")
-    result = cli("chat")
+    result = cli("chat", "--plain")
     assert result.code == 0 and "bye" in result.err and len(opened.session.requests) == 1

@@ -1,0 +1,202 @@
+"""``dflash race``: one prompt with and without drafting on one loaded pair; side by side on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from dflash_local import settings
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import options as opt
+from dflash_local.cli.chat import ModelOrDemo
+from dflash_local.cli.console import Console
+from dflash_local.cli.demo import TOY, built_in_prompt
+from dflash_local.cli.reply import ReplyPrinter, first_interrupt
+from dflash_local.cli.resolve import resolve
+from dflash_local.cli.run import piped_text
+from dflash_local.cli.screen import ScreenConsole, can_show
+from dflash_local.cli.session import LoadWish, load_wish, start_service
+from dflash_local.cli.thinking import thinks
+from dflash_local.errors import UsageError
+from dflash_local.events import Event, LoadProgress, Mode
+from dflash_local.request import Limits, Request, SamplingParams, user_request
+from dflash_local.service.race import Lane, Race, Racer
+from dflash_local.service.service import Service
+
+MAX_NEW_TOKENS = 256
+TITLES: dict[Mode, str] = {
+    "ar": "without drafting, one token at a time (ar):",
+    "dflash": "with the drafter (dflash):",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("race")(race)
+
+
+def race(
+    model: ModelOrDemo = None,
+    prompt: Annotated[str, typer.Argument(help="The prompt; a built-in one if not given.")] = "",
+    drafter: opt.Drafter = None,
+    max_new_tokens: opt.MaxNewTokens = None,
+    temperature: opt.Temperature = None,
+    seed: opt.Seed = None,
+    block_size: opt.BlockSize = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
+    allow_mismatch: opt.AllowMismatch = False,
+    think: opt.Think = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Watch a pair race itself: the same prompt and seed with and without drafting."""
+    user = settings.load()
+    console = Console(user.environ)
+    text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip()) or built_in_prompt()
+    request = user_request(
+        text,
+        sampling=opt.sampling(SamplingParams(), temperature=temperature, seed=seed),
+        limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
+        block_size=block_size,
+    )
+    name = model or user.model or "demo"
+    pair = resolve(name, drafter, user, console, allow_mismatch=allow_mismatch)
+    request = replace(request, thinking=thinks(pair, think, user, console))
+    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    wish = replace(wish, context=context, fit_check=not no_fit_check)
+    contest = Contest(pair, wish, request, text)
+    if not plain and not as_json and can_show(console, user.environ):
+        shown = _screen(console)
+        if shown is not None:
+            raise typer.Exit(contest.on_screen(shown, ScreenConsole(user.environ), console))
+    contest.in_lines(console, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What races, and how it is shown."""
+
+    pair: Pair
+    wish: LoadWish
+    request: Request
+    prompt: str
+
+    def in_lines(self, console: Console, as_json: bool) -> None:
+        """Both replies one below the other and a table, or one JSON object.
+
+        Raises:
+            Interrupted: Ctrl-C. DFlashError: a reply failed.
+        """
+        with start_service(self.pair, self.wish, console) as service:
+            racer = self._racer(service)
+            if not as_json:
+                console.data(f"{self.pair.label}: {self.prompt}", "bold")
+            show = _Printer(console)
+            with first_interrupt(racer.cancel):
+                try:
+                    result = racer.run((lambda _mode, _event: None) if as_json else show)
+                finally:
+                    show.finish()
+        if as_json:
+            console.json({**self._about, **result.as_dict()})
+        else:
+            self._conclude(console, result)
+
+    def on_screen(self, run: Callable[..., Any], told: ScreenConsole, console: Console) -> int:
+        """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code.
+
+        Raises:
+            DFlashError: the pair could not be loaded, or a reply failed.
+        """
+        with ExitStack() as stack:
+
+            def prepare(hear: Callable[[Any], None]) -> Racer:
+                from dflash_local.ui.tui.desk import Said
+
+                told.attach(lambda text, _level: hear(Said(text)), lambda text, part: hear(LoadProgress(text, part)))
+                return self._racer(stack.enter_context(start_service(self.pair, self.wish, told)))
+
+            code, result = run(self.pair.label, self.prompt, prepare)
+        if result is not None:
+            self._conclude(console, result)
+        return int(code)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"pair": self.pair.name, "prompt": self.prompt}
+        return {**about, "note": TOY} if self.pair.toy else about
+
+    def _racer(self, service: Service) -> Racer:
+        if not service.facts.has_tokenizer:
+            raise UsageError(f"{self.pair.name} has no tokenizer, so it cannot read a prompt")
+        return Racer(service, self.request)
+
+    def _conclude(self, console: Console, result: Race) -> None:
+        for line in table(result):
+            console.data(line)
+        console.data(result.verdict)
+        console.data(f"this run: {result.wall_clock:.2f}x wall clock, {result.speed_up:.2f}x decode speed")
+        if self.pair.toy:
+            console.data(f"({TOY})")
+
+
+class _Printer:
+    """Prints both replies, each under its title."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._mode: Mode | None = None
+        self._printer: ReplyPrinter | None = None
+
+    def __call__(self, mode: Mode, event: Event) -> None:
+        if mode != self._mode or self._printer is None:
+            self.finish()
+            self._mode, self._printer = mode, ReplyPrinter(self._console)
+            self._console.data(f"\n{TITLES[mode]}", "bold")
+        self._printer(event)
+
+    def finish(self) -> None:
+        """End the line."""
+        if self._printer is not None:
+            self._printer.finish()
+            self._printer = None
+
+
+def table(result: Race) -> list[str]:
+    """The figures of both, in columns."""
+
+    def row(name: str, show: Callable[[Lane], str]) -> str:
+        return f"{name:20s}{show(result.ar):>12s}{show(result.dflash):>12s}"
+
+    def acceptance(lane: Lane) -> str:
+        length = lane.finished.stats.mean_acceptance_length
+        return "-" if length is None or lane.mode == "ar" else f"{length:.2f}"
+
+    return [
+        "",
+        f"{'':20s}{'ar':>12s}{'dflash':>12s}",
+        row("time", lambda lane: f"{lane.seconds:.2f} s"),
+        row("tokens", lambda lane: str(len(lane.token_ids))),
+        row("tok/s", lambda lane: f"{lane.finished.stats.tokens_per_s:.1f}"),
+        row("acceptance length", acceptance),
+        f"{'seed':20s}{result.seed:>24d}",
+    ]
+
+
+def _screen(console: Console) -> Callable[..., Any] | None:
+    try:
+        from dflash_local.ui.tui.app import run_race
+    except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
+        console.note(f"the screen cannot be shown ({error})", "dim")
+        return None
+    return run_race

@@ -1,0 +1,187 @@
+"""The chat on a full screen: decides whether the terminal can show one, and serves it the chat's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dflash_local import terminal
+from dflash_local.cli.console import Console
+from dflash_local.cli.slash import COMMANDS, Desk, Quit, execute
+from dflash_local.errors import EngineError, UsageError
+from dflash_local.events import LoadProgress
+from dflash_local.service.conversation import Conversation
+
+if TYPE_CHECKING:
+    from dflash_local.ui.tui.desk import Hear, Offer
+
+LEAVE_OUT = ("/help", "/regen", "/quit")  # the screen has its own
+
+
+class ScreenConsole(Console):
+    """Says to a screen what a console says to a terminal; before one listens, it keeps what was said."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(environ)
+        self._hear: Callable[[str, str], None] | None = None
+        self._load: Callable[[str, float], None] = lambda _text, _fraction: None
+        self._kept: list[tuple[str, str]] = []
+        self._line = ""
+
+    def attach(self, hear: Callable[[str, str], None], load: Callable[[str, float], None]) -> None:
+        """Tell ``hear`` (text, level) and ``load`` (what, 0..1) from now on, and what was kept."""
+        self._hear, self._load = hear, load
+        for text, level in self._kept:
+            hear(text, level)
+        self._kept = []
+
+    @property
+    def live(self) -> bool:
+        """Never: no line of the terminal is to be written again."""
+        return False
+
+    @property
+    def can_ask(self) -> bool:
+        """Never: nobody reads the terminal under the screen."""
+        return False
+
+    def raw(self, text: str, style: str = "", end: str = "") -> None:
+        self._say(text + end, "note")
+
+    def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
+        self._line += text + end
+        if end:
+            line, self._line = self._line, ""
+            self._say(line, "note")
+
+    def raw_note(self, text: str, style: str = "", end: str = "") -> None:
+        self._say(text + end, "note")
+
+    def warn(self, text: str) -> None:
+        self._say(text, "warning")
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[str, float], None]]:
+        yield lambda text, fraction: self._load(text, fraction)
+
+    def _say(self, text: str, level: str) -> None:
+        if not text.strip():
+            return
+        if self._hear is None:
+            self._kept.append((text, level))
+        else:
+            self._hear(text, level)
+
+
+class ScreenDesk:
+    """The chat's commands for a screen; what one command says comes as one note."""
+
+    def __init__(self, desk: Desk, console: ScreenConsole, greeting: str) -> None:
+        self._desk, self._console, self._greeting = desk, console, greeting
+        desk.show_turns = False  # the screen shows them itself
+        self._hear: Hear | None = None
+        self._gathering: list[str] | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        return self._desk.conversation
+
+    @property
+    def greeting(self) -> str:
+        return self._greeting
+
+    @property
+    def commands(self) -> Mapping[str, str]:
+        known = {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
+        return {**known, "/pull NAME": "download a pair of the registry"}
+
+    def attach(self, hear: Hear) -> None:
+        self._hear = hear
+        self._console.attach(self._heard, lambda text, fraction: hear(LoadProgress(text, fraction)))
+
+    def execute(self, line: str) -> None:
+        self._gathering = []
+        word, _, argument = line.partition(" ")
+        try:
+            if word.lower() == "/pull":
+                self._pull(argument.strip())
+            else:
+                execute(line, self._desk)
+        except Quit:
+            return
+        finally:
+            said, self._gathering = "\n".join(self._gathering), None
+            self._tell(said, "note")
+
+    def offers(self) -> Sequence[Offer]:
+        from dflash_local.cli import fit
+        from dflash_local.cli.pair_text import in_all
+        from dflash_local.cli.places import places_or_none, registry, standing
+        from dflash_local.cli.resolve import of_row
+        from dflash_local.cli.tables import gib
+        from dflash_local.ui.tui.desk import Offer
+
+        user = self._desk.talk.user
+        places, where = places_or_none(user), fit.machine(user, None, None)
+        found = []
+        for row in registry(user).rows:
+            word = "fits" if row.bundled else fit.verdict(row, fit.shapes(of_row(row), None), where)[0]
+            size = "" if row.bundled else gib(in_all(row))
+            found.append(Offer(row.bundled or row.name, standing(row, places).state, word, size))
+        return found
+
+    def _pull(self, name: str) -> None:
+        from dflash_local.cli.pull import fetch
+        from dflash_local.cli.resolve import choose, refuse_what_does_not_run, wanted
+
+        if not name:
+            raise UsageError("/pull needs the name of a pair", "/models lists them")
+        user = self._desk.talk.user
+        choice = choose(name, None, user)
+        refuse_what_does_not_run(choice)
+        if choice.repos:
+            fetch(wanted(choice), [choice], user, self._console)
+        self._console.note(f"{choice.name} is here: /model {choice.name} talks to it")
+
+    def _heard(self, text: str, level: str) -> None:
+        if level == "note" and self._gathering is not None:
+            self._gathering.append(text.rstrip("\n"))
+        else:
+            self._tell(text, level)
+
+    def _tell(self, text: str, level: str) -> None:
+        from dflash_local.ui.tui.desk import Said
+
+        if self._hear is not None and text.strip():
+            self._hear(Said(text, "warning" if level == "warning" else "note"))
+
+
+def can_show(console: Console, environ: Mapping[str, str]) -> bool:
+    """True where a person sits before a terminal that knows control sequences; screens paint on stderr."""
+    return console.interactive and terminal.is_terminal(console.err) and not terminal.is_dumb(environ)
+
+
+def application(console: Console) -> Any | None:
+    """The screens' ``run``; None, and a note, where they cannot be had."""
+    try:
+        from dflash_local.ui.tui.app import run
+    except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
+        console.note(f"the screen cannot be shown ({error}); this is the line chat", "dim")
+        return None
+    return run
+
+
+def show(run: Any, conversation: Conversation, desk: ScreenDesk) -> int:
+    """Run the screen to its end and give the model back.
+
+    Raises:
+        DFlashError: the pair could not be loaded, or is broken at the end.
+    """
+    try:
+        code = run(desk)
+        if conversation.broken:
+            raise EngineError("the session broke", "dflash doctor looks at this machine")
+        return int(code)
+    finally:
+        conversation.close()

@@ -1,0 +1,164 @@
+"""One prompt with and without drafting, one after the other on one loaded pair, and what came of both.
+
+Every figure comes from the events of the two replies; nothing is timed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dflash_local.errors import Interrupted, UsageError
+from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.request import Request, fresh_seed
+from dflash_local.service.service import Service, Ticket
+
+WARM_UP_TOKENS = 16
+MODES: tuple[Mode, Mode] = ("ar", "dflash")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One of the two replies: its steps as they came, and its end."""
+
+    mode: Mode
+    steps: tuple[Step, ...]
+    finished: Finished
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All that was emitted."""
+        return tuple(token for step in self.steps for token in step.token_ids)
+
+    @property
+    def text(self) -> str:
+        """The reply, without its thinking."""
+        return "".join(piece.text for step in self.steps for piece in step.pieces if piece.channel != "thinking")
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the request to its last token."""
+        return self.finished.stats.prefill_s + self.finished.stats.decode_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures."""
+        stats = self.finished.stats
+        return {
+            "token_ids": list(self.token_ids),
+            "seconds": self.seconds,
+            "prefill_s": stats.prefill_s,
+            "decode_s": stats.decode_s,
+            "tokens_per_s": stats.tokens_per_s,
+            "end_to_end_tokens_per_s": stats.end_to_end_tokens_per_s,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "acceptance_lengths": list(stats.acceptance_lengths),
+            "finish_reason": self.finished.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Both replies to one request."""
+
+    seed: int
+    ar: Lane
+    dflash: Lane
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first token that is not the same; None when all are."""
+        one, two = self.ar.token_ids, self.dflash.token_ids
+        if one == two:
+            return None
+        return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+
+    @property
+    def speed_up(self) -> float:
+        """Of the decode rates."""
+        return _ratio(self.dflash.finished.stats.tokens_per_s, self.ar.finished.stats.tokens_per_s)
+
+    @property
+    def wall_clock(self) -> float:
+        """Of the whole times, the prompt included."""
+        return _ratio(self.ar.seconds, self.dflash.seconds)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the texts are equal, as it is said on every screen."""
+        if self.first_difference is None:
+            return "identical: yes"
+        return f"identical: no, from token {self.first_difference} on; dflash certify says why"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Both side by side, as ``--json`` prints it."""
+        stats = self.dflash.finished.stats
+        return {
+            "seed": self.seed,
+            "text": self.dflash.text,
+            "identical": self.first_difference is None,
+            "first_difference": self.first_difference,
+            "decode_ratio": self.speed_up,
+            "wall_clock_ratio": self.wall_clock,
+            "engine": stats.engine,
+            "block_size": stats.block_size,
+            "ar": self.ar.as_dict(),
+            "dflash": self.dflash.as_dict(),
+        }
+
+
+class Racer:
+    """Runs a race; ``cancel`` may be called from any thread."""
+
+    def __init__(self, service: Service, request: Request) -> None:
+        """Take the pair and the request.
+
+        Raises:
+            UsageError: the pair was loaded without its drafter.
+        """
+        if service.facts.drafter is None:
+            raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")
+        seed = request.sampling.seed
+        self.seed = fresh_seed() if seed is None else seed
+        self._service = service
+        self._request = replace(request, sampling=replace(request.sampling, seed=self.seed))
+        self._ticket: Ticket | None = None
+        self._cancelled = False
+
+    def run(self, heard: Callable[[Mode, Event], None] = lambda _mode, _event: None) -> Race:
+        """Both replies, each alone on the machine, without drafting first.
+
+        Raises:
+            Interrupted: it was cancelled. DFlashError: a request failed.
+        """
+        short = replace(self._request.limits, max_new_tokens=min(WARM_UP_TOKENS, self._request.limits.max_new_tokens))
+        for mode in MODES:  # what is paid once (first kernels, memory) would be charged to the first
+            self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
+        ar, dflash = (self._lane(replace(self._request, mode=mode), heard) for mode in MODES)
+        return Race(self.seed, ar, dflash)
+
+    def cancel(self) -> None:
+        """End it early."""
+        self._cancelled = True
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+    def _lane(self, request: Request, heard: Callable[[Mode, Event], None]) -> Lane:
+        self._ticket = ticket = self._service.submit(request)
+        if self._cancelled:
+            ticket.cancel()
+        steps: list[Step] = []
+        finished: Finished | None = None
+        for event in ticket.events():
+            heard(request.mode, event)
+            if isinstance(event, Step):
+                steps.append(event)
+            elif isinstance(event, Finished):
+                finished = event
+        if finished is None or finished.reason == "cancelled":
+            raise Interrupted("the race was stopped")
+        return Lane(request.mode, tuple(steps), finished)
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

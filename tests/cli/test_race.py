@@ -1,0 +1,74 @@
+"""``dflash race`` off a terminal: both replies, the table, one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dflash_local.cli.demo import built_in_prompt
+from dflash_local.errors import ContextError
+from dflash_local.request import Request
+from tests.cli.conftest import Cli, Opened
+from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
+
+
+def test_both_replies_a_table_and_the_verdict(cli: Cli, opened: Opened) -> None:
+    result = cli("race", "demo", "hi")
+    assert result.code == 0, result.err
+    out = result.out
+    assert out.count("Hello, world!") == 2 and out.index("(ar):") < out.index("(dflash):")
+    assert (
+        "time                      0.11 s      0.06 s" in out and "acceptance length              -        2.50" in out
+    )
+    assert "identical: yes" in out and "1.83x wall clock, 2.00x decode speed" in out and "toy pair" in out
+
+
+def test_json_is_one_object(cli: Cli, opened: Opened) -> None:
+    result = cli("race", "demo", "hi", "--json", "--seed", "5", "--temperature", "0.5")
+    content = json.loads(result.out)
+    assert result.err == "" and content["pair"] == "demo" and content["prompt"] == "hi" and content["seed"] == 5
+    assert content["identical"] is True and content["ar"]["token_ids"] == content["dflash"]["token_ids"]
+    assert opened.session.requests[-1].sampling.temperature == 0.5
+
+
+def test_the_prompt_may_be_piped_in_or_left_out(cli: Cli, opened: Opened) -> None:
+    cli("race", "demo", "say:", stdin="this")
+    assert opened.session.requests[-1].messages[-1].content == "say:\n\nthis"
+    cli("race", stdin="")
+    assert opened.session.requests[-1].messages[-1].content == built_in_prompt()
+
+
+def test_a_difference_is_told_and_the_exit_code_stays_0(cli: Cli, opened: Opened) -> None:
+    class Wrong(ScriptedSession):
+        def generate(self, request: Request, *rest):  # type: ignore[no-untyped-def]
+            self.steps = HELLO if request.mode == "ar" else HELLO[:2]
+            yield from super().generate(request, *rest)
+
+    opened.make = lambda _pair: Wrong()
+    result = cli("race", "demo", "hi")
+    assert result.code == 0 and "identical: no, from token 4 on" in result.out
+
+
+def test_errors_have_their_codes(cli: Cli, opened: Opened, local: Path) -> None:
+    assert cli("race", "demo", "hi", "--temperature", "9").code == 2
+    assert cli("race", str(local), "hi").code == 2, "no drafter is known"
+    opened.make = lambda _pair: ScriptedSession(ScriptedFacts(has_tokenizer=False))
+    assert "no tokenizer" in cli("race", "demo", "hi").err
+    opened.make = lambda _pair: ScriptedSession(faults=[ContextError("too long")])
+    failed = cli("race", "demo", "hi", "--json")
+    assert failed.code == 2 and failed.out == "" and "too long" in failed.err
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals as on POSIX")
+def test_ctrl_c_ends_it_with_130(cli: Cli, opened: Opened) -> None:
+    def press(index: int) -> None:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    opened.make = lambda _pair: ScriptedSession(on_step=press, steps=HELLO * 400)
+    result = cli("race", "demo", "hi")
+    assert result.code == 130 and "stopped" in result.err

@@ -1,0 +1,167 @@
+"""When ``dflash chat`` and ``dflash race`` take the whole screen, and how they serve it."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_hub import FakeHub
+
+from dflash_local import terminal
+from dflash_local.cli.console import Console
+from dflash_local.cli.screen import ScreenConsole
+from dflash_local.errors import DFlashError, EngineError, UsageError
+from dflash_local.events import LoadProgress
+from dflash_local.store import history
+from tests.cli.conftest import TARGET, Cli, Opened
+from tests.service.scripted import ScriptedSession
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody sits at both ends."""
+    monkeypatch.setattr(terminal, "is_terminal", lambda _stream: True)
+    monkeypatch.setattr(Console, "interactive", property(lambda self: True))
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The desks that a screen was opened for; the screen itself loads, and leaves with 0."""
+    desks: list[Any] = []
+    acting(monkeypatch, lambda desk: desks.append(desk) or 0)
+    return desks
+
+
+def acting(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any], int]) -> None:
+    def run(desk: Any) -> int:
+        desk.said = []
+        desk.attach(desk.said.append)
+        desk.conversation.open()
+        return act(desk)
+
+    monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)
+
+
+def test_ui_10_ui_11_only_a_real_terminal_gets_the_screen(
+    cli: Cli, opened: Opened, person: None, shown: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtins, "input", lambda _prompt: (_ for _ in ()).throw(EOFError))
+    assert cli("chat", "demo").code == 0 and len(shown) == 1 and opened.session.closed
+    cli("chat", "demo", "--plain")
+    monkeypatch.setenv("TERM", "dumb")
+    cli("chat", "demo")
+    assert len(shown) == 1
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Console, "interactive", property(lambda self: False))
+    assert cli("chat", "demo", stdin="hi\n").out == "Hello, world!\n" and len(shown) == 1
+    monkeypatch.setattr(Console, "interactive", property(lambda self: True))
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is not sys.stderr)
+    cli("chat", "demo")
+    assert len(shown) == 1, "screens paint on stderr, so that one counts as well"
+
+
+def test_without_textual_it_is_the_line_chat_and_one_note(
+    cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dflash_local.ui.tui.app", None)
+    monkeypatch.setattr(builtins, "input", lambda _prompt: (_ for _ in ()).throw(EOFError))
+    result = cli("chat", "demo")
+    assert result.code == 0 and result.err.count("the screen cannot be shown") == 1 and "bye" in result.err
+
+
+def test_the_toy_pair_is_called_one_and_told_what_a_gpu_brings(
+    cli: Cli, opened: Opened, person: None, shown: list[Any]
+) -> None:
+    cli("chat")
+    assert "demo (toy pair) (no MODEL was given)" in shown[0].greeting and "With a GPU" in shown[0].greeting
+
+
+def test_the_commands_answer_the_screen(
+    cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch, chats: Any
+) -> None:
+    def act(desk: Any) -> int:
+        with desk.conversation.answer("hi") as answer:
+            list(answer)
+        for line in ("/set top_k 5", "/stats", "/save mine", "/clear", "/load mine", "/model demo-hybrid"):
+            desk.execute(line)
+        with pytest.raises(UsageError, match="unknown command"):
+            desk.execute("/xyzzy")
+        texts = [said.text for said in desk.said if not isinstance(said, LoadProgress)]
+        assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1], "one note for each command"
+        assert "2 messages of a chat with demo" in texts[4] and "Hello" not in texts[4]
+        assert texts[5] == "now talking to demo-hybrid (toy pair)"
+        assert desk.conversation.wishes.sampling == {"top_k": 5} and len(desk.conversation.turns) == 2
+        assert "/set [NAME VALUE]" in desk.commands and not any(word.startswith("/quit") for word in desk.commands)
+        return 0
+
+    acting(monkeypatch, act)
+    result = cli("chat", "demo")
+    assert result.code == 0, result.err
+    assert "mine" in history.names(chats) and [pair.name for pair in opened.pairs] == ["demo", "demo-hybrid"]
+
+
+def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(
+    cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting(monkeypatch, lambda _desk: 143)
+    assert cli("chat", "demo").code == 143
+
+    def act(desk: Any) -> int:
+        with pytest.raises(EngineError), desk.conversation.answer("hi") as answer:
+            list(answer)
+        return 0
+
+    opened.make = lambda _pair: ScriptedSession(faults=[EngineError("dead")])
+    acting(monkeypatch, act)
+    result = cli("chat", "demo")
+    assert result.code == 7 and "the session broke" in result.err and opened.session.closed
+
+
+def test_what_is_said_before_the_screen_listens_is_not_lost() -> None:
+    console, heard = ScreenConsole({}), list[tuple[str, str]]()
+    console.warn("early")
+    console.note("a", end="")
+    console.note("b")
+    console.note("")
+    with console.progress() as line:
+        line("loading", 0.5)
+        console.attach(
+            lambda text, level: heard.append((text, level)), lambda text, part: heard.append((text, str(part)))
+        )
+        line("loading", 0.9)
+    assert heard == [("early", "warning"), ("ab\n", "note"), ("loading", "0.9")] and not console.can_ask
+
+
+def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
+    cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(title: str, prompt: str, prepare: Any) -> tuple[int, Any]:
+        assert (title, prompt) == ("demo (toy pair)", "hi")
+        return 0, prepare(lambda _said: None).run()
+
+    monkeypatch.setattr("dflash_local.cli.race._screen", lambda _console: run)
+    result = cli("race", "demo", "hi")
+    assert result.code == 0 and "identical: yes" in result.out and opened.session.closed
+    assert "Hello" not in result.out
+
+
+def test_the_screen_downloads_a_pair_of_the_registry(
+    toy_hub: FakeHub, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(desk: Any) -> int:
+        offers = {offer.name: offer for offer in desk.offers()}
+        assert offers["demo"].here and offers[TARGET].state == "absent" and len(offers) > 20
+        desk.execute("/pull toy-9b")
+        assert any("is here: /model" in said.text for said in desk.said if not isinstance(said, LoadProgress))
+        assert {offer.name: offer for offer in desk.offers()}[TARGET].state == "local"
+        for line in ("/pull", "/pull nosuchname"):
+            with pytest.raises(DFlashError):
+                desk.execute(line)
+        return 0
+
+    acting(monkeypatch, act)
+    result = cli("chat", "demo")
+    assert result.code == 0, result.err

@@ -1,0 +1,81 @@
+"""A race: two replies to one request with one seed, each figure from their events."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dflash_local.errors import ContextError, Interrupted, UsageError
+from dflash_local.events import Mode, Piece, Step
+from dflash_local.request import Limits, Request, user_request
+from dflash_local.service.race import WARM_UP_TOKENS, Racer
+from dflash_local.service.service import Service
+from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
+
+
+def test_both_are_warmed_up_and_share_prompt_and_seed() -> None:
+    session, heard = ScriptedSession(), list[Mode]()
+    with Service(session) as service:
+        race = Racer(service, user_request("hi")).run(lambda mode, _event: heard.append(mode))
+    assert [request.mode for request in session.requests] == ["ar", "dflash", "ar", "dflash"]
+    assert {request.sampling.seed for request in session.requests} == {race.seed}
+    assert [r.limits.max_new_tokens for r in session.requests] == [WARM_UP_TOKENS, WARM_UP_TOKENS, 512, 512]
+    assert heard == sorted(heard) and set(heard) == {"ar", "dflash"}, "one after the other"
+
+
+def test_the_figures_are_those_of_the_events() -> None:
+    with Service(ScriptedSession()) as service:
+        race = Racer(service, user_request("hi", limits=Limits(8))).run()
+    content = race.as_dict()
+    assert content["identical"] is True and race.verdict == "identical: yes"
+    assert race.speed_up == 2.0 and race.wall_clock == pytest.approx(0.11 / 0.06)
+    assert content["dflash"]["acceptance_lengths"] == [3, 2] and content["ar"]["seconds"] == pytest.approx(0.11)
+    assert race.dflash.text == "Hello, world!\n" and race.ar.steps == HELLO
+
+
+@pytest.mark.parametrize("ids, first", [((10, 9), 1), ((10,), 1), ((), 0)])
+def test_the_first_difference_is_told(ids: tuple[int, ...], first: int) -> None:
+    class Wrong(ScriptedSession):
+        def generate(self, request: Request, *rest):  # type: ignore[no-untyped-def]
+            bits = (10, 11, 12) if request.mode == "ar" else ids
+            self.steps = [Step((Piece("x"),), bits, 0, 0, 0, 0.0)]
+            yield from super().generate(request, *rest)
+
+    with Service(Wrong()) as service:
+        race = Racer(service, user_request("hi")).run()
+    assert race.first_difference == first and f"no, from token {first} on" in race.verdict
+
+
+def test_a_seed_that_was_given_is_used() -> None:
+    session = ScriptedSession()
+    request = user_request("hi")
+    with Service(session) as service:
+        racer = Racer(service, request)
+        again = Racer(service, racer._request)
+        assert racer.seed == again.seed != Racer(service, request).seed
+
+
+def test_it_can_be_stopped_before_and_within() -> None:
+    gate = threading.Event()
+    with Service(ScriptedSession(gate=gate)) as service:
+        racer = Racer(service, user_request("hi"))
+        threading.Timer(0.05, racer.cancel).start()
+        with pytest.raises(Interrupted):
+            racer.run()
+        early = Racer(service, user_request("hi"))
+        early.cancel()
+        with pytest.raises(Interrupted):
+            early.run()
+
+
+def test_an_error_of_a_reply_is_the_races() -> None:
+    with Service(ScriptedSession(faults=[None, None, None, ContextError("too long")])) as service:
+        with pytest.raises(ContextError):
+            Racer(service, user_request("hi")).run()
+
+
+def test_without_a_drafter_there_is_no_race() -> None:
+    with Service(ScriptedSession(ScriptedFacts(drafter=None))) as service:
+        with pytest.raises(UsageError, match="needs a drafter"):
+            Racer(service, user_request("hi"))

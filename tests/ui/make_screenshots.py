@@ -1,0 +1,66 @@
+"""Writes the README's pictures of the terminal screens, as SVG, with the bundled pair: ``make screenshots``.
+
+Usage: python tests/ui/make_screenshots.py FOLDER
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local.engine.load import LoadOptions, load  # noqa: E402
+from dflash_local.service.conversation import Conversation  # noqa: E402
+from dflash_local.service.service import Service  # noqa: E402
+from dflash_local.service.wishes import Wishes  # noqa: E402
+from dflash_local.store.history import Recorder  # noqa: E402
+from dflash_local.ui.tui.app import ChatApp  # noqa: E402
+from tests.ui.stage import ScriptedDesk, ScriptedSession, Stage  # noqa: E402
+
+SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
+THEMES = {"dark": "textual-dark", "light": "textual-light"}
+PROMPT = "Write a Python class Robot with the fields name, speed, weight and owner."
+
+
+async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
+    """The chat, the same by origin, and a race."""
+    pair = find("demo")
+    recorder = Recorder(None, lambda _text: None, keep=False)
+    talk = Conversation(pair, lambda _pair, _draft: service, Wishes({"temperature": 0.0}), recorder)
+    desk = ScriptedDesk(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
+    stage = Stage(ChatApp(desk), desk, ScriptedSession())
+
+    def save(name: str) -> None:
+        path = folder / f"{name}-{size}-{theme}.svg"
+        path.write_text(stage.app.export_screenshot(title="dflash"), encoding="utf-8")
+
+    async with stage.app.run_test(size=SIZES[size]) as pilot:
+        stage.app.theme = THEMES[theme]
+        await stage.idle(pilot)
+        await stage.send(PROMPT, pilot)
+        await pilot.pause(0.3)
+        save("chat")
+        await pilot.press("f3")
+        await pilot.pause(0.3)
+        save("origins")
+        await pilot.press("f5")
+        await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot, seconds=120)
+        await pilot.pause(0.3)
+        save("race")
+    stage.app.finish()
+
+
+def main(folder: Path) -> None:
+    """Every picture, into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Service(load(find("demo"), LoadOptions(device="cpu"), None)) as service:
+        for size in SIZES:
+            for theme in THEMES:
+                asyncio.run(shoot(service, folder, size, theme))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

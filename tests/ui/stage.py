@@ -1,0 +1,125 @@
+"""The chat application over a scripted session, driven by keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import DFlashError
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.service import Service
+from dflash_local.service.wishes import Wishes
+from dflash_local.store.history import Recorder
+from dflash_local.ui.tui.app import ChatApp
+from dflash_local.ui.tui.desk import Hear, Offer, Said
+from tests.service.scripted import ScriptedSession
+
+Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
+
+
+@dataclass
+class ScriptedDesk:
+    """A desk whose commands are functions of the test."""
+
+    conversation: Conversation
+    greeting: str = "welcome"
+    commands: Mapping[str, str] = field(default_factory=lambda: {"/set [NAME VALUE]": "change", "/stats": "figures"})
+    acts: dict[str, Callable[[], None]] = field(default_factory=dict)
+    executed: list[str] = field(default_factory=list)
+    hear: Hear | None = None
+    registry: list[Offer] | DFlashError = field(default_factory=list)
+
+    def attach(self, hear: Hear) -> None:
+        self.hear = hear
+
+    def execute(self, line: str) -> None:
+        self.executed.append(line)
+        self.acts.get(line, lambda: None)()
+
+    def offers(self) -> list[Offer]:
+        if isinstance(self.registry, DFlashError):
+            raise self.registry
+        return self.registry
+
+    def say(self, text: str) -> None:
+        assert self.hear is not None
+        self.hear(Said(text))
+
+
+@dataclass
+class Stage:
+    """A running application and what is behind it."""
+
+    app: ChatApp
+    desk: ScriptedDesk
+    session: ScriptedSession
+
+    @property
+    def chat(self):  # type: ignore[no-untyped-def]
+        return self.app.chat
+
+    @property
+    def screen_text(self) -> str:
+        """Every cell of the screen, as lines."""
+        return "\n".join(
+            "".join(segment.text for segment in strip) for strip in self.app.screen._compositor.render_strips()
+        )
+
+    async def until(self, ready: Callable[[], bool], pilot: Pilot[DFlashError], seconds: float = 20.0) -> None:
+        """Let the application work until something holds."""
+        for _ in range(int(seconds / 0.02)):
+            if ready():
+                return
+            await pilot.pause(0.02)
+        raise AssertionError(f"not reached; the screen is\n{self.screen_text}")
+
+    async def idle(self, pilot: Pilot[DFlashError]) -> None:
+        """Until no job runs and all of it is drawn."""
+        await self.until(lambda: not self.chat.busy, pilot)
+        await pilot.pause()
+
+    async def send(self, text: str, pilot: Pilot[DFlashError]) -> None:
+        """Type a message, send it and wait for what comes of it."""
+        self.chat.composer.put(text)
+        await pilot.press("enter")
+        await pilot.pause()
+        await self.idle(pilot)
+
+
+def play(
+    act: Play,
+    session: ScriptedSession | None = None,
+    size: tuple[int, int] = (120, 36),
+    wishes: Wishes | None = None,
+    load: Callable[[Pair, bool], Service] | None = None,
+) -> Stage:
+    """Run the application off screen, let ``act`` drive it, and give everything back."""
+    session = session or ScriptedSession()
+    opened: list[Service] = []
+
+    def scripted(_pair: Pair, _draft: bool) -> Service:
+        opened.append(Service(session))
+        return opened[-1]
+
+    pair = Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
+    recorder = Recorder(None, lambda _text: None, keep=False)
+    conversation = Conversation(pair, load or scripted, wishes or Wishes(), recorder)
+    desk = ScriptedDesk(conversation)
+    stage = Stage(ChatApp(desk), desk, session)
+
+    async def run() -> None:
+        async with stage.app.run_test(size=size) as pilot:
+            await stage.until(lambda: not stage.chat.busy or not stage.app.is_running, pilot)
+            await act(stage, pilot)
+
+    try:
+        asyncio.run(run())
+        stage.app.finish()
+    finally:
+        conversation.close()
+    return stage

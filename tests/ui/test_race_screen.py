@@ -1,0 +1,132 @@
+"""The race on a screen: run one after the other, replayed side by side, its verdict, its ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+from textual.pilot import Pilot
+
+from dflash_local.errors import ContextError, DFlashError
+from dflash_local.events import Piece, Step
+from dflash_local.request import user_request
+from dflash_local.service.race import Racer
+from dflash_local.service.service import Service
+from dflash_local.ui.tui.app import RaceApp
+from dflash_local.ui.tui.screens.race import RaceScreen
+from tests.service.scripted import ScriptedSession
+from tests.ui.stage import Stage, play
+
+
+def screen_text(app: RaceApp) -> str:
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+def race(
+    act: Callable[[RaceApp, Pilot[DFlashError]], Awaitable[None]],
+    session: ScriptedSession,
+    size: tuple[int, int] = (100, 30),
+) -> RaceApp:
+    """Show a race over a scripted session and drive it."""
+    with Service(session) as service:
+        screen = RaceScreen("scripted", "say [bold]hello[/bold]", lambda _hear: Racer(service, user_request("hi")))
+        app = RaceApp(screen)
+
+        async def run() -> None:
+            async with app.run_test(size=size) as pilot:
+                await act(app, pilot)
+
+        asyncio.run(run())
+        screen.jobs.join(10)
+    return app
+
+
+async def until(ready: Callable[[], bool], pilot: Pilot[DFlashError]) -> None:
+    for _ in range(1000):
+        if ready():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("not reached")
+
+
+def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: app.race_screen.done, pilot)
+        await pilot.pause(0.1)
+        text = screen_text(app)
+        assert text.count("Hello, world!") == 2 and "say [bold]hello[/bold]" in text
+        assert "■ 0.11 s · 6 tok · 60.0 tok/s" in text and "■ 0.06 s · 6 tok · 120.0 tok/s" in text
+        assert "identical: yes" in text and "1.83x wall clock · 2.00x decode speed" in text
+        await pilot.press("escape")
+        await pilot.pause()
+
+    app = race(act, ScriptedSession())
+    assert app.race_screen.race is not None and app.return_code == 0
+
+
+def test_the_replay_keeps_the_true_distance_and_can_be_skipped_and_repeated() -> None:
+    steps = [Step((Piece("first "),), (1,), 0, 0, 0, 0.0), Step((Piece("last"),), (2,), 3, 0, 4, 3600.0)]
+
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: "first" in screen_text(app), pilot)
+        assert "last" not in screen_text(app) and not app.race_screen.done
+        for _ in range(2):
+            await pilot.press("space")
+            await until(lambda: app.race_screen.done, pilot)
+            await pilot.pause(0.1)
+            assert screen_text(app).count("first last") == 2
+            await pilot.press("r")
+            await pilot.pause(0.1)
+            assert not app.race_screen.done
+
+    race(act, ScriptedSession(steps=steps))
+
+
+def test_ui_06_leaving_in_the_middle_stops_what_runs() -> None:
+    session = ScriptedSession(gate=threading.Event())
+
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: len(session.requests) == 1, pilot)
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+
+    app = race(act, session)
+    assert app.race_screen.race is None and len(session.requests) == 1 and session.closed
+
+
+def test_a_failed_reply_is_told_on_the_screen() -> None:
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: "error: too long" in screen_text(app), pilot)
+
+    app = race(act, ScriptedSession(faults=[None, None, ContextError("too long", "shorten it")]), size=(80, 24))
+    assert isinstance(app.race_screen.error, ContextError)
+
+
+def test_ui_01_model_text_in_a_lane_is_made_safe() -> None:
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: app.race_screen.done, pilot)
+        await pilot.pause(0.1)
+        assert screen_text(app).count("a␛]0;x␇b") == 2 and "\x1b" not in screen_text(app)
+
+    race(act, ScriptedSession(steps=[Step((Piece("a\x1b]0;x"), Piece("\x07b")), (1,), 0, 0, 0, 0.0)]))
+
+
+def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
+    async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+        await stage.send("one", pilot)
+        stage.chat.composer.put("two")
+        await pilot.press("f5")
+        await stage.until(lambda: isinstance(stage.app.screen, RaceScreen), pilot)
+        await stage.until(lambda: stage.app.screen.done, pilot)
+        await pilot.press("escape")
+        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
+        await pilot.pause(0.1)
+        text = stage.screen_text
+        assert "race: 1.83x wall clock" in text and "AR here: 60.0, 2.00x" in text
+        assert stage.chat.composer.text == "two" and len(stage.desk.conversation.turns) == 2
+
+    stage = play(act)
+    asked = [[m.content for m in request.messages] for request in stage.session.requests[1:]]
+    assert asked == [["one", "Hello, world!\n", "two"]] * 4

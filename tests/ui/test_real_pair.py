@@ -1,0 +1,34 @@
+"""The screens over the bundled pair: the text is the model's, and both lanes of a race are equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local.catalog.bundled import Pair, find
+from dflash_local.service.service import Service
+from dflash_local.service.wishes import Wishes
+from tests.ui.stage import Stage, play
+
+
+@pytest.mark.needs_torch
+def test_a_chat_and_a_race_with_the_demo_pair() -> None:
+    def load(_pair: Pair, _draft: bool) -> Service:
+        from dflash_local.engine.load import LoadOptions, load
+
+        return Service(load(find("demo"), LoadOptions(device="cpu"), None))
+
+    async def act(stage: Stage, pilot) -> None:
+        await stage.send("Count from 1 to 30.", pilot)
+        assert "28, 29, 30" in stage.screen_text and "float32: exact" in stage.screen_text
+        await pilot.press("f5")
+        await pilot.pause(0.2)
+        await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot, seconds=60)
+        race = stage.app.screen.race
+        assert race.first_difference is None and race.dflash.text.endswith("29, 30")
+        assert race.dflash.finished.stats.mean_acceptance_length > 2
+        await pilot.press("escape")
+        await pilot.pause(0.2)
+        assert "identical: yes" in stage.screen_text
+
+    stage = play(act, wishes=Wishes({"temperature": 0.0}), load=load)
+    assert stage.desk.conversation.turns[-1].content.startswith("1, 2, 3")

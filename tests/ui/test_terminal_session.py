@@ -1,0 +1,124 @@
+"""``dflash chat`` in a real terminal, driven from outside through tmux: start, chat, stop, race, quit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TMUX = shutil.which("tmux")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.skipif(TMUX is None, reason="tmux is not installed")]
+
+
+class Terminal:
+    """A shell in a terminal of its own."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self.socket = str(folder / "tmux")
+        width, height = size.split("x")
+        shell = "env -i PS1='shell> ' TERM=$TERM HOME=$HOME PATH=$PATH LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 sh"
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, shell)
+
+    def tmux(self, *words: str) -> str:
+        assert TMUX is not None
+        command = [TMUX, "-S", self.socket, *words]
+        environ = {**os.environ, "HOME": str(Path(self.socket).parent), "LC_ALL": "C.UTF-8"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environ).stdout
+
+    def keys(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        self.tmux("send-keys", "-l", text)
+
+    @property
+    def text(self) -> str:
+        return self.tmux("capture-pane", "-p")
+
+    def until(self, ready: Callable[[str], bool], seconds: float = 60) -> str:
+        limit = time.monotonic() + seconds
+        while time.monotonic() < limit:
+            if ready(shown := self.text):
+                return shown
+            time.sleep(0.1)
+        raise AssertionError(f"not reached; the terminal shows\n{self.text}")
+
+    def start(self, *words: str) -> None:
+        self.until(lambda text: "shell>" in text)
+        command = shlex.join([sys.executable, "-m", "dflash_local", *words])
+        self.type(f"clear; cd {shlex.quote(str(ROOT))}; {command}; echo left with $?")
+        self.keys("Enter")
+
+    @property
+    def modes(self) -> str:
+        """What a full screen program has to put back: alternate screen, cursor, mouse."""
+        flags = ("alternate_on", "cursor_flag", "mouse_any_flag")
+        return self.tmux("display-message", "-p", " ".join(f"#{{{flag}}}" for flag in flags)).strip()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, getattr(request, "param", "100x30"))
+    yield opened
+    opened.tmux("kill-server")
+
+
+def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Terminal) -> None:
+    terminal.start("chat", "demo", "--temperature", "0")
+    terminal.until(lambda text: "ready" in text)
+    assert terminal.modes.startswith("1 ")
+    terminal.type("Count from 1 to 30.")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "28, 29, 30" in text and "stop · seed" in text)
+    terminal.keys("F5")
+    terminal.until(lambda text: "identical: yes" in text)
+    terminal.keys("Escape")
+    terminal.until(lambda text: "race:" in text)
+    terminal.type("/mode ar")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "mode ar" in text)
+    terminal.type("Count from 1 to 30.")
+    terminal.keys("Enter")
+    time.sleep(0.15)
+    terminal.keys("Escape")
+    terminal.until(lambda text: "stopped" in text or "nothing came of it" in text)
+    terminal.keys("C-c")
+    terminal.until(lambda text: "again leaves" in text)
+    terminal.keys("C-c", "C-c")  # two, should the first have come too late to be the second
+    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_ui_07_a_signal_restores_the_terminal(terminal: Terminal, name: str) -> None:
+    terminal.start("chat", "demo")
+    terminal.until(lambda text: "ready" in text)
+    shell = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
+    (child,) = psutil.Process(shell).children()
+    child.send_signal(getattr(signal, name))
+    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    assert f"left with {128 + getattr(signal, name)}" in text and terminal.modes == "0 1 0"
+
+
+@pytest.mark.parametrize("terminal", ["80x24"], indirect=True)
+def test_ui_10_a_dumb_terminal_gets_the_lines(terminal: Terminal) -> None:
+    terminal.type("TERM=dumb; export TERM")
+    terminal.keys("Enter")
+    terminal.start("chat", "demo", "--temperature", "0")
+    terminal.until(lambda text: ">>>" in text)
+    assert terminal.modes == "0 1 0"
+    terminal.type("/quit")
+    terminal.keys("Enter")
+    assert "left with 0" in terminal.until(lambda text: re.search(r"left with \d", text) is not None)

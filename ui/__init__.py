@@ -1,0 +1,1 @@
+"""Screens over the service: a terminal application. They know events, never a model."""

@@ -1,0 +1,141 @@
+"""The terminal application: its keys that work everywhere, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.widgets import TextArea
+
+from dflash_local.errors import DFlashError
+from dflash_local.service.race import Race
+from dflash_local.ui.tui.desk import Desk
+from dflash_local.ui.tui.screens.chat import ChatScreen
+from dflash_local.ui.tui.screens.race import Prepare, RaceScreen
+
+TWICE_S = 2.0  # two presses within this leave
+STOP_S = 10.0  # a cycle or a prefill chunk ends well within this
+
+
+class ChatApp(App[DFlashError]):
+    """Chat with a loaded pair. It returns the error that ended it, if one did."""
+
+    TITLE = "dflash"
+    BINDINGS = [
+        Binding("ctrl+c", "interrupt", "Stop", show=False, priority=True),
+        Binding("ctrl+q", "quit", "Quit", priority=True),
+    ]
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__()
+        self.chat = ChatScreen(desk)
+        self.ended_by: int | None = None  # a signal
+        self._pressed = -TWICE_S
+
+    def on_mount(self) -> None:
+        self.push_screen(self.chat)
+        end_on_signals(self)
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""
+        focused = self.focused
+        selected = focused.selected_text if isinstance(focused, TextArea) else self.screen.get_selected_text()
+        if selected:
+            self.copy_to_clipboard(selected)
+            self.notify("copied", markup=False)
+            return
+        now = time.monotonic()
+        again, self._pressed = now - self._pressed < TWICE_S, now
+        if again:
+            self.exit()
+        elif not self.chat.stop():
+            self.notify("Ctrl+C again leaves", markup=False)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: Textual's own, and the chat's."""
+        yield from super().get_system_commands(screen)
+        chat = self.chat
+        yield SystemCommand("Regenerate", "The last reply again, with a fresh seed", chat.action_regenerate)
+        yield SystemCommand("Edit last message", "Back into the field", partial(chat.action_command, "/edit"))
+        yield SystemCommand("Copy last reply", "To the clipboard", partial(chat.action_command, "/copy"))
+        yield SystemCommand("Models", "Choose another pair", partial(chat.action_command, "/models"))
+        yield SystemCommand("Race", "With and without drafting", partial(chat.action_command, "/race"))
+        yield SystemCommand("Token origins", "Show which tokens were drafted", chat.action_origins)
+        yield SystemCommand("Meter", "Show or hide the panel", chat.action_meter)
+
+    def finish(self) -> bool:
+        """Stop what runs, after the screen is gone; False when a load goes on regardless."""
+        return self.chat.jobs.join(STOP_S if self.chat.stop_quietly() else 0.2)
+
+
+class RaceApp(App[DFlashError]):
+    """A race of its own, with a pair that is loaded for it."""
+
+    TITLE = "dflash race"
+    BINDINGS = [Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, priority=True)]
+
+    def __init__(self, screen: RaceScreen) -> None:
+        super().__init__()
+        self.race_screen = screen
+        self.ended_by: int | None = None
+
+    def on_mount(self) -> None:
+        self.push_screen(self.race_screen, lambda _race: self.exit())
+        end_on_signals(self)
+
+    def action_leave(self) -> None:
+        """End what runs, and leave."""
+        self.race_screen.action_leave()
+
+
+def end_on_signals(app: ChatApp | RaceApp) -> None:
+    """SIGTERM and SIGHUP end the application as leaving does, so that the terminal is restored."""
+
+    def end(number: int) -> None:
+        app.ended_by = number
+        app.exit()
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; not the main thread
+            if number is not None:
+                asyncio.get_running_loop().add_signal_handler(number, end, int(number))
+
+
+def run(desk: Desk) -> int:
+    """Show the chat until the user leaves; returns the exit code, 128 + n for signal n.
+
+    Raises:
+        DFlashError: the pair could not be loaded.
+    """
+    app = ChatApp(desk)
+    error = app.run()
+    app.finish()
+    if error is not None:
+        raise error
+    return _code(app)
+
+
+def run_race(title: str, prompt: str, prepare: Prepare) -> tuple[int, Race | None]:
+    """Show a race until the user leaves; returns the exit code and the race, None when it did not end.
+
+    Raises:
+        DFlashError: the pair could not be loaded, or a reply failed.
+    """
+    app = RaceApp(RaceScreen(title, prompt, prepare))
+    app.run()
+    app.race_screen.jobs.join(STOP_S)
+    if app.race_screen.error is not None and app.ended_by is None:
+        raise app.race_screen.error
+    return _code(app), app.race_screen.race
+
+
+def _code(app: ChatApp | RaceApp) -> int:
+    return 128 + app.ended_by if app.ended_by is not None else app.return_code or 0

@@ -1,0 +1,78 @@
+"""What the command line hands to the screens, so that these need not know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dflash_local.events import LoadProgress
+from dflash_local.service.conversation import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One thing the program says to its user."""
+
+    text: str
+    level: Literal["note", "warning"] = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A pair that can be chosen.
+
+    Attributes:
+        state: bundled, local, partial or absent. fits: the memory plan's word on this machine.
+        size: of its download, as text.
+    """
+
+    name: str
+    state: str
+    fits: str
+    size: str
+
+    @property
+    def here(self) -> bool:
+        """True when nothing has to be downloaded."""
+        return self.state in ("bundled", "local")
+
+
+Hear = Callable[[Said | LoadProgress], None]
+
+
+class Desk(Protocol):
+    """A conversation with the commands that act on it.
+
+    Attributes:
+        commands: how each command is used, and what it does. greeting: what is said first.
+    """
+
+    @property
+    def conversation(self) -> Conversation: ...
+
+    @property
+    def commands(self) -> Mapping[str, str]: ...
+
+    @property
+    def greeting(self) -> str: ...
+
+    def attach(self, hear: Hear) -> None:
+        """From now on ``hear`` is told what is said and how far a load is, from any thread."""
+        ...
+
+    def execute(self, line: str) -> None:
+        """Run one line that begins with a slash; may take as long as loading a model.
+
+        Raises:
+            DFlashError: no such command, a bad argument, or it failed.
+        """
+        ...
+
+    def offers(self) -> Sequence[Offer]:
+        """The pairs of the registry; may take a second.
+
+        Raises:
+            DFlashError: the registry cannot be read.
+        """
+        ...

@@ -1,0 +1,154 @@
+"""The commands that only a screen has. Each gets the chat screen and the rest of the line."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from dflash_local.errors import DFlashError
+from dflash_local.service.race import Race, Racer
+from dflash_local.ui.tui.desk import Offer
+from dflash_local.ui.tui.editor import edited
+from dflash_local.ui.tui.jobs import Ended
+from dflash_local.ui.tui.screens.help import HelpScreen
+from dflash_local.ui.tui.screens.models import ModelsScreen
+from dflash_local.ui.tui.screens.race import RaceScreen
+
+if TYPE_CHECKING:
+    from dflash_local.ui.tui.screens.chat import ChatScreen
+
+
+async def _help(screen: ChatScreen, _argument: str) -> None:
+    screen.app.push_screen(HelpScreen(screen.commands))
+
+
+async def _regenerate(screen: ChatScreen, _argument: str) -> None:
+    await screen.action_regenerate()
+
+
+async def _edit(screen: ChatScreen, _argument: str) -> None:
+    """The last message back into the field, and its reply out of the conversation."""
+    if screen.busy:
+        screen.notify("a reply is coming; Esc stops it", markup=False)
+        return
+    try:
+        text = screen.conversation.take_back()
+    except DFlashError as error:
+        await screen.say_error(error)
+        return
+    await screen.transcript.rebuild(screen.conversation.turns, False)
+    screen.composer.put(text)
+
+
+async def _copy(screen: ChatScreen, argument: str) -> None:
+    """The last reply, or its code block of that number, to the clipboard."""
+    replies = [turn.content for turn in screen.conversation.turns if turn.role == "assistant"]
+    if not replies:
+        screen.notify("there is no reply to copy", markup=False)
+        return
+    text = replies[-1]
+    if argument:
+        blocks = code_blocks(text)
+        if not (argument.isdecimal() and 0 < int(argument) <= len(blocks)):
+            screen.notify(f"the last reply has {len(blocks)} code blocks", severity="warning", markup=False)
+            return
+        text = blocks[int(argument) - 1]
+    screen.app.copy_to_clipboard(text)
+    screen.notify(f"{len(text):,} characters copied", markup=False)
+
+
+async def _editor(screen: ChatScreen, _argument: str) -> None:
+    text = edited(screen.app, screen.composer.text)
+    if text is None:
+        screen.notify("set VISUAL or EDITOR to write messages there", severity="warning", markup=False)
+    else:
+        screen.composer.put(text)
+
+
+async def _race(screen: ChatScreen, argument: str) -> None:
+    """The typed message, or the last one, with and without drafting."""
+    if screen.busy:
+        screen.notify("a reply is coming; Esc stops it", markup=False)
+        return
+    text = argument or screen.composer.text.strip()
+    conversation = screen.conversation
+    try:
+        request = conversation.request(text)
+        racer = Racer(conversation.service, request)
+    except DFlashError as error:
+        await screen.say_error(error)
+        return
+
+    async def back(race: Race | None) -> None:
+        if race is not None:
+            screen.readings.ar_speed = race.ar.finished.stats.tokens_per_s or None
+            await screen.say(f"race: {race.wall_clock:.2f}x wall clock, {race.speed_up:.2f}x decode; {race.verdict}")
+            screen.redraw()
+
+    prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
+    screen.app.push_screen(RaceScreen(conversation.pair.label, prompt, lambda _hear: racer), back)
+
+
+async def _models(screen: ChatScreen, _argument: str) -> None:
+    """The registry, to choose from; what is not here is downloaded first."""
+
+    async def listed(ended: Ended) -> None:
+        if ended.error is not None:
+            await screen.say_error(ended.error)
+            return
+        screen.readings.state = "ready"
+        screen.app.push_screen(ModelsScreen(ended.result), chosen)
+
+    async def chosen(offer: Offer | None) -> None:
+        if offer is not None:
+            await screen.action_command(f"/model {offer.name}" if offer.here else f"/pull {offer.name}")
+
+    screen.begin(screen.desk.offers, listed)
+
+
+async def _theme(screen: ChatScreen, argument: str) -> None:
+    if argument in screen.app.available_themes:
+        screen.app.theme = argument
+    else:
+        await screen.say(f"themes: {', '.join(sorted(screen.app.available_themes))}")
+
+
+async def _quit(screen: ChatScreen, _argument: str) -> None:
+    await screen.app.action_quit()
+
+
+def code_blocks(text: str) -> list[str]:
+    """The insides of the fenced blocks of a Markdown text, in order; an unclosed one counts."""
+    blocks: list[list[str]] = []
+    fence = ""
+    for line in text.split("\n"):
+        mark = line.strip()[:3]
+        if not fence and mark in ("```", "~~~"):
+            fence = mark
+            blocks.append([])
+        elif fence and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            fence = ""
+        elif fence:
+            blocks[-1].append(line)
+    return ["\n".join(lines) for lines in blocks]
+
+
+Act = Callable[["ChatScreen", str], Awaitable[None]]
+OWN: dict[str, tuple[str, Act]] = {
+    "/help": ("keys and commands", _help),
+    "/regen": ("the last reply again, with a fresh seed", _regenerate),
+    "/edit": ("the last message back into the field", _edit),
+    "/copy [N]": ("the last reply, or its Nth code block, to the clipboard", _copy),
+    "/editor": ("write the message in $VISUAL or $EDITOR", _editor),
+    "/race [MESSAGE]": ("the message with and without drafting, side by side", _race),
+    "/models": ("choose another pair from the registry", _models),
+    "/theme [NAME]": ("show or change the theme", _theme),
+    "/quit": ("leave (/bye, /exit)", _quit),
+}
+ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/h": "/help"}
+
+
+def own_command(word: str) -> Act | None:
+    """The screen's own command of that name."""
+    name = ALIASES.get(word.lower(), word.lower())
+    return next((act for usage, (_, act) in OWN.items() if usage.split()[0] == name), None)

@@ -1,0 +1,152 @@
+"""What the meter shows, out of the events of replies. Arithmetic only; draws nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dflash_local.events import Event, Finished, Mode, Notice, PrefillProgress, Queued, Started, Stats, Step
+from dflash_local.service.service import Facts
+
+WINDOW_S = 1.0  # "now" is the last second of the reply
+HISTORY = 60  # samples of the sparkline
+SAMPLE_S = 0.05
+NOW_CYCLES = 8  # acceptance length "now" is of so many cycles
+
+
+@dataclass(slots=True)
+class Readings:
+    """Figures of the reply under way or, between replies, of the last one.
+
+    Attributes:
+        now, mean: tokens per second. speeds: samples of ``now``, for a sparkline.
+        per_position: share of cycles in which draft slot k (1-based) was accepted.
+        ar_speed: tokens per second of the last reply without drafting by this loaded pair.
+        used, context: tokens in the context and how many it holds.
+    """
+
+    mode: Mode = "dflash"
+    state: str = "ready"
+    tokens: int = 0
+    now: float | None = None
+    mean: float | None = None
+    speeds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    acceptance_now: float | None = None
+    acceptance_mean: float | None = None
+    cycles: int = 0
+    rows: int = 0
+    stats: Stats | None = None
+    used: int = 0
+    context: int = 0
+    block_size: int = 0
+    precision: str = ""
+    ar_speed: float | None = None
+    alarms: list[str] = field(default_factory=list)
+    _times: deque[tuple[float, int]] = field(default_factory=deque)
+    _lengths: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=NOW_CYCLES))
+    _accepted: int = 0
+    _kept: list[int] = field(default_factory=list)
+    _single: int = 0  # cycles that came one to an event
+    _first: tuple[float, int] | None = None
+
+    def load(self, facts: Facts) -> None:
+        """A pair was loaded: what was measured of another does not hold for it."""
+        self.begin(self.mode)
+        self.context, self.block_size = facts.context, facts.block_size
+        self.precision = precision(facts.dtype)
+        self.ar_speed, self.used, self.stats, self.state = None, 0, None, "ready"
+        self.alarms.clear()
+
+    def begin(self, mode: Mode) -> None:
+        """A reply was asked for."""
+        self.mode, self.state = mode, "waiting"
+        self.tokens = self.cycles = self.rows = self._accepted = self._single = 0
+        self.now = self.mean = self.acceptance_now = self.acceptance_mean = self._first = None
+        self.stats = None
+        for samples in (self.speeds, self._times, self._lengths):
+            samples.clear()
+        self._kept = []
+
+    def take(self, event: Event) -> None:
+        """Count one event in."""
+        if isinstance(event, Step):
+            self._step(event)
+        elif isinstance(event, Started):
+            self.used, self.state = event.prompt_tokens, "replying"
+        elif isinstance(event, PrefillProgress):
+            self.state = f"reading the prompt {event.done}/{event.total}"
+        elif isinstance(event, Queued):
+            self.state = f"waiting, {event.position} before" if event.position else "waiting"
+        elif isinstance(event, Notice) and event.level == "warning":
+            self.alarms = [*self.alarms, event.message][-2:]
+        elif isinstance(event, Finished):
+            self._finish(event)
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """Of the finished reply, else of what has come."""
+        if self.stats is not None:
+            return self.stats.acceptance_per_position
+        return tuple(count / self._single for count in self._kept) if self._single else ()
+
+    @property
+    def speed_up(self) -> float | None:
+        """Against this machine's own AR step, when that was seen."""
+        if self.mode == "ar" or not self.ar_speed or self.mean is None:
+            return None
+        return self.mean / self.ar_speed
+
+    @property
+    def split(self) -> tuple[float, float, float] | None:
+        """Shares of the decode time: draft, verify, other."""
+        stats = self.stats
+        whole = stats.draft_s + stats.verify_s + stats.other_s if stats is not None else 0.0
+        return (stats.draft_s / whole, stats.verify_s / whole, stats.other_s / whole) if stats and whole else None
+
+    def _step(self, step: Step) -> None:
+        count = len(step.token_ids)
+        self.tokens += count
+        self.used += count
+        if self._first is None:
+            self._first = (step.t_s, self.tokens)
+        elif step.t_s > self._first[0]:
+            self.mean = (self.tokens - self._first[1]) / (step.t_s - self._first[0])
+        self._times.append((step.t_s, self.tokens))
+        while len(self._times) > 2 and self._times[0][0] < step.t_s - WINDOW_S:
+            self._times.popleft()
+        (since, before), (until, after) = self._times[0], self._times[-1]
+        if until > since:
+            self.now = (after - before) / (until - since)
+            self.speeds.append(self.now)
+        if step.rows:
+            self._cycle(step, count)
+
+    def _cycle(self, step: Step, count: int) -> None:
+        cycles = max(1, count - step.accepted)  # more than one where the listener had to merge
+        self.cycles += cycles
+        self.rows = step.rows if cycles == 1 else self.rows
+        self._accepted += step.accepted
+        self._lengths.append((step.accepted + cycles, cycles))
+        self.acceptance_now = sum(n for n, _ in self._lengths) / sum(c for _, c in self._lengths)
+        self.acceptance_mean = (self._accepted + self.cycles) / self.cycles
+        if cycles == 1 and step.drafted:
+            self._single += 1
+            self._kept += [0] * (step.drafted - len(self._kept))
+            for slot in range(step.accepted):
+                self._kept[slot] += 1
+
+    def _finish(self, finished: Finished) -> None:
+        stats = finished.stats
+        self.stats, self.state = stats, "stopped" if finished.reason == "cancelled" else "ready"
+        if finished.usage.completion_tokens:
+            self.tokens, self.mean = finished.usage.completion_tokens, stats.tokens_per_s
+            self.acceptance_mean = stats.mean_acceptance_length if stats.mode == "dflash" else None
+        if stats.mode == "ar" and stats.tokens_per_s > 0:
+            self.ar_speed = stats.tokens_per_s
+
+
+def precision(dtype: str) -> str:
+    """How strong the promise of equal text is with this number format (ARCHITECTURE 3)."""
+    name = dtype.removeprefix("torch.")
+    short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+    return f"{short}: exact" if name == "float32" else f"{short}: up to near-ties"

@@ -1,0 +1,1 @@
+"""The full-window views of the terminal application."""

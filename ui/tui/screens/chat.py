@@ -1,0 +1,327 @@
+"""The chat: the conversation, the meter beside it, the field to type in, and the job that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Static, TextArea
+
+from dflash_local.errors import DFlashError
+from dflash_local.events import LoadProgress, Step
+from dflash_local.service.conversation import Answer
+from dflash_local.terminal import safe_line
+from dflash_local.ui.tui.desk import Desk, Said
+from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
+from dflash_local.ui.tui.own_commands import OWN, own_command
+from dflash_local.ui.tui.readings import Readings
+from dflash_local.ui.tui.widgets.composer import Composer
+from dflash_local.ui.tui.widgets.messages import Note, UserMessage
+from dflash_local.ui.tui.widgets.meter import Meter, one_line
+from dflash_local.ui.tui.widgets.origin_text import LEGEND
+from dflash_local.ui.tui.widgets.reply import ReplyView, figures
+from dflash_local.ui.tui.widgets.transcript import Transcript
+
+PULSE_S = 0.03  # how often what came is drawn
+
+
+class ChatScreen(Screen[None]):
+    """One conversation; everything that takes time is a job, and one job runs at a time."""
+
+    CSS_PATH = "chat.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]
+    BINDINGS = [
+        Binding("f1", "command('/help')", "Help"),
+        Binding("escape", "stop", "Stop"),
+        Binding("f2", "meter", "Meter"),
+        Binding("f3", "origins", "Origins"),
+        Binding("f4", "command('/editor')", "Editor", show=False),
+        Binding("f5", "command('/race')", "Race"),
+        Binding("f7", "command('/models')", "Models", show=False, priority=True),
+        Binding("f8", "command('/edit')", "Edit last", show=False),
+        Binding("f9", "command('/copy')", "Copy", show=False),
+        Binding("ctrl+r", "regenerate", "Again"),
+        Binding("pageup", "scroll_page(-1)", "Up", show=False, priority=True),
+        Binding("pagedown", "scroll_page(1)", "Down", show=False, priority=True),
+    ]
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__()
+        self.desk = desk
+        self.conversation = desk.conversation
+        self.readings = Readings(mode=self.conversation.wishes.mode, state="loading")
+        self.commands = {**desk.commands, **{usage: about for usage, (about, _) in OWN.items()}}
+        self._inbox = Inbox()
+        self.jobs = Jobs(self._inbox)
+        self._job: Callable[[Ended], Any] | None = None  # what to do at the end of the running job
+        self._answer: Answer | None = None
+        self._stopping = False
+        self._view: ReplyView | None = None
+        self._by_origin = False
+        self.drawings = 0
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        with Horizontal(id="middle"):
+            yield Transcript()
+            yield Meter()
+        yield Static(id="hint", markup=False)
+        yield Static(id="status", markup=False)
+        yield Composer(usage.split()[0] for usage in self.commands)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        self.add_class("-metered")
+        self.desk.attach(self._inbox.put)
+        if self.desk.greeting:
+            await self.say(self.desk.greeting)
+        self.begin(self.conversation.open, self._loaded)
+        self.set_interval(PULSE_S, self._drain)
+        self.query_one(Composer).focus()
+
+    @property
+    def busy(self) -> bool:
+        """True while a job runs."""
+        return self._job is not None
+
+    @property
+    def composer(self) -> Composer:
+        """Where messages are typed."""
+        return self.query_one(Composer)
+
+    @property
+    def transcript(self) -> Transcript:
+        """The conversation on screen."""
+        return self.query_one(Transcript)
+
+    async def say(self, text: str, level: str = "note") -> None:
+        """Put a note into the conversation."""
+        await self.transcript.add(Note(text, level))
+
+    async def say_error(self, error: DFlashError) -> None:
+        """Show an error with what to do about it."""
+        await self.say(f"{error.message}\n{error.hint}" if error.hint else error.message, "error")
+
+    def begin(self, work: Callable[[], Any], then: Callable[[Ended], Any]) -> bool:
+        """Start a job, unless one runs; ``then`` gets its end."""
+        if self._job is not None:
+            self.notify("one thing at a time: Esc stops the reply", markup=False)
+            return False
+        self._job, self._stopping = then, False
+        self.jobs.start(work)
+        self.redraw()
+        return True
+
+    def stop(self) -> bool:
+        """End the running reply early; False when there is none."""
+        if self._view is None:
+            return False
+        self._stopping = True
+        if self._answer is not None:
+            self._answer.cancel()
+        self.readings.state = "stopping"
+        self.redraw()
+        return True
+
+    def stop_quietly(self) -> bool:
+        """Cancel the reply without drawing: the screen is gone. False when no reply is under way."""
+        self._stopping = True
+        if self._answer is not None:
+            self._answer.cancel()
+        return self._view is not None
+
+    async def _drain(self) -> None:
+        """Draw all that came since the last time, at once."""
+        items = self._inbox.take()
+        if not items:
+            return
+        self.drawings += 1
+        steps = [item for item in items if isinstance(item, Step)]
+        if steps and self._view is not None:
+            await self._view.feed(steps)
+        for item in items:
+            if isinstance(item, Said):
+                await self.say(item.text, item.level)
+            elif isinstance(item, LoadProgress):
+                self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
+            elif isinstance(item, Ended):
+                await self._end(item)
+            else:
+                self.readings.take(item)
+        self.redraw()
+
+    async def _end(self, ended: Ended) -> None:
+        then, self._job = self._job, None
+        if then is not None:
+            await then(ended)
+
+    def redraw(self) -> None:
+        """Show the figures and the pair as they are now."""
+        pair, facts = self.conversation.pair, self.conversation.facts
+        how = f" · {facts.engine} {facts.dtype} {facts.device}" if facts is not None else ""
+        mode = "" if self.readings.mode == "dflash" else " · without drafting (ar)"
+        self.query_one("#title", Static).update(Content(safe_line(f"dflash · {pair.label}{how}{mode}")))
+        self.query_one("#status", Static).update(Content(one_line(self.readings)))
+        if self.has_class("-wide") and self.has_class("-metered"):
+            self.query_one(Meter).show(self.readings)
+
+    async def _loaded(self, ended: Ended) -> None:
+        if ended.error is not None:
+            self.app.exit(ended.error)
+            return
+        self.take_facts()
+
+    def take_facts(self) -> None:
+        """The loaded pair may be another one."""
+        facts = self.conversation.facts
+        if facts is not None:
+            self.readings.load(facts)
+            self.readings.mode = self.conversation.wishes.mode
+        else:
+            self.readings.state = "no model is loaded"
+
+    # What the user sends
+
+    @on(Composer.Sent)
+    async def _sent(self, message: Composer.Sent) -> None:
+        text = message.text
+        if text.startswith("/") and not text.startswith("//"):
+            await self.action_command(text)
+        elif self.busy:
+            self.composer.put(text)
+            self.notify("not yet: Esc stops the reply that is coming", markup=False)
+        else:
+            await self.send(text[1:] if text.startswith("//") else text)
+
+    async def send(self, text: str) -> None:
+        """Send a message and show the reply as it comes."""
+        shown = UserMessage(text)
+        await self.transcript.add(shown)
+
+        async def then(ended: Ended) -> None:
+            if not await self._reply_ended(ended):
+                await shown.remove()
+                self.composer.put(self.composer.text or text)
+
+        await self._ask(lambda: self.conversation.answer(text), then)
+
+    async def action_regenerate(self) -> None:
+        """The last reply again; the old one stays where nothing comes."""
+        if self.busy or not self.transcript.replies or not self.conversation.turns:
+            self.notify("there is no reply to make again" if not self.busy else "a reply is coming", markup=False)
+            return
+        old = self.transcript.replies[-1]
+        old.display = False
+        if self.conversation.sampling.greedy:
+            await self.say("greedy: the reply will be the same; /set temperature 0.7 changes that")
+
+        async def then(ended: Ended) -> None:
+            if await self._reply_ended(ended):
+                await old.remove()
+            else:
+                old.display = True
+
+        await self._ask(self.conversation.regenerate, then)
+
+    async def _ask(self, ask: Callable[[], Answer], then: Callable[[Ended], Any]) -> None:
+        self._view = ReplyView(self._by_origin)
+        await self.transcript.add(self._view)
+        self.transcript.anchor()
+        self.readings.begin(self.conversation.wishes.mode)
+        self.begin(lambda: self._listen(ask), then)
+
+    def _listen(self, ask: Callable[[], Answer]) -> Answer:
+        """The job of a reply, on its own thread."""
+        with ask() as answer:
+            self._answer = answer
+            if self._stopping:
+                answer.cancel()
+            for event in answer:
+                self._inbox.put(event)
+        return answer
+
+    async def _reply_ended(self, ended: Ended) -> bool:
+        """Close the view of a reply; False when it was not kept."""
+        view, self._view, self._answer = self._view, None, None
+        answer = ended.result if isinstance(ended.result, Answer) else None
+        if ended.error is not None:
+            self.readings.state = "failed"
+            await self.say_error(ended.error)
+            if self.conversation.broken:
+                await self.say("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
+        if view is None:
+            return False
+        if answer is None or answer.finished is None or not answer.worth_keeping:
+            await view.remove()
+            if ended.error is None:
+                await self.say("nothing came of it; your message is back in the field")
+            return False
+        await view.finish(figures(answer.finished), answer.stopped)
+        return True
+
+    async def action_command(self, line: str) -> None:
+        """Run a command: the screen's own, or one that every chat has."""
+        word, _, argument = line.partition(" ")
+        own = own_command(word)
+        if own is not None:
+            await own(self, argument.strip())
+            return
+        before, loaded = list(self.conversation.turns), self.conversation.facts
+
+        async def then(ended: Ended) -> None:
+            if ended.error is not None:
+                await self.say_error(ended.error)
+            if self.conversation.turns != before:
+                await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+            if self.conversation.facts is not loaded:
+                self.take_facts()
+            self.readings.state = "ready" if self.conversation.facts is not None else "no model is loaded"
+            self.readings.mode = self.conversation.wishes.mode
+
+        if not self.begin(lambda: self.desk.execute(line), then):
+            self.composer.put(line)
+
+    # Keys
+
+    def action_stop(self) -> None:
+        self.stop()
+
+    def action_meter(self) -> None:
+        """Show or hide the panel; a narrow screen has its line instead."""
+        self.toggle_class("-metered")
+        if not self.has_class("-wide"):
+            self.notify("the panel needs 100 columns; the line below has the figures", markup=False)
+        self.redraw()
+
+    async def action_origins(self) -> None:
+        """Show where tokens came from, or the text laid out."""
+        self._by_origin = not self._by_origin
+        for view in self.transcript.replies:
+            await view.show_origins(self._by_origin)
+        self._hint(LEGEND if self._by_origin else "")
+
+    def action_scroll_page(self, direction: int) -> None:
+        """Page Up and Page Down scroll the conversation, wherever the cursor is."""
+        scroll = self.transcript.scroll_page_up if direction < 0 else self.transcript.scroll_page_down
+        scroll(animate=False)
+
+    @on(TextArea.Changed)
+    def _complete(self) -> None:
+        names = self.composer.completions
+        self._hint("Tab: " + "  ".join(names) if names else LEGEND if self._by_origin else "")
+
+    @on(Composer.Refused)
+    def _refused(self, message: Composer.Refused) -> None:
+        self.notify(message.reason, severity="warning", markup=False)
+
+    def _hint(self, text: str) -> None:
+        hint = self.query_one("#hint", Static)
+        hint.display = bool(text)
+        hint.update(Content(text))

@@ -1,0 +1,104 @@
+"""The panel of figures beside a conversation: speed, acceptance, where the time goes, context, promise."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Sparkline, Static
+
+from dflash_local.terminal import safe_line
+from dflash_local.ui.tui.readings import Readings
+from dflash_local.ui.tui.widgets.bars import bar, position_lines, split_line
+
+WIDTH = 33  # cells of a line in the panel
+
+
+class Meter(VerticalScroll, can_focus=False):
+    """Draws ``Readings``; keeps none of its own."""
+
+    def compose(self) -> ComposeResult:
+        yield Static("Speed", classes="heading")
+        yield Static("", id="speed", markup=False)
+        yield Sparkline([0.0], id="spark")
+        yield Static("", id="versus", markup=False)
+        yield Static("Acceptance length", classes="heading")
+        yield Static("", id="acceptance", markup=False)
+        yield Static("Accepted per draft position", classes="heading")
+        yield Static("", id="positions", markup=False)
+        yield Static("Time of the reply", classes="heading")
+        yield Static("", id="split", markup=False)
+        yield Static("Context", classes="heading")
+        yield Static("", id="context", markup=False)
+        yield Static("", id="precision", markup=False)
+        yield Static("", id="alarms", markup=False)
+
+    def show(self, readings: Readings) -> None:
+        """Draw the figures as they are now."""
+        self._put("speed", f"{_rate(readings.now)} now  {_rate(readings.mean)} mean tok/s")
+        self.query_one(Sparkline).data = [0.0, *readings.speeds]  # from nothing up: it scales to its lowest
+        self._put("versus", versus(readings))
+        self._put("acceptance", acceptance(readings))
+        shares = readings.per_position
+        waiting = "no drafts in this mode" if readings.mode == "ar" else "after the first cycles"
+        self._put("positions", "\n".join(position_lines(shares, WIDTH)) or waiting)
+        self._put("split", _split(readings))
+        self._put("context", _context(readings))
+        self._put("precision", readings.precision)
+        self._put("alarms", "\n".join(f"▲ {safe_line(alarm)}" for alarm in readings.alarms))
+
+    def _put(self, name: str, text: str) -> None:
+        self.query_one(f"#{name}", Static).update(Content(text))
+
+
+def one_line(readings: Readings) -> str:
+    """The figures that matter most, for a screen too narrow for the panel."""
+    parts = [readings.state]
+    if readings.mean is not None:
+        parts.append(f"{readings.mean:.1f} tok/s")
+    if readings.acceptance_mean is not None:
+        parts.append(f"acceptance {readings.acceptance_mean:.2f}")
+    if readings.speed_up is not None:
+        parts.append(f"{readings.speed_up:.2f}x AR")
+    if readings.context:
+        parts.append(f"ctx {readings.used:,}/{readings.context:,}")
+    parts += [readings.precision] if readings.precision else []
+    parts += ["▲ " + safe_line(readings.alarms[-1])] if readings.alarms else []
+    return " · ".join(parts)
+
+
+def versus(readings: Readings) -> str:
+    """The comparison with this machine's own AR step, when one was seen."""
+    if readings.ar_speed is None:
+        return "AR here: unknown, F5 races"
+    ratio = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
+    return f"AR here: {readings.ar_speed:.1f}{ratio}"
+
+
+def acceptance(readings: Readings) -> str:
+    """Acceptance length now and on average, and of how many it could be."""
+    if readings.mode == "ar":
+        return "no drafts in this mode"
+    now, mean = (f"{n:.2f}" if n is not None else "–" for n in (readings.acceptance_now, readings.acceptance_mean))
+    block = f" of {readings.block_size}" if readings.block_size else ""
+    rows = f"\nverifying {readings.rows} rows a cycle" if readings.rows else ""
+    return f"{now} now   {mean} mean{block}{rows}"
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _split(readings: Readings) -> str:
+    if readings.split is None:
+        return "at its end"
+    draft, verify, other = readings.split
+    line = split_line(readings.split, WIDTH)
+    return f"{line}\n█draft {draft:.0%} ▓verify {verify:.0%} ░other {other:.0%}"
+
+
+def _context(readings: Readings) -> str:
+    if not readings.context:
+        return "–"
+    share = readings.used / readings.context
+    return f"{bar(share, WIDTH).replace(' ', '░')}\n{readings.used:,} of {readings.context:,} tokens ({share:.0%})"

@@ -1,0 +1,52 @@
+"""A reply with each token's origin: what was drafted and accepted, and what the target chose itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from dflash_local.events import Origin, Piece
+
+LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target itself"
+CHUNK_RUNS = 200
+MAX_CHUNKS = 60
+STYLES: dict[Origin, str] = {"accepted": "underline $text-success", "bonus": "bold $text-warning"}
+
+
+class OriginText(Vertical):
+    """Shows accepted drafts underlined and the target's own tokens in marks, so that no colour is needed."""
+
+    DEFAULT_CSS = """
+    OriginText { height: auto; }
+    OriginText > Static { height: auto; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs: list[Content] = []
+
+    async def write(self, pieces: Iterable[Piece]) -> None:
+        """Add pieces that were made safe."""
+        for piece in pieces:
+            if not self.children or len(self._runs) >= CHUNK_RUNS:
+                self._runs = []
+                await self.mount(Static(markup=False))
+            self._runs.append(Content.styled(marked(piece), STYLES[piece.origin]))
+        if self._runs:
+            self.query(Static).last().update(Content.assemble(*self._runs))
+        if len(self.children) > MAX_CHUNKS:
+            await self.remove_children(self.children[: len(self.children) - MAX_CHUNKS])
+
+
+def marked(piece: Piece) -> str:
+    """The piece's text; a token of the target's own stands in marks, a line end stays one."""
+    if piece.origin == "accepted":
+        return piece.text
+    core = piece.text.strip()
+    if not core:
+        return f"‹↵›{piece.text}" if "\n" in piece.text else f"‹␣›{piece.text[1:]}"
+    before, _, after = piece.text.partition(core)
+    return f"{before}‹{core}›{after}"

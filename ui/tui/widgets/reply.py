@@ -1,0 +1,126 @@
+"""One reply: its thinking folded away, its text as Markdown or by origin, its figures below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Collapsible, Static
+
+from dflash_local.events import Channel, Finished, Piece, Step
+from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
+from dflash_local.ui.tui.widgets.origin_text import OriginText
+from dflash_local.ui.tui.widgets.plain_text import PlainText
+
+
+class ReplyView(Vertical):
+    """Shows the steps of a reply as they come.
+
+    Args:
+        by_origin: show where each token came from instead of laying the text out.
+    """
+
+    DEFAULT_CSS = """
+    ReplyView, ReplyView > Vertical { height: auto; }
+    """
+
+    def __init__(self, by_origin: bool = False) -> None:
+        super().__init__(classes="reply")
+        self._safe = SafePieces()
+        self._pieces: list[Piece] = []
+        self._by_origin = by_origin
+        self._body: MarkdownText | OriginText | None = None
+        self._thoughts: tuple[Collapsible, PlainText] | None = None
+        self._channel: Channel = "final"
+        self._thinking = (0, 0.0)  # tokens, seconds
+        self._began: float | None = None
+        self.draws = 0
+
+    def compose(self) -> ComposeResult:
+        yield Vertical(classes="head")
+        yield Vertical(classes="body")
+
+    @property
+    def text(self) -> str:
+        """The answer as it is shown."""
+        return "".join(piece.text for piece in self._pieces)
+
+    async def feed(self, steps: Iterable[Step]) -> None:
+        """Draw several steps at once."""
+        pieces: list[Piece] = []
+        for step in steps:
+            pieces += step.pieces
+            self._count(step)
+        self.draws += 1
+        await self._show(self._safe.feed(pieces))
+
+    async def finish(self, figures: str = "", stopped: bool = False) -> None:
+        """Draw what was held back, and the figures."""
+        await self._show(self._safe.finish())
+        if isinstance(self._body, MarkdownText):
+            await self._body.finish()
+        if stopped:
+            await self.mount(Static("■ stopped", classes="stopped", markup=False))
+        if figures:
+            await self.mount(Static(Content(figures), classes="figures"))
+
+    async def show_origins(self, wanted: bool) -> None:
+        """Draw the text anew, by origin or laid out."""
+        if wanted == self._by_origin:
+            return
+        self._by_origin = wanted
+        if self._body is not None:
+            old, self._body = self._body, None
+            if isinstance(old, MarkdownText):
+                await old.finish()
+            await old.remove()
+            await self._write(self._pieces)
+
+    def _count(self, step: Step) -> None:
+        self._began = step.t_s if self._began is None else self._began
+        self._channel = step.pieces[-1].channel if step.pieces else self._channel
+        if self._channel == "thinking":
+            self._thinking = (self._thinking[0] + len(step.token_ids), step.t_s - self._began)
+
+    async def _show(self, pieces: list[Piece]) -> None:
+        thoughts = "".join(piece.text for piece in pieces if piece.channel == "thinking")
+        rest = [piece for piece in pieces if piece.channel != "thinking"]
+        if thoughts:
+            await self._think(thoughts)
+        if rest:
+            self._pieces += rest
+            await self._write(rest)
+
+    async def _think(self, text: str) -> None:
+        if self._thoughts is None:
+            inside = PlainText(classes="thoughts")
+            fold = Collapsible(inside, title="thinking", collapsed=True)
+            self._thoughts = (fold, inside)
+            await self.query_one(".head").mount(fold)
+        fold, inside = self._thoughts
+        await inside.write(text)
+        tokens, seconds = self._thinking
+        fold.title = f"thinking: {tokens} tokens, {seconds:.1f} s" if tokens else "thinking"
+
+    async def _write(self, pieces: list[Piece]) -> None:
+        if self._body is None:
+            self._body = OriginText() if self._by_origin else MarkdownText()
+            await self.query_one(".body").mount(self._body)
+        if isinstance(self._body, OriginText):
+            await self._body.write(pieces)
+        else:
+            await self._body.write("".join(piece.text for piece in pieces))
+
+
+def figures(finished: Finished) -> str:
+    """The line under a reply."""
+    stats = finished.stats
+    parts = [f"{finished.usage.completion_tokens} tok", f"{stats.tokens_per_s:.1f} tok/s"]
+    if stats.mode == "dflash" and stats.mean_acceptance_length is not None:
+        parts.append(f"acceptance {stats.mean_acceptance_length:.2f}")
+    elif stats.mode == "ar":
+        parts.append("without drafting")
+    return " · ".join([*parts, finished.reason, f"seed {stats.seed}"])

@@ -1,0 +1,53 @@
+"""The conversation on screen; follows its end until the user scrolls away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+
+from dflash_local.events import Piece, Step
+from dflash_local.store.records import Turn
+from dflash_local.ui.tui.widgets.messages import Note, UserMessage
+from dflash_local.ui.tui.widgets.reply import ReplyView
+
+MAX_SHOWN = 120  # messages on screen; earlier ones stay in the conversation and its file
+MAX_REBUILT = 40  # laying a reply out takes a while
+EARLIER = "earlier messages are not on screen any more; /export writes all of them"
+
+
+class Transcript(VerticalScroll):
+    """Messages, replies and notes, in order."""
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    @property
+    def replies(self) -> list[ReplyView]:
+        """The replies on screen, oldest first."""
+        return list(self.query(ReplyView))
+
+    async def add(self, widget: Widget) -> None:
+        """Put something at the end."""
+        await self.mount(widget)
+        if len(self.children) > MAX_SHOWN:
+            keep = MAX_SHOWN * 3 // 4
+            await self.remove_children(self.children[: len(self.children) - keep])
+            await self.mount(Note(EARLIER), before=0)
+
+    async def rebuild(self, turns: Sequence[Turn], by_origin: bool) -> None:
+        """Show a conversation from its turns; where its tokens came from is not known any more."""
+        await self.remove_children()
+        if len(turns) > MAX_REBUILT:
+            await self.add(Note(EARLIER))
+        for turn in turns[-MAX_REBUILT:]:
+            if turn.role == "user":
+                await self.add(UserMessage(turn.content))
+                continue
+            view = ReplyView(by_origin)
+            await self.add(view)
+            thoughts = (Piece(turn.thinking, "thinking"),) if turn.thinking else ()
+            await view.feed([Step((*thoughts, Piece(turn.content)), (), 0, 0, 0, 0.0)])
+            await view.finish(stopped=turn.stopped)
+        self.scroll_end(animate=False)
