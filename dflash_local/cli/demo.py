@@ -1,32 +1,30 @@
 """``dflash demo``: the toy pair on a built-in prompt, first without and then with its drafter.
 
-Both runs use the same loaded session; every figure comes from their events.
+A race in lines: both replies from the same loaded pair, every figure from their events.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dflash_local import settings, terminal
-from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair, find
+from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
+from dflash_local.cli.reply import ReplyPrinter, figures, first_interrupt
 from dflash_local.cli.session import load_wish, start_service
 from dflash_local.cli.talk import histogram
-from dflash_local.errors import Interrupted, UsageError
-from dflash_local.events import Event, Mode, Step
-from dflash_local.request import Limits, Request, user_request
-from dflash_local.service.service import Service
+from dflash_local.errors import UsageError
+from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.request import Limits, user_request
+from dflash_local.service.race import Race, Racer
 
 PROMPTS = FOLDER / "prompts.json"
 FALLBACK_PROMPT = "Write a Python function that returns the sum of a list of numbers."
 MAX_NEW_TOKENS = 256
-WARM_UP_TOKENS = 16
 TOY = "toy pair: first-run material, not a speed claim"
 
 
@@ -51,20 +49,19 @@ def demo(
     wish = load_wish(user, dtype=dtype, device=device)
     prompt = built_in_prompt()
     with start_service(pair, wish, console) as service:
-        _warm_up(service, prompt)
-        if as_json:
-            plain, drafted = (_run(service, prompt, mode, None) for mode in ("ar", "dflash"))
-            console.json(comparison(pair, prompt, plain, drafted))
-            return
-        console.data(f"{pair.label}: {prompt}", "bold")
-        console.data("\nwithout drafting, one token at a time (ar):", "bold")
-        plain = _run(service, prompt, "ar", ReplyPrinter(console))
-        console.data(figures(plain.finished), "dim")
-        marks = MarkedPrinter(console)
-        console.data(f"\nwith the drafter (dflash); {marks.legend}:", "bold")
-        drafted = _run(service, prompt, "dflash", marks)
-        console.data(figures(drafted.finished), "dim")
-        _conclude(console, comparison(pair, prompt, plain, drafted), drafted)
+        racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
+        if not as_json:
+            console.data(f"{pair.label}: {prompt}", "bold")
+        show = Show(console)
+        with first_interrupt(racer.cancel):
+            try:
+                race = racer.run((lambda _mode, _event: None) if as_json else show)
+            finally:
+                show.finish()
+    if as_json:
+        console.json({"pair": pair.name, "note": TOY, "prompt": prompt, **race.as_dict()})
+    else:
+        conclude(console, race)
 
 
 def built_in_prompt() -> str:
@@ -123,79 +120,43 @@ class MarkedPrinter:
             self._ends_line = text.endswith("\n")
 
 
-def comparison(pair: Pair, prompt: str, plain: Reply, drafted: Reply) -> dict[str, Any]:
-    """Both runs side by side, as ``--json`` prints it. Ratios are of this very run."""
-    same = plain.token_ids == drafted.token_ids
-    shortest = min(len(plain.token_ids), len(drafted.token_ids))
-    first = next((i for i in range(shortest) if plain.token_ids[i] != drafted.token_ids[i]), shortest)
-    return {
-        "pair": pair.name,
-        "note": TOY,
-        "prompt": prompt,
-        "text": drafted.text,
-        "identical": same,
-        "first_difference": None if same else first,
-        "decode_ratio": _ratio(drafted.finished.stats.tokens_per_s, plain.finished.stats.tokens_per_s),
-        "wall_clock_ratio": _ratio(_wall(plain), _wall(drafted)),
-        "ar": _figures(plain),
-        "dflash": _figures(drafted),
-    }
+class Show:
+    """Prints both replies, each under its title and over its figures."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._mode: Mode | None = None
+        self._printer: ReplyPrinter | MarkedPrinter | None = None
+
+    def __call__(self, mode: Mode, event: Event) -> None:
+        if mode != self._mode or self._printer is None:
+            self.finish()
+            self._mode, self._printer = mode, self._begin(mode)
+        self._printer(event)
+        if isinstance(event, Finished):
+            self.finish()
+            self._console.data(figures(event), "dim")
+
+    def _begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
+        if mode == "ar":
+            self._console.data("\nwithout drafting, one token at a time (ar):", "bold")
+            return ReplyPrinter(self._console)
+        marks = MarkedPrinter(self._console)
+        self._console.data(f"\nwith the drafter (dflash); {marks.legend}:", "bold")
+        return marks
+
+    def finish(self) -> None:
+        """End the line."""
+        if self._printer is not None:
+            self._printer.finish()
+            self._printer = None
 
 
-def _run(service: Service, prompt: str, mode: Mode, show: ReplyPrinter | MarkedPrinter | None) -> Reply:
-    try:
-        reply = follow(service.submit(_request(prompt, mode, MAX_NEW_TOKENS)), show or (lambda _event: None))
-    finally:
-        if show is not None:
-            show.finish()
-    if reply.stopped:
-        raise Interrupted("interrupted")
-    return reply
-
-
-def _warm_up(service: Service, prompt: str) -> None:
-    """What is paid once (first kernels, memory) would be charged to the run that comes first."""
-    modes: tuple[Mode, ...] = ("ar", "dflash")
-    for mode in modes:
-        if follow(service.submit(_request(prompt, mode, WARM_UP_TOKENS)), lambda _event: None).stopped:
-            raise Interrupted("interrupted")
-
-
-def _request(prompt: str, mode: Mode, tokens: int) -> Request:
-    return user_request(prompt, limits=Limits(tokens), mode=mode)
-
-
-def _conclude(console: Console, result: Mapping[str, Any], drafted: Reply) -> None:
+def conclude(console: Console, race: Race) -> None:
+    """The histogram of the drafted reply and what came of both."""
     console.data("\ncycles by acceptance length (accepted drafts + 1):", "bold")
-    for line in histogram(drafted.finished, "█" if console.can_show("█") else "#"):
+    for line in histogram(race.dflash.finished, "█" if console.can_show("█") else "#"):
         console.data(line)
-    if result["identical"]:
-        console.data("\nidentical: yes")
-    else:
-        console.data(f"\nidentical: no, from token {result['first_difference']} on; dflash certify says why")
-    console.data(f"this run: {result['wall_clock_ratio']:.2f}x wall clock, {result['decode_ratio']:.2f}x decode speed")
+    console.data(f"\n{race.verdict}")
+    console.data(race.ratios)
     console.data(f"({TOY})")
-
-
-def _figures(reply: Reply) -> dict[str, Any]:
-    stats = reply.finished.stats
-    return {
-        "token_ids": list(reply.token_ids),
-        "acceptance_lengths": list(stats.acceptance_lengths),
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "turn_acceptance_length": stats.turn_acceptance_length,
-        "prefill_s": stats.prefill_s,
-        "decode_s": stats.decode_s,
-        "tokens_per_s": stats.tokens_per_s,
-        "end_to_end_tokens_per_s": stats.end_to_end_tokens_per_s,
-        "block_size": stats.block_size,
-        "finish_reason": reply.finished.reason,
-    }
-
-
-def _wall(reply: Reply) -> float:
-    return reply.finished.stats.prefill_s + reply.finished.stats.decode_s
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0

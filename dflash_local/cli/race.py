@@ -145,7 +145,7 @@ class Contest:
         for line in table(result):
             console.data(line)
         console.data(result.verdict)
-        console.data(f"this run: {result.wall_clock:.2f}x wall clock, {result.speed_up:.2f}x decode speed")
+        console.data(result.ratios)
         if self.pair.toy:
             console.data(f"({TOY})")
 

@@ -52,6 +52,7 @@ class Lane:
             "tokens_per_s": stats.tokens_per_s,
             "end_to_end_tokens_per_s": stats.end_to_end_tokens_per_s,
             "mean_acceptance_length": stats.mean_acceptance_length,
+            "turn_acceptance_length": stats.turn_acceptance_length,
             "acceptance_lengths": list(stats.acceptance_lengths),
             "finish_reason": self.finished.reason,
         }
@@ -89,6 +90,11 @@ class Race:
         if self.first_difference is None:
             return "identical: yes"
         return f"identical: no, from token {self.first_difference} on; dflash certify says why"
+
+    @property
+    def ratios(self) -> str:
+        """Both ratios, as they are said on every screen."""
+        return f"this run: {self.wall_clock:.2f}x wall clock, {self.speed_up:.2f}x decode speed"
 
     def as_dict(self) -> dict[str, Any]:
         """Both side by side, as ``--json`` prints it."""
