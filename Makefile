@@ -39,7 +39,7 @@ help:
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
-	@echo "make screenshots  pictures of the terminal screens, into build/screens"
+	@echo "make screenshots  pictures of the terminal screens: all into build/screens, the README's into docs"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
 
@@ -58,7 +58,7 @@ test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
 	@$(TEST) $(ROOMS_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS) $(ROOMS)
 
 screenshots: $(INSTALLED_DEV)
-	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens
+	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens docs
 
 test-gpu: $(INSTALLED_DEV)
 	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)

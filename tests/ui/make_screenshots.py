@@ -1,11 +1,13 @@
-"""Writes the README's pictures of the terminal screens, as SVG, with the bundled pair: ``make screenshots``.
+"""Pictures of the terminal screens as SVG, with the bundled pair, and the README's among them: ``make screenshots``.
 
-Usage: python tests/ui/make_screenshots.py FOLDER
+Usage: python tests/ui/make_screenshots.py FOLDER README_FOLDER
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from tests.ui.stage import ScriptedDesk, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
+README = {"chat": "chat-middle-dark", "race": "race-middle-dark"}
+FONTS = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 PROMPT = "Write a Python class Robot with the fields name, speed, weight and owner."
 
 
@@ -35,7 +39,7 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
 
     def save(name: str) -> None:
         path = folder / f"{name}-{size}-{theme}.svg"
-        path.write_text(stage.app.export_screenshot(title="dflash"), encoding="utf-8")
+        path.write_text(without_web_fonts(stage.app.export_screenshot(title="dflash")), encoding="utf-8")
 
     async with stage.app.run_test(size=SIZES[size]) as pilot:
         stage.app.theme = THEMES[theme]
@@ -53,14 +57,26 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     stage.app.finish()
 
 
-def main(folder: Path) -> None:
-    """Every picture, into ``folder``."""
+def without_web_fonts(svg: str) -> str:
+    """The picture with a font that is there: a page that shows it asks no other host for one."""
+    return re.sub(
+        r"font-family: ?[^;]*Fira Code[^;]*;",
+        f"font-family: {FONTS};",
+        re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S),
+    )
+
+
+def main(folder: Path, readme: Path) -> None:
+    """Every picture into ``folder``, and those of the README into ``readme``."""
     folder.mkdir(parents=True, exist_ok=True)
     with Service(load(find("demo"), LoadOptions(device="cpu"), None)) as service:
         for size in SIZES:
             for theme in THEMES:
                 asyncio.run(shoot(service, folder, size, theme))
+    readme.mkdir(parents=True, exist_ok=True)
+    for name, source in README.items():
+        shutil.copy(folder / f"{source}.svg", readme / f"{name}.svg")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
