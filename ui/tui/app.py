@@ -41,7 +41,11 @@ class ChatApp(App[DFlashError]):
 
     def on_mount(self) -> None:
         self.push_screen(self.chat)
+        self.chat.collector.hold()
         end_on_signals(self)
+
+    def on_unmount(self) -> None:
+        self.chat.collector.let_go()
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""

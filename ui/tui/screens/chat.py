@@ -17,6 +17,7 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import LoadProgress, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
+from dflash_local.ui.tui.collector import Collector
 from dflash_local.ui.tui.desk import Desk, Said
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.own_commands import OWN, own_command
@@ -66,6 +67,7 @@ class ChatScreen(Screen[None]):
         self._view: ReplyView | None = None
         self._by_origin = False
         self.drawings = 0
+        self.collector = Collector()
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -161,6 +163,7 @@ class ChatScreen(Screen[None]):
         then, self._job = self._job, None
         if then is not None:
             await then(ended)
+        self.collector.settle()
 
     def redraw(self) -> None:
         """Show the figures and the pair as they are now."""

@@ -1,0 +1,107 @@
+"""How long the chat screen holds its event loop while a reply streams in at a given rate.
+
+    PYTHONPATH=.:tests python3 benchmarks/screen_frames.py [--rate 1000] [--seconds 10] [--out FILE]
+
+Plays a synthetic event stream (no model) of blocks at the rate, and asks the loop every few milliseconds
+how late it is: the longest lateness is the longest time without a frame or a key. "At the end" is the
+moment after the reply, when the screen collects Python's garbage that it held back before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+
+from dflash_local.bench import provenance, report
+from dflash_local.errors import DFlashError
+from dflash_local.events import Piece, Step
+from dflash_local.store.atomic import write_atomic
+from tests.service.scripted import ScriptedSession
+from tests.ui.stage import Stage, play
+
+BLOCK = 8
+ASK_S = 0.005
+SIZES = {"80x24": (80, 24), "120x36": (120, 36), "200x50": (200, 50)}
+PROSE = ("the ", "target ", "agrees ", "with **most** ", "of ", "what ", "is `drafted`", ". ")
+CODE = ("    ", "value", " = ", "compute", "(", "value", ")", "\n")
+
+
+def steps(count: int) -> list[Step]:
+    """Paragraphs and code blocks in turn, a block of tokens per step."""
+    found = []
+    for index in range(count):
+        section, place = divmod(index, 24)
+        text = list(CODE if section % 2 else PROSE)
+        if place == 0:
+            text[0] = "\n\n```python\n" if section % 2 else ("\n```\n\n" if section else "")
+        pieces = (Piece("".join(text[:-1]), origin="accepted"), Piece(text[-1]))
+        found.append(Step(pieces, tuple(range(BLOCK)), BLOCK - 1, BLOCK - 1, BLOCK, index * 1e-3))
+    return found
+
+
+def measured(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, float]:
+    """Lateness of the loop, in milliseconds, while one reply of ``rate`` tokens per second is shown."""
+    count = int(rate * seconds / BLOCK)
+    stepped: list[float] = []
+
+    def pace(index: int) -> None:
+        stepped.append(time.perf_counter())
+        time.sleep(max(0.0, stepped[0] + index * BLOCK / rate - stepped[-1]))
+
+    asked: list[tuple[float, float]] = []
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + ASK_S
+            await asyncio.sleep(ASK_S)
+            asked.append((due, 1e3 * (time.perf_counter() - due)))
+
+    async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+        watcher = asyncio.create_task(watch())
+        stage.chat.composer.put("go")
+        await pilot.press("enter")
+        await stage.until(lambda: stage.chat.busy, pilot)
+        await stage.until(lambda: not stage.chat.busy, pilot, seconds=10 * seconds)
+        watcher.cancel()
+
+    play(act, ScriptedSession(steps=steps(count), on_step=pace), size=size)
+    late = sorted(ms for due, ms in asked if due <= stepped[-1])
+    return {
+        "tokens": count * BLOCK,
+        "seconds": stepped[-1] - stepped[0],
+        "median_ms": late[len(late) // 2],
+        "p99_ms": late[int(0.99 * len(late))],
+        "max_ms": late[-1],
+        "end_ms": max(ms for due, ms in asked if due > stepped[-1]),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rate", type=float, default=1000.0, help="tokens per second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--out", type=Path, help="write the figures there as JSON")
+    wish = parser.parse_args(arguments)
+    found: dict[str, Any] = {name: measured(wish.rate, wish.seconds, size) for name, size in SIZES.items()}
+    print(f"{wish.rate:g} tok/s for {wish.seconds:g} s, synthetic events; how late the screen's loop is, in ms")
+    rows = [
+        (name, *(f"{row[key]:.1f}" for key in ("median_ms", "p99_ms", "max_ms", "end_ms", "seconds")))
+        for name, row in found.items()
+    ]
+    print("\n".join(report.table(("screen", "median", "p99", "longest", "at the end", "wall s"), rows)))
+    if wish.out:
+        results = {"report": "screen frames", "rate": wish.rate, "machine": provenance.machine(), "screens": found}
+        write_atomic(wish.out, json.dumps(results, indent=1) + "\n", 0o644)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Keeps Python's full garbage collections out of the frames: they take a quarter second beside torch's objects.
+
+Young objects are collected as ever. The full collection waits for a moment when nobody waits for a frame.
+"""
+
+from __future__ import annotations
+
+import gc
+
+NEVER = 1_000_000
+
+
+class Collector:
+    """Holds full collections back from ``hold`` to ``let_go``; ``settle`` does one when it is welcome."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, int, int] | None = None
+
+    def hold(self) -> None:
+        """From now on only ``settle`` collects everything."""
+        if self._before is None:
+            self._before = gc.get_threshold()
+            gc.set_threshold(self._before[0], self._before[1], NEVER)
+
+    def settle(self) -> None:
+        """Collect everything once, and look no more at what is left: libraries, the model, the screen so far."""
+        gc.collect()
+        gc.freeze()
+
+    def let_go(self) -> None:
+        """As it was before."""
+        if self._before is not None:
+            gc.set_threshold(*self._before)
+            gc.unfreeze()
+            self._before = None
