@@ -52,12 +52,7 @@ def demo(
         racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
         if not as_json:
             console.data(f"{pair.label}: {prompt}", "bold")
-        show = Show(console)
-        with first_interrupt(racer.cancel):
-            try:
-                race = racer.run((lambda _mode, _event: None) if as_json else show)
-            finally:
-                show.finish()
+        race = run_in_lines(racer, None if as_json else Show(console))
     if as_json:
         console.json({"pair": pair.name, "note": TOY, "prompt": prompt, **race.as_dict()})
     else:
@@ -120,29 +115,47 @@ class MarkedPrinter:
             self._ends_line = text.endswith("\n")
 
 
+def run_in_lines(racer: Racer, show: Show | None) -> Race:
+    """Run a race, printing its replies with ``show``; the first Ctrl-C ends it in order.
+
+    Raises:
+        Interrupted: Ctrl-C. DFlashError: a reply failed.
+    """
+    with first_interrupt(racer.cancel):
+        try:
+            return racer.run(show or (lambda _mode, _event: None))
+        finally:
+            if show is not None:
+                show.finish()
+
+
 class Show:
     """Prints both replies, each under its title and over its figures."""
 
+    with_figures = True
+
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
         self._mode: Mode | None = None
         self._printer: ReplyPrinter | MarkedPrinter | None = None
 
     def __call__(self, mode: Mode, event: Event) -> None:
         if mode != self._mode or self._printer is None:
             self.finish()
-            self._mode, self._printer = mode, self._begin(mode)
+            self._mode, self._printer = mode, self.begin(mode)
         self._printer(event)
         if isinstance(event, Finished):
             self.finish()
-            self._console.data(figures(event), "dim")
+            if self.with_figures:
+                self.console.data(figures(event), "dim")
 
-    def _begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
+    def begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
+        """The title, and what prints the reply."""
         if mode == "ar":
-            self._console.data("\nwithout drafting, one token at a time (ar):", "bold")
-            return ReplyPrinter(self._console)
-        marks = MarkedPrinter(self._console)
-        self._console.data(f"\nwith the drafter (dflash); {marks.legend}:", "bold")
+            self.console.data("\nwithout drafting, one token at a time (ar):", "bold")
+            return ReplyPrinter(self.console)
+        marks = MarkedPrinter(self.console)
+        self.console.data(f"\nwith the drafter (dflash); {marks.legend}:", "bold")
         return marks
 
     def finish(self) -> None:

@@ -15,15 +15,15 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.chat import ModelOrDemo
 from dflash_local.cli.console import Console
-from dflash_local.cli.demo import TOY, built_in_prompt
-from dflash_local.cli.reply import ReplyPrinter, first_interrupt
+from dflash_local.cli.demo import TOY, Show, built_in_prompt, run_in_lines
+from dflash_local.cli.reply import ReplyPrinter
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import ScreenConsole, can_show
 from dflash_local.cli.session import LoadWish, load_wish, start_service
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import UsageError
-from dflash_local.events import Event, LoadProgress, Mode
+from dflash_local.events import LoadProgress, Mode
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
 from dflash_local.service.service import Service
@@ -101,12 +101,7 @@ class Contest:
             racer = self._racer(service)
             if not as_json:
                 console.data(f"{self.pair.label}: {self.prompt}", "bold")
-            show = _Printer(console)
-            with first_interrupt(racer.cancel):
-                try:
-                    result = racer.run((lambda _mode, _event: None) if as_json else show)
-                finally:
-                    show.finish()
+            result = run_in_lines(racer, None if as_json else PlainShow(console))
         if as_json:
             console.json({**self._about, **result.as_dict()})
         else:
@@ -150,26 +145,15 @@ class Contest:
             console.data(f"({TOY})")
 
 
-class _Printer:
-    """Prints both replies, each under its title."""
+class PlainShow(Show):
+    """Prints both replies, each under its title; the table comes after them."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._mode: Mode | None = None
-        self._printer: ReplyPrinter | None = None
+    with_figures = False
 
-    def __call__(self, mode: Mode, event: Event) -> None:
-        if mode != self._mode or self._printer is None:
-            self.finish()
-            self._mode, self._printer = mode, ReplyPrinter(self._console)
-            self._console.data(f"\n{TITLES[mode]}", "bold")
-        self._printer(event)
-
-    def finish(self) -> None:
-        """End the line."""
-        if self._printer is not None:
-            self._printer.finish()
-            self._printer = None
+    def begin(self, mode: Mode) -> ReplyPrinter:
+        """The title, and what prints the reply."""
+        self.console.data(f"\n{TITLES[mode]}", "bold")
+        return ReplyPrinter(self.console)
 
 
 def table(result: Race) -> list[str]:

@@ -22,7 +22,7 @@ from dflash_local.cli import session as loading
 from dflash_local.cli.console import Console
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
-from dflash_local.errors import MissingDependencyError, UsageError
+from dflash_local.errors import UsageError
 
 HOST, PORT = "127.0.0.1", 8000
 TOKEN_VARIABLE = "DFLASH_TOKEN"
@@ -91,12 +91,8 @@ def serve(
         context=context,
         fit_check=not no_fit_check,
     )
-    try:
+    with loading.named_when_missing():
         from dflash_local.cli.serving import Serving
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dflash_local"):
-            raise
-        raise MissingDependencyError(f"{error.name} is not installed", "pip install dflash-local") from error
     Serving(pair, wish, thinks(pair, think, user, console), user, console).run(address, seconds)
 
 

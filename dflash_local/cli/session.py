@@ -62,6 +62,21 @@ def load_wish(
     )
 
 
+@contextmanager
+def named_when_missing() -> Iterator[None]:
+    """Around an import of ours that needs other libraries.
+
+    Raises:
+        MissingDependencyError: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dflash_local"):
+            raise
+        raise MissingDependencyError(f"{error.name} is not installed", "pip install dflash-local") from error
+
+
 def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], None] | None = None) -> Session:
     """Load a pair; takes seconds to minutes.
 
@@ -75,12 +90,8 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
             f"no drafter is known for {pair.name}", "give its folder with --drafter, or run without one: --mode ar"
         )
     settings.quiet_libraries()
-    try:
+    with named_when_missing():
         from dflash_local.engine.load import LoadOptions, load
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dflash_local"):
-            raise
-        raise MissingDependencyError(f"{error.name} is not installed", "pip install dflash-local") from error
     options = LoadOptions(
         dtype=wish.dtype,
         device=wish.device,
