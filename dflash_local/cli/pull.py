@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from dflash_local.cli.reply import first_interrupt
 from dflash_local.cli.resolve import Choice, choose, drafter_option, wanted
 from dflash_local.cli.tables import Column, amount, in_gib, listing, table
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted, UsageError
+from dflash_local.events import Notice, PullProgress
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
@@ -60,6 +62,14 @@ class Pulled:
     verdicts: dict[str, str]
     where: Machine
     found: tuple[Local, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who follows a pull and may break it off, where that is not the terminal. Called on the pull's threads."""
+
+    on_event: Callable[[PullProgress | Notice], None]
+    cancelled: Callable[[], bool]
 
 
 def register(app: typer.Typer) -> None:
@@ -109,11 +119,13 @@ def fetch(
     console: Console,
     manner: Manner = Manner(),
     quiet: bool = False,
+    watch: Watch | None = None,
 ) -> Pulled:
     """Fetch and verify repositories, showing first what that takes.
 
     Args:
         choices: what they are for; tells whether it will fit into memory. quiet: no plan is shown.
+        watch: follows it in the terminal's place; Ctrl-C is its business then.
 
     Raises:
         DoesNotFitError: the disk has no room, or the memory has none and nobody wanted it all the same.
@@ -134,20 +146,16 @@ def fetch(
     plan.check_disk()
     if not plan.ready and not manner.force and not manner.yes:
         _agree(console, verdicts, where)
+    run = partial(
+        store.pull, plan, hub, places.cache, places.manifests, places.locks, allow_mismatch=manner.allow_mismatch
+    )
+    if watch is not None:
+        return Pulled(plan, verdicts, where, run(on_event=watch.on_event, cancelled=watch.cancelled))
     stop = threading.Event()
     screen = PullScreen(console, {item.repo: item.total for item in plan.repos if not item.ready}, {})
     try:
         with first_interrupt(stop.set):
-            found = store.pull(
-                plan,
-                hub,
-                places.cache,
-                places.manifests,
-                places.locks,
-                on_event=screen,
-                cancelled=stop.is_set,
-                allow_mismatch=manner.allow_mismatch,
-            )
+            found = run(on_event=screen, cancelled=stop.is_set)
     finally:
         screen.finish()
     return Pulled(plan, verdicts, where, found)

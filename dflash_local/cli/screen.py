@@ -14,7 +14,8 @@ from dflash_local.events import LoadProgress
 from dflash_local.service.conversation import Conversation
 
 if TYPE_CHECKING:
-    from dflash_local.ui.tui.desk import Hear, Offer
+    from dflash_local.ui.offers import Offer
+    from dflash_local.ui.tui.desk import Hear
 
 LEAVE_OUT = ("/help", "/regen", "/quit")  # the screen has its own
 
@@ -115,21 +116,9 @@ class ScreenDesk:
             self._tell(said, "note")
 
     def offers(self) -> Sequence[Offer]:
-        from dflash_local.cli import fit
-        from dflash_local.cli.pair_text import in_all
-        from dflash_local.cli.places import places_or_none, registry, standing
-        from dflash_local.cli.resolve import of_row
-        from dflash_local.cli.tables import gib
-        from dflash_local.ui.tui.desk import Offer
+        from dflash_local.cli.offers import offers
 
-        user = self._desk.talk.user
-        places, where = places_or_none(user), fit.machine(user, None, None)
-        found = []
-        for row in registry(user).rows:
-            word = "fits" if row.bundled else fit.verdict(row, fit.shapes(of_row(row), None), where)[0]
-            size = "" if row.bundled else gib(in_all(row))
-            found.append(Offer(row.bundled or row.name, standing(row, places).state, word, size))
-        return found
+        return offers(self._desk.talk.user)
 
     def _pull(self, name: str) -> None:
         from dflash_local.cli.pull import fetch

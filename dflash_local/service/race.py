@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.request import Request, fresh_seed
-from dflash_local.service.service import Service, Ticket
+from dflash_local.service.service import Facts, Ticket
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
@@ -113,16 +113,25 @@ class Race:
         }
 
 
+class Loaded(Protocol):
+    """A loaded pair, or one that is kept loaded: ``Service`` and ``Resident``."""
+
+    @property
+    def facts(self) -> Facts | None: ...
+
+    def submit(self, request: Request) -> Ticket: ...
+
+
 class Racer:
     """Runs a race; ``cancel`` may be called from any thread."""
 
-    def __init__(self, service: Service, request: Request) -> None:
+    def __init__(self, service: Loaded, request: Request) -> None:
         """Take the pair and the request.
 
         Raises:
             UsageError: the pair was loaded without its drafter.
         """
-        if service.facts.drafter is None:
+        if service.facts is not None and service.facts.drafter is None:
             raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")
         seed = request.sampling.seed
         self.seed = fresh_seed() if seed is None else seed

@@ -15,8 +15,9 @@ from dflash_local.service.conversation import Conversation
 from dflash_local.service.service import Service
 from dflash_local.service.wishes import Wishes
 from dflash_local.store.history import Recorder
+from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.app import ChatApp
-from dflash_local.ui.tui.desk import Hear, Offer, Said
+from dflash_local.ui.tui.desk import Hear, Said
 from tests.service.scripted import ScriptedSession
 
 Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]

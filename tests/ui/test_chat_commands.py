@@ -6,7 +6,7 @@ import pytest
 
 from dflash_local.errors import SettingsError
 from dflash_local.events import Piece, Step
-from dflash_local.ui.tui.desk import Offer
+from dflash_local.ui.offers import Offer
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from dflash_local.events import LoadProgress
 from dflash_local.service.conversation import Conversation
+from dflash_local.ui.offers import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,26 +17,6 @@ class Said:
 
     text: str
     level: Literal["note", "warning"] = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A pair that can be chosen.
-
-    Attributes:
-        state: bundled, local, partial or absent. fits: the memory plan's word on this machine.
-        size: of its download, as text.
-    """
-
-    name: str
-    state: str
-    fits: str
-    size: str
-
-    @property
-    def here(self) -> bool:
-        """True when nothing has to be downloaded."""
-        return self.state in ("bundled", "local")
 
 
 Hear = Callable[[Said | LoadProgress], None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local.errors import DFlashError
 from dflash_local.service.race import Race, Racer
-from dflash_local.ui.tui.desk import Offer
+from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.editor import edited
 from dflash_local.ui.tui.jobs import Ended
 from dflash_local.ui.tui.screens.help import HelpScreen

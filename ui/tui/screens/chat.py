@@ -17,11 +17,11 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import LoadProgress, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
+from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.collector import Collector
 from dflash_local.ui.tui.desk import Desk, Said
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.own_commands import OWN, own_command
-from dflash_local.ui.tui.readings import Readings
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
 from dflash_local.ui.tui.widgets.meter import Meter, one_line

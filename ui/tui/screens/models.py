@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
 from dflash_local.terminal import safe_line
-from dflash_local.ui.tui.desk import Offer
+from dflash_local.ui.offers import Offer
 
 
 class ModelsScreen(ModalScreen[Offer | None]):

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widgets import Sparkline, Static
 
 from dflash_local.terminal import safe_line
-from dflash_local.ui.tui.readings import Readings
+from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.widgets.bars import bar, position_lines, split_line
 
 WIDTH = 33  # cells of a line in the panel
