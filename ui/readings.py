@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dflash_local.events import Event, Finished, Mode, Notice, PrefillProgress, Queued, Started, Stats, Step
+from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.service import Facts
 
 WINDOW_S = 1.0  # "now" is the last second of the reply
@@ -23,6 +24,7 @@ class Readings:
         per_position: share of cycles in which draft slot k (1-based) was accepted.
         ar_speed: tokens per second of the last reply without drafting by this loaded pair.
         used, context: tokens in the context and how many it holds.
+        memory: how full the device is that holds the pair.
     """
 
     mode: Mode = "dflash"
@@ -38,6 +40,7 @@ class Readings:
     stats: Stats | None = None
     used: int = 0
     context: int = 0
+    memory: Occupancy = Occupancy()
     block_size: int = 0
     precision: str = ""
     ar_speed: float | None = None
@@ -67,10 +70,12 @@ class Readings:
             samples.clear()
         self._kept = []
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event | Occupancy) -> None:
         """Count one event in."""
         if isinstance(event, Step):
             self._step(event)
+        elif isinstance(event, Occupancy):
+            self.memory = event
         elif isinstance(event, Started):
             self.used, self.state = event.prompt_tokens, "replying"
         elif isinstance(event, PrefillProgress):

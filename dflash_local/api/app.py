@@ -34,11 +34,18 @@ from dflash_local.service.service import Facts
 FACTS = ("target", "drafter", "engine", "dtype", "device", "block_size", "context", "has_tokenizer", "notices")
 
 
-def guarded_app(endpoint: Endpoint, rules: Rules, more: Sequence[BaseRoute] = ()) -> App:
-    """The whole server: log, guard, routes; ``more`` routes (a web page) stand behind the same guard."""
+def guarded_app(
+    endpoint: Endpoint, rules: Rules, more: Sequence[BaseRoute] = (), lifespan: Callable[[Any], Any] | None = None
+) -> App:
+    """The whole server: log, guard, routes.
+
+    Args:
+        more: routes of a web page, behind the same guard. lifespan: what the page does around its life.
+    """
     handlers: dict[Any, Any] = {DFlashError: _on_error, HTTPException: _on_http_error}
     routes = _Routes(endpoint)
-    return AccessLog(Guard(Starlette(routes=[*routes.all(), *more], exception_handlers=handlers), rules))
+    app = Starlette(routes=[*routes.all(), *more], exception_handlers=handlers, lifespan=lifespan)
+    return AccessLog(Guard(app, rules))
 
 
 class _Routes:

@@ -6,6 +6,7 @@ Pure ASGI around any app (endpoint and web page alike); knows nothing of what th
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -46,7 +47,8 @@ class Rules:
         hosts: names a Host header may carry, in lower case, besides the loopback ones. Any port will do:
             a page that rebinds a name of its own to this address still sends that name.
         any_address: literal addresses are fine too; no name can be rebound to one.
-        token: asked for as ``Authorization: Bearer``; None asks nothing.
+        token: asked for as ``Authorization: Bearer``, or as the password that a browser asks its user for;
+            None asks nothing.
         read_s: seconds from the first byte of a request to the last.
     """
 
@@ -114,8 +116,9 @@ class Guard:
         if token is None:
             return
         scheme, _, value = (given or "").partition(" ")
-        same = hmac.compare_digest(_digest(value.strip()), _digest(token))
-        if scheme.lower() != "bearer" or not same:
+        value = _password(value) if scheme.lower() == "basic" else value.strip()
+        same = hmac.compare_digest(_digest(value), _digest(token))
+        if scheme.lower() not in ("bearer", "basic") or not same:
             raise Refusal(401, "the token is missing or wrong", "send Authorization: Bearer TOKEN", "invalid_api_key")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -197,6 +200,14 @@ def _host_name(host: str) -> str:
     if port and not (port.isascii() and port.isdigit()):
         return ""
     return name.lower().rstrip(".")
+
+
+def _password(credentials: str) -> str:
+    """Of a browser's ``Basic`` credentials, whatever name stands before it; empty when they are none."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).decode("utf-8").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _is_address(name: str) -> bool:

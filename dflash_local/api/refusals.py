@@ -70,7 +70,7 @@ def error_headers(error: DFlashError) -> dict[str, str]:
     status = error.http_status
     if status in (429, 503):
         return {"Retry-After": str(RETRY_AFTER_S)}
-    return {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return {"WWW-Authenticate": 'Basic realm="dflash", Bearer'} if status == 401 else {}
 
 
 def as_json(value: object) -> bytes:

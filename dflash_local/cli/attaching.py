@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 RECORD = "serve.json"  # in the cache folder; written by ``dflash serve``
 
 
-def attached(pair: Pair, wish: LoadWish, console: Console) -> AttachedSession | None:
+def attached(pair: Pair, wish: LoadWish, console: Console, own_url: str = "") -> AttachedSession | None:
     """The session of a running server that keeps this pair as it is wished; None when there is none.
 
     A server of another model is left alone: switching it would take it from others.
+
+    Args:
+        own_url: of the server that asks, which must not attach to itself.
 
     Raises:
         DFlashError: the server has the pair and cannot load it.
     """
     user = wish.user
-    record = _record(user) if user is not None and user.attach else None
-    if user is None or record is None:
+    record = running_server(user) if user is not None and user.attach else None
+    if user is None or record is None or record["url"] == own_url:
         return None
     from dflash_local.remote import attached as remote
 
@@ -41,7 +44,7 @@ def attached(pair: Pair, wish: LoadWish, console: Console) -> AttachedSession | 
     return session
 
 
-def _record(user: Settings) -> dict[str, Any] | None:
+def running_server(user: Settings) -> dict[str, Any] | None:
     """What the server wrote down when it started; it may be gone since."""
     try:
         found = json.loads((user.cache_dir / RECORD).read_text(encoding="utf-8")) if user.cache_dir else None

@@ -20,7 +20,7 @@ from dflash_local.errors import DFlashError, Interrupted, UsageError
 
 # each a module with register(app)
 COMMANDS = (
-    *("run", "chat", "serve", "race", "demo"),
+    *("run", "chat", "serve", "web", "race", "demo"),
     *("models", "show", "plan", "pull", "rm", "certify", "bench", "doctor"),
 )
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE

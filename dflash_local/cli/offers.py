@@ -1,16 +1,23 @@
-"""The registry's pairs with their state on this machine, for the screens to offer."""
+"""The registry's pairs with their state on this machine, for the screens to offer, and to download."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dflash_local.cli import fit
 from dflash_local.cli.pair_text import in_all
-from dflash_local.cli.places import places_or_none, registry, standing
-from dflash_local.cli.resolve import of_row
+from dflash_local.cli.places import Places, places_or_none, registry, standing
+from dflash_local.cli.resolve import Choice, choose, of_row, refuse_what_does_not_run, wanted
 from dflash_local.cli.tables import gib
+from dflash_local.errors import UsageError
+from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
 from dflash_local.ui.offers import Offer
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
+    from dflash_local.planner.machine import Machine
 
 
 def offers(user: Settings) -> Sequence[Offer]:
@@ -20,9 +27,41 @@ def offers(user: Settings) -> Sequence[Offer]:
         SettingsError: the registry cannot be read.
     """
     places, where = places_or_none(user), fit.machine(user, None, None)
-    found = []
-    for row in registry(user).rows:
-        word = "fits" if row.bundled else fit.verdict(row, fit.shapes(of_row(row), None), where)[0]
-        size = "" if row.bundled else gib(in_all(row))
-        found.append(Offer(row.bundled or row.name, standing(row, places).state, word, size))
-    return found
+    return [_offer(row, of_row(row), places, where) for row in registry(user).rows]
+
+
+def offer(name: str, user: Settings) -> Offer:
+    """The pair that a name or an alias means.
+
+    Raises:
+        UnknownModelError: none of the registry does. UsageError: a folder, which needs no download.
+    """
+    choice = choose(name, None, user)
+    if choice.row is None:
+        raise UsageError(f"{choice.name} is not in the registry", "/model takes folders as they are")
+    return _offer(choice.row, choice, places_or_none(user), fit.machine(user, None, None))
+
+
+def pull(
+    name: str, user: Settings, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]
+) -> None:
+    """Download and verify a pair for a screen that has asked before.
+
+    Raises:
+        Interrupted: cancelled; says what is kept. DoesNotFitError: the disk has no room.
+        DFlashError: see ``store.pull.pull``.
+    """
+    from dflash_local.cli.console import Console
+    from dflash_local.cli.pull import Manner, Watch, fetch
+
+    choice = choose(name, None, user)
+    refuse_what_does_not_run(choice)
+    if choice.repos:
+        watch = Watch(hear, cancelled)
+        fetch(wanted(choice), [choice], user, Console(user.environ), Manner(force=True), quiet=True, watch=watch)
+
+
+def _offer(row: Row, choice: Choice, places: Places | None, where: Machine) -> Offer:
+    word = "fits" if row.bundled else fit.verdict(row, fit.shapes(choice, None), where)[0]
+    size = "" if row.bundled else gib(in_all(row))
+    return Offer(row.bundled or row.name, standing(row, places).state, word, size)

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import terminal
+from dflash_local.cli.attaching import running_server
 from dflash_local.cli.console import Console
 from dflash_local.cli.slash import COMMANDS, Desk, Quit, execute
-from dflash_local.errors import EngineError, UsageError
-from dflash_local.events import LoadProgress
+from dflash_local.errors import EngineError
+from dflash_local.events import LoadProgress, Notice, PullProgress
 from dflash_local.service.conversation import Conversation
 
 if TYPE_CHECKING:
+    from dflash_local.planner.occupancy import Occupancy
     from dflash_local.ui.offers import Offer
     from dflash_local.ui.tui.desk import Hear
 
@@ -94,8 +96,7 @@ class ScreenDesk:
 
     @property
     def commands(self) -> Mapping[str, str]:
-        known = {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
-        return {**known, "/pull NAME": "download a pair of the registry"}
+        return {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
 
     def attach(self, hear: Hear) -> None:
         self._hear = hear
@@ -103,12 +104,8 @@ class ScreenDesk:
 
     def execute(self, line: str) -> None:
         self._gathering = []
-        word, _, argument = line.partition(" ")
         try:
-            if word.lower() == "/pull":
-                self._pull(argument.strip())
-            else:
-                execute(line, self._desk)
+            execute(line, self._desk)
         except Quit:
             return
         finally:
@@ -120,18 +117,25 @@ class ScreenDesk:
 
         return offers(self._desk.talk.user)
 
-    def _pull(self, name: str) -> None:
-        from dflash_local.cli.pull import fetch
-        from dflash_local.cli.resolve import choose, refuse_what_does_not_run, wanted
+    def offer(self, name: str) -> Offer:
+        from dflash_local.cli.offers import offer
 
-        if not name:
-            raise UsageError("/pull needs the name of a pair", "/models lists them")
-        user = self._desk.talk.user
-        choice = choose(name, None, user)
-        refuse_what_does_not_run(choice)
-        if choice.repos:
-            fetch(wanted(choice), [choice], user, self._console)
-        self._console.note(f"{choice.name} is here: /model {choice.name} talks to it")
+        return offer(name, self._desk.talk.user)
+
+    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+        from dflash_local.cli.offers import pull
+
+        pull(name, self._desk.talk.user, hear, cancelled)
+
+    def memory(self) -> Occupancy:
+        from dflash_local.planner.occupancy import Occupancy, occupancy
+        from dflash_local.remote.attached import AttachedFacts
+
+        facts, user = self.conversation.facts, self._desk.talk.user
+        if facts is None:
+            return Occupancy()
+        server = running_server(user) if isinstance(facts, AttachedFacts) else None
+        return occupancy(facts.device, user.environ, server.get("pid") if server else None)
 
     def _heard(self, text: str, level: str) -> None:
         if level == "note" and self._gathering is not None:

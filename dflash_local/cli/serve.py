@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,12 @@ TOKEN_VARIABLE = "DFLASH_TOKEN"
 WILDCARDS = ("0.0.0.0", "::", "")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+HostOption = Annotated[str, typer.Option(metavar="ADDRESS", help="Others than this machine's own need a token.")]
+TokenOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What clients must send; others see it in ps.")]
+TokenFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds the token.")]
+AllowHostOption = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A further name of this server.")]
+KeepAliveOption = Annotated[str, typer.Option(metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,14 +61,12 @@ class Address:
 
 def serve(
     model: opt.Model,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Others than this machine's own need a token.")] = HOST,
+    host: HostOption = HOST,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
-    token: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What clients must send; others see it in ps.")
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds the token.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A further name of this server.")] = None,
-    keep_alive: Annotated[str, typer.Option(metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")] = "30m",
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    allow_host: AllowHostOption = None,
+    keep_alive: KeepAliveOption = "30m",
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     dtype: opt.Dtype = None,
@@ -76,8 +81,7 @@ def serve(
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     user = settings.load()
     console = Console(user.environ)
-    address = Address(host, port, _token(token, token_file, user), tuple(allow_host or ()))
-    check_address(address)
+    address = address_of(host, port, token, token_file, allow_host, user)
     seconds = parse_duration(keep_alive)
     draft = mode is opt.ModeChoice.dflash
     pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
@@ -94,6 +98,24 @@ def serve(
     with loading.named_when_missing():
         from dflash_local.cli.serving import Serving
     Serving(pair, wish, thinks(pair, think, user, console), user, console).run(address, seconds)
+
+
+def address_of(
+    host: str,
+    port: int,
+    token: str | None,
+    token_file: Path | None,
+    more_hosts: Sequence[str] | None,
+    user: settings.Settings,
+) -> Address:
+    """The options of an address, checked.
+
+    Raises:
+        UsageError: see ``check_address``; or the token is given twice, unreadable or unusable.
+    """
+    address = Address(host, port, _token(token, token_file, user), tuple(more_hosts or ()))
+    check_address(address)
+    return address
 
 
 def check_address(address: Address) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_local import settings
 from dflash_local.api.app import guarded_app
@@ -24,7 +24,7 @@ from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.chat.tokenizer_files import read_files
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.cli import session as loading
-from dflash_local.cli.attaching import RECORD
+from dflash_local.cli.attaching import RECORD, attached, running_server
 from dflash_local.cli.console import Console
 from dflash_local.cli.places import places_or_none, registry, standing
 from dflash_local.cli.resolve import resolve
@@ -32,10 +32,14 @@ from dflash_local.cli.serve import WILDCARDS, Address, curl_line
 from dflash_local.cli.thinking import default_thinking
 from dflash_local.errors import DFlashError, EngineError
 from dflash_local.events import Event, LoadProgress
+from dflash_local.remote.attached import is_listening
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Facts, Session
 from dflash_local.store.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from dflash_local.ui.web.mount import Page
 
 
 class _Server(Console):
@@ -54,15 +58,18 @@ class Serving:
     """One server's life, from the free port to the exit code."""
 
     def __init__(
-        self, pair: Pair, wish: loading.LoadWish, thinking: bool, user: settings.Settings, console: Console
+        self,
+        pair: Pair,
+        wish: loading.LoadWish,
+        thinking: bool,
+        user: settings.Settings,
+        console: Console,
+        page: Callable[[Resident], Page] | None = None,
+        open_browser: bool = False,
     ) -> None:
-        self._pair, self._wish, self._thinking, self._user, self._console = (
-            pair,
-            wish,
-            thinking,
-            user,
-            _Server(console, user.environ),
-        )
+        self._pair, self._wish, self._thinking, self._user = pair, wish, thinking, user
+        self._console = _Server(console, user.environ)
+        self._page, self._open_browser, self._url = page, open_browser, ""
         self._failed: DFlashError | None = None
 
     def run(self, address: Address, keep_alive_s: float | None) -> None:
@@ -75,14 +82,21 @@ class Serving:
         sock = listen(address.host, address.port)
         address = replace(address, port=sock.getsockname()[1])
         metrics = Metrics()
-        model = model_of(self._pair, self._wish, self._console, self._thinking)
+        self._url = address.url
+        model = self._model(self._pair, self._thinking)
         resident = Resident(model, self._find, keep_alive_s, metrics.observe)
         with ExitStack() as stack:
             stack.callback(sock.close)
             stack.callback(resident.close)
             stack.callback(send_lines_to(self._console.note))
             endpoint = Endpoint(resident, metrics, lambda: _names_here(self._user))
-            app = guarded_app(endpoint, rules_for(address))
+            page = self._page(resident) if self._page is not None else None
+            app = guarded_app(
+                endpoint,
+                rules_for(address),
+                page.routes if page is not None else (),
+                page.lifespan if page is not None else None,
+            )
             server = Server(app, endpoint, ready=lambda: self._begin(server, resident, address, keep_alive_s))
             stack.enter_context(recorded(self._user, address, model.name))
             run(server, sock)
@@ -94,8 +108,16 @@ class Serving:
 
     def _begin(self, server: Server, resident: Resident, address: Address, keep_alive_s: float | None) -> None:
         """Say where it is and load the model, while the first requests may already wait for it."""
+        if self._page is not None:
+            self._console.note(f"{self._pair.label} in a browser: {address.url}/")
+            if address.token is not None:
+                self._console.note("the page asks for a password: it is the token; the name does not matter", "dim")
         self._console.note(f"{self._pair.label} at {address.url}/v1, model id {resident.model.name}; Ctrl-C stops it")
         self._console.note(f"try: {curl_line(address, resident.model.name)}", "dim")
+        if self._open_browser:
+            import webbrowser
+
+            webbrowser.open(f"{address.url}/")
         if keep_alive_s == 0:
             return
 
@@ -116,16 +138,27 @@ class Serving:
     def _find(self, name: str) -> Model:
         """Another model that is on this machine; its drafter decides whether it thinks."""
         pair = resolve(name, None, self._user, self._console, draft=self._wish.draft)
-        return model_of(pair, self._wish, self._console, default_thinking(pair))
+        return self._model(pair, default_thinking(pair))
+
+    def _model(self, pair: Pair, thinking: bool) -> Model:
+        """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
+        attach_from = self._url if self._page is not None else None
+        return model_of(pair, self._wish, self._console, thinking, attach_from)
 
 
-def model_of(pair: Pair, wish: loading.LoadWish, console: Console, thinking: bool) -> Model:
-    """A pair as the resident service keeps it. Its id is a name, never a path of this machine."""
+def model_of(
+    pair: Pair, wish: loading.LoadWish, console: Console, thinking: bool, attach_from: str | None = None
+) -> Model:
+    """A pair as the resident service keeps it. Its id is a name, never a path of this machine.
+
+    Args:
+        attach_from: the address of the server that asks, when another one may lend the pair.
+    """
     files = read_files(pair.target)
     folder = os.path.isdir(os.path.expanduser(pair.name))
     return Model(
         name=(pair.target.resolve().name or "model") if folder else pair.name,
-        load=lambda progress: _load(pair, wish, console, progress),
+        load=lambda progress: _load(pair, wish, console, progress, attach_from),
         aliases=() if folder else _aliases(pair, wish),
         sampling=sampling_defaults(pair.target),
         thinking=thinking,
@@ -167,7 +200,16 @@ class _Held:
         self._hold.close()
 
 
-def _load(pair: Pair, wish: loading.LoadWish, console: Console, progress: Callable[[LoadProgress], None]) -> Session:
+def _load(
+    pair: Pair,
+    wish: loading.LoadWish,
+    console: Console,
+    progress: Callable[[LoadProgress], None],
+    attach_from: str | None,
+) -> Session:
+    elsewhere = attached(pair, wish, console, attach_from) if attach_from is not None else None
+    if elsewhere is not None:
+        return elsewhere
     with ExitStack() as stack:
         stack.enter_context(loading.held(pair, wish.user))
         session = loading.open_session(pair, loading.fitted(pair, wish, console), progress)
@@ -192,6 +234,10 @@ def recorded(user: settings.Settings, address: Address, model: str) -> Iterator[
         yield
         return
     path = user.cache_dir / RECORD
+    other = running_server(user)
+    if other is not None and other.get("model") == model and other["url"] != address.url and is_listening(other["url"]):
+        yield  # who wants this model finds it there
+        return
     record: dict[str, Any] = {
         "pid": os.getpid(),
         "url": address.url,

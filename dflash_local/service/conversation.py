@@ -145,7 +145,8 @@ class Conversation:
     @property
     def facts(self) -> Facts | None:
         """What was loaded, and how; None while nothing is."""
-        return self._service.facts if self._service is not None else None
+        service = self._service  # another thread may close it meanwhile
+        return service.facts if service is not None else None
 
     @property
     def broken(self) -> bool:

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
-from dflash_local.request import Request, fresh_seed
+from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
 from dflash_local.service.service import Facts, Ticket
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
+NEAR_TIE = 0.5  # a larger margin counts as no near-tie anywhere (ARCHITECTURE 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,18 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Both replies to one request."""
+    """Both replies to one request.
+
+    Attributes:
+        margin: by how much the target preferred its own token at the first difference, in logits; None when
+            they are equal or that is not known. over: the margin is larger than this, where it is not known.
+    """
 
     seed: int
     ar: Lane
     dflash: Lane
+    margin: float | None = None
+    over: float | None = None
 
     @property
     def first_difference(self) -> int | None:
@@ -89,7 +97,13 @@ class Race:
         """Whether the texts are equal, as it is said on every screen."""
         if self.first_difference is None:
             return "identical: yes"
-        return f"identical: no, from token {self.first_difference} on; dflash certify says why"
+        found = f"identical: no; first difference at token {self.first_difference}"
+        if self.margin is None and self.over is None:
+            return f"{found}, margin: dflash certify measures it"
+        margin = f"{self.margin:.2g}" if self.margin is not None else f"over {self.over:.2g}"
+        if (self.margin or self.over or 0.0) > NEAR_TIE:
+            return f"{found}, margin {margin}: more than a near-tie; dflash certify says whether it is a fault"
+        return f"{found}, margin {margin}; dflash certify says whether that is a near-tie"
 
     @property
     def ratios(self) -> str:
@@ -104,6 +118,8 @@ class Race:
             "text": self.dflash.text,
             "identical": self.first_difference is None,
             "first_difference": self.first_difference,
+            "margin": self.margin,
+            "margin_over": self.over,
             "decode_ratio": self.speed_up,
             "wall_clock_ratio": self.wall_clock,
             "engine": stats.engine,
@@ -150,13 +166,35 @@ class Racer:
         for mode in MODES:  # what is paid once (first kernels, memory) would be charged to the first
             self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
         ar, dflash = (self._lane(replace(self._request, mode=mode), heard) for mode in MODES)
-        return Race(self.seed, ar, dflash)
+        return self._with_margin(Race(self.seed, ar, dflash))
 
     def cancel(self) -> None:
         """End it early."""
         self._cancelled = True
         if self._ticket is not None:
             self._ticket.cancel()
+
+    def _with_margin(self, race: Race) -> Race:
+        """The race with the margin of its first difference, where the target's own figures tell it.
+
+        They are taken before temperature and penalties: with either, the scores that decided are others.
+        """
+        at, sampling = race.first_difference, self._request.sampling
+        if at is None or not sampling.greedy or sampling.penalised:
+            return race
+        if at >= min(len(race.ar.token_ids), len(race.dflash.token_ids)):  # one of them only ended earlier
+            return race
+        limits = replace(self._request.limits, max_new_tokens=at + 1)
+        again = replace(self._request, mode="ar", limits=limits, logprobs=MAX_TOP_LOGPROBS)
+        lane = self._lane(again, lambda _mode, _event: None)
+        rows = [row for step in lane.steps for row in step.logprobs]
+        if lane.token_ids != race.ar.token_ids[: at + 1] or len(rows) <= at or not rows[at].top:
+            return race  # a machine that does not repeat itself tells nothing of the row in question
+        known = {token: value for token, _, value in rows[at].top}
+        drafted = known.get(race.dflash.token_ids[at])
+        if drafted is None:
+            return replace(race, over=rows[at].logprob - min(known.values()))
+        return replace(race, margin=rows[at].logprob - drafted)
 
     def _lane(self, request: Request, heard: Callable[[Mode, Event], None]) -> Lane:
         self._ticket = ticket = self._service.submit(request)

@@ -46,6 +46,7 @@ class ChatApp(App[DFlashError]):
 
     def on_unmount(self) -> None:
         self.chat.collector.let_go()
+        self.chat.memory.stop()
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""

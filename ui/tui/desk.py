@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from dflash_local.events import LoadProgress
+from dflash_local.events import LoadProgress, Notice, PullProgress
+from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.conversation import Conversation
 from dflash_local.ui.offers import Offer
 
@@ -56,4 +57,24 @@ class Desk(Protocol):
         Raises:
             DFlashError: the registry cannot be read.
         """
+        ...
+
+    def offer(self, name: str) -> Offer:
+        """The pair that a name means; may take a second.
+
+        Raises:
+            DFlashError: no such pair.
+        """
+        ...
+
+    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+        """Download and verify a pair, also one that will not fit into memory; from any thread.
+
+        Raises:
+            Interrupted: it was cancelled; says what is kept. DFlashError: it could not be had.
+        """
+        ...
+
+    def memory(self) -> Occupancy:
+        """How full the device of the loaded pair is; from any thread, may take seconds."""
         ...

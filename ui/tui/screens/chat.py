@@ -21,6 +21,7 @@ from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.collector import Collector
 from dflash_local.ui.tui.desk import Desk, Said
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
+from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
@@ -61,6 +62,7 @@ class ChatScreen(Screen[None]):
         self.commands = {**desk.commands, **{usage: about for usage, (about, _) in OWN.items()}}
         self._inbox = Inbox()
         self.jobs = Jobs(self._inbox)
+        self.memory = MemoryWatch(desk.memory, self._inbox.put)
         self._job: Callable[[Ended], Any] | None = None  # what to do at the end of the running job
         self._answer: Answer | None = None
         self._stopping = False
@@ -85,6 +87,7 @@ class ChatScreen(Screen[None]):
         if self.desk.greeting:
             await self.say(self.desk.greeting)
         self.begin(self.conversation.open, self._loaded)
+        self.memory.start()
         self.set_interval(PULSE_S, self._drain)
         self.query_one(Composer).focus()
 
@@ -184,6 +187,7 @@ class ChatScreen(Screen[None]):
     def take_facts(self) -> None:
         """The loaded pair may be another one."""
         facts = self.conversation.facts
+        self.memory.look()
         if facts is not None:
             self.readings.load(facts)
             self.readings.mode = self.conversation.wishes.mode

@@ -7,7 +7,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Sparkline, Static
 
-from dflash_local.terminal import safe_line
+from dflash_local.terminal import byte_size, safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.widgets.bars import bar, position_lines, split_line
 
@@ -30,6 +30,8 @@ class Meter(VerticalScroll, can_focus=False):
         yield Static("", id="split", markup=False)
         yield Static("Context", classes="heading")
         yield Static("", id="context", markup=False)
+        yield Static("Memory", classes="heading", id="memory-of", markup=False)
+        yield Static("", id="memory", markup=False)
         yield Static("", id="precision", markup=False)
         yield Static("", id="alarms", markup=False)
 
@@ -44,6 +46,8 @@ class Meter(VerticalScroll, can_focus=False):
         self._put("positions", "\n".join(position_lines(shares, WIDTH)) or waiting)
         self._put("split", _split(readings))
         self._put("context", _context(readings))
+        self._put("memory-of", f"Memory of {readings.memory.whose}" if readings.memory.whose else "Memory")
+        self._put("memory", memory(readings))
         self._put("precision", readings.precision)
         self._put("alarms", "\n".join(f"▲ {safe_line(alarm)}" for alarm in readings.alarms))
 
@@ -101,4 +105,16 @@ def _context(readings: Readings) -> str:
     if not readings.context:
         return "–"
     share = readings.used / readings.context
-    return f"{bar(share, WIDTH).replace(' ', '░')}\n{readings.used:,} of {readings.context:,} tokens ({share:.0%})"
+    return f"{_gauge(share)}\n{readings.used:,} of {readings.context:,} tokens ({share:.0%})"
+
+
+def memory(readings: Readings) -> str:
+    """Used of total of what holds the pair, as a bar and in figures."""
+    used, total = readings.memory.used, readings.memory.total
+    if used is None or not total:
+        return "unknown"
+    return f"{_gauge(used / total)}\n{byte_size(used)} of {byte_size(total)} ({used / total:.0%})"
+
+
+def _gauge(share: float) -> str:
+    return bar(share, WIDTH).replace(" ", "░")

@@ -1,0 +1,94 @@
+"""``dflash web``: the page in a browser and the endpoint, one server over one pair.
+
+The command's options; the page and the server are imported when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dflash_local import settings
+from dflash_local.cli import options as opt
+from dflash_local.cli import serve as serving
+from dflash_local.cli import session as loading
+from dflash_local.cli.chat import ModelOrDemo
+from dflash_local.cli.console import Console
+from dflash_local.cli.resolve import resolve
+from dflash_local.cli.thinking import thinks
+from dflash_local.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from dflash_local.service.resident import Resident
+    from dflash_local.ui.web.desk import Desk
+    from dflash_local.ui.web.mount import Page
+
+PORT = 7860
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("web")(web)
+
+
+def web(
+    model: ModelOrDemo = None,
+    host: serving.HostOption = serving.HOST,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
+    token: serving.TokenOption = None,
+    token_file: serving.TokenFileOption = None,
+    allow_host: serving.AllowHostOption = None,
+    keep_alive: serving.KeepAliveOption = "30m",
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+    drafter: opt.Drafter = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    quantize: opt.Quantize = None,
+    context: opt.Context = None,
+    no_fit_check: opt.NoFitCheck = False,
+    allow_mismatch: opt.AllowMismatch = False,
+    think: opt.Think = None,
+    debug: opt.Debug = False,
+) -> None:
+    """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
+    user = settings.load()
+    console = Console(user.environ)
+    address = serving.address_of(host, port, token, token_file, allow_host, user)
+    seconds = serving.parse_duration(keep_alive)
+    settings.quiet_libraries()
+    page_of = _page_builder()
+    pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=allow_mismatch)
+    wish = loading.load_wish(
+        user,
+        dtype=dtype,
+        device=device,
+        quantize=quantize,
+        allow_mismatch=allow_mismatch,
+        context=context,
+        fit_check=not no_fit_check,
+    )
+    with loading.named_when_missing():
+        from dflash_local.cli.serving import Serving
+        from dflash_local.cli.web_desk import WebDesk
+
+    def page(resident: Resident) -> Page:
+        return page_of(WebDesk(resident, pair, wish, user))
+
+    life = Serving(pair, wish, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
+    life.run(address, seconds)
+
+
+def _page_builder() -> Callable[[Desk], Page]:
+    """``ui.web.page.page``.
+
+    Raises:
+        MissingDependencyError: the page's library is not installed.
+    """
+    try:
+        from dflash_local.ui.web.page import page
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dflash_local"):
+            raise
+        raise MissingDependencyError(f"{error.name} is not installed", "pip install 'dflash-local[web]'") from error
+    return page

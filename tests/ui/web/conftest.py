@@ -1,0 +1,72 @@
+"""One browser for all tests of the page; each test gets a fresh profile of it, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without Gradio there is no page to test."""
+    missing = pytest.mark.skip(reason="gradio is not installed: pip install 'dflash-local[web]'")
+    try:
+        import gradio  # noqa: F401
+    except ModuleNotFoundError:
+        for item in items:
+            if "/ui/web/" in str(item.path):
+                item.add_marker(missing)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A running browser."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """A browser window that notes what a test must not overlook.
+
+    Attributes:
+        foreign: requests to any other machine. complaints: errors of the page's scripts and its policy.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.foreign: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(15_000)
+        page.on("request", self._requested)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._said)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.foreign.append(request.url)
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error":
+            self.complaints.append(message.text)
+
+
+@pytest.fixture
+def visitor(chromium: Browser) -> Iterator[Visitor]:
+    """A fresh window of desktop size."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    yield Visitor(context.new_page())
+    context.close()

@@ -1,0 +1,115 @@
+"""The page on a real server over a scripted session, and what its tests ask of both."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_local.api.app import guarded_app
+from dflash_local.api.endpoint import Endpoint
+from dflash_local.api.guard import Rules
+from dflash_local.api.metrics import Metrics
+from dflash_local.api.server import Server, listen
+from dflash_local.bench.prompts import Prompt
+from dflash_local.events import Notice, PullProgress
+from dflash_local.service.resident import Model, Resident
+from dflash_local.service.service import Session
+from dflash_local.ui.offers import Offer
+from tests.service.scripted import ScriptedSession
+
+
+@dataclass
+class FakeDesk:
+    """A desk whose answers the test decides."""
+
+    resident: Resident
+    notes: Sequence[str] = ()
+    registry: list[Offer] = field(default_factory=lambda: [Offer("scripted", "bundled", "fits", "")])
+    prompts: Sequence[Prompt] = (Prompt("greeting", "Say hello."),)
+    facts: Mapping[str, str] = field(default_factory=lambda: {"dflash-local": "0"})
+    pulling: Callable[..., None] = lambda _name, _hear, _cancelled: None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+
+    def offers(self) -> Sequence[Offer]:
+        return self.registry
+
+    def details(self, name: str) -> str:
+        return f"all about {name}"
+
+    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+        self.pulling(name, hear, cancelled)
+
+    def removal(self, name: str) -> str:
+        return f"{name}: 1.0 GiB would be freed"
+
+    def remove(self, name: str) -> str:
+        self.removed.append(name)
+        return f"{name}: 1.0 GiB freed"
+
+    def bench_prompts(self) -> Sequence[Prompt]:
+        return self.prompts
+
+    def about(self) -> Mapping[str, str]:
+        return self.facts
+
+    def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
+        return self.report
+
+
+@dataclass(slots=True)
+class Site:
+    """A running page."""
+
+    port: int
+    resident: Resident
+    desk: FakeDesk
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+
+@contextmanager
+def site(
+    *sessions: Session, rules: Rules | None = None, change: Callable[[FakeDesk], None] = lambda _desk: None
+) -> Iterator[Site]:
+    """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
+
+    Args:
+        change: makes the desk what the test wants before the page is built.
+    """
+    from dflash_local.ui.web.page import page
+
+    left = list(sessions)
+    metrics = Metrics()
+    model = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
+    resident = Resident(model, None, None, metrics.observe)
+    desk = FakeDesk(resident)
+    change(desk)
+    built = page(desk)
+    endpoint = Endpoint(resident, metrics)
+    sock = listen("127.0.0.1", 0)
+    server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    try:
+        yield Site(sock.getsockname()[1], resident, desk, server)
+    finally:
+        resident.close()
+        server.end()
+        thread.join(10)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
