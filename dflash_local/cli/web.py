@@ -20,6 +20,8 @@ from dflash_local.cli.thinking import thinks
 from dflash_local.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dflash_local.service.resident import Resident
     from dflash_local.ui.web.desk import Desk
     from dflash_local.ui.web.mount import Page
