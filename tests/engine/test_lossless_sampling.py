@@ -146,15 +146,19 @@ def drafter_of(kind: str, target: TableTarget) -> TableDrafter:
 
 
 def smallest_p_value(
-    params: SamplingParams, drafter: str, sampler: Callable[[SamplingParams, int], Sampler], first_seed: int
+    params: SamplingParams,
+    drafter: str,
+    sampler: Callable[[SamplingParams, int], Sampler],
+    first_seed: int,
+    tokens: int = TOKENS,
 ) -> float:
-    """Run the loop until TOKENS are counted; the smallest per-slot p-value times the number of slots."""
+    """Run the loop until so many tokens are counted; the smallest per-slot p-value times the number of slots."""
     target = TableTarget(seed=5)
     proposer = drafter_of(drafter, target)
     counts = torch.zeros(BLOCK, V, V, dtype=torch.float64)
     records: list[tuple[int, int, int]] = []
     seed = first_seed
-    while len(records) < TOKENS:
+    while len(records) < tokens:
         seed += 1
         target.clear()
         proposer.truncate(0)
@@ -218,7 +222,9 @@ def test_l2_the_loop_samples_exactly_p(params: SamplingParams, drafter: str) -> 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_l2_planted_bugs_are_caught(planted: type[TabledSampler]) -> None:
     drafter = "greedy" if planted is BonusFromDrafter else "near"
-    assert smallest_p_value(SamplingParams(temperature=1.0), drafter, planted, first_seed=10**6) < LEVEL
+    params = SamplingParams(temperature=1.0)
+    # Most are caught long before the full count; what is caught with less is caught.
+    assert any(smallest_p_value(params, drafter, planted, 10**6, tokens) < LEVEL for tokens in (15_000, TOKENS))
 
 
 @pytest.mark.slow
