@@ -80,6 +80,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def filtered(self) -> bool:
+        """True when sampling leaves out unlikely tokens."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def penalised(self) -> bool:
         """True when any penalty changes the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

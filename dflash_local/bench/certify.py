@@ -17,6 +17,7 @@ from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explain
 from dflash_local.engine.reference import Proposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
+from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
 
 Plant = Callable[[tuple[int, ...], tuple[int, ...]], Proposer]
@@ -212,7 +213,9 @@ def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial) -> str:
         return skipped
     try:
         single = replay.single_rows(target, prompt, text)
-        if params.greedy:
+        if params.greedy and isinstance(target, FusedTarget):
+            skipped = "the fused engine holds no transformers model; --engine reference checks against it"
+        elif params.greedy:
             try:
                 whole = plain.plain_rows(target.model, prompt, text)
             except torch.cuda.OutOfMemoryError:

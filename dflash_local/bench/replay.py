@@ -12,11 +12,14 @@ import torch
 
 from dflash_local.bench.trial import CycleShape
 from dflash_local.engine.reference import PREFILL_CHUNK
+from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
+
+Target = TransformersTarget | FusedTarget
 
 
 @torch.inference_mode()
-def single_rows(target: TransformersTarget, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+def single_rows(target: Target, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
     """Logits [n, V] on the CPU, row i of which chose (or would choose) token i of ``text``: AR's way."""
     rows = [_prefill(target, prompt).cpu()]
     for token in text[:-1]:
@@ -28,7 +31,7 @@ def single_rows(target: TransformersTarget, prompt: Sequence[int], text: Sequenc
 
 @torch.inference_mode()
 def block_rows(
-    target: TransformersTarget, prompt: Sequence[int], text: Sequence[int], cycles: Sequence[CycleShape]
+    target: Target, prompt: Sequence[int], text: Sequence[int], cycles: Sequence[CycleShape]
 ) -> Iterator[torch.Tensor]:
     """Logits of the same tokens DFlash's way, [k, V] at a time on the device.
 
@@ -46,7 +49,7 @@ def block_rows(
         at += cycle.emitted
 
 
-def _prefill(target: TransformersTarget, prompt: Sequence[int]) -> torch.Tensor:
+def _prefill(target: Target, prompt: Sequence[int]) -> torch.Tensor:
     """Logits [1, V] after the prompt, processed in the runner's chunks."""
     target.clear()
     ids = torch.tensor(list(prompt), device=target.device)

@@ -11,9 +11,12 @@ import torch
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.load_fused import chosen_engine, load_fused
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.session import Session, SessionFacts
+from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.models.checkpoint import Checkpoint
@@ -23,8 +26,6 @@ from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_target import TransformersTarget
 
-SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is fastest
-THREADS = torch.get_num_threads()  # what torch took before any toy was loaded
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
 
@@ -37,7 +38,8 @@ class LoadOptions:
             (spread over all GPUs). quantize: nf4 or int8 through bitsandbytes, or None.
         allow_mismatch: load a pair whose contract fails; acceptance may be near 1.
         context: tokens the session may hold; None takes the target's own limit.
-        draft: False loads the target alone. draft_window: context rows the drafter looks back on.
+        engine: auto, fused or reference. draft: False loads the target alone.
+        draft_window: context rows the drafter looks back on.
         attention_factor: overrides the drafter's YaRN amplitude (ENGINE 1.6).
     """
 
@@ -46,6 +48,7 @@ class LoadOptions:
     quantize: str | None = None
     allow_mismatch: bool = False
     context: int | None = None
+    engine: str = "auto"
     draft: bool = True
     draft_window: int | None = None
     attention_factor: float | None = None
@@ -86,35 +89,55 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
     tokenizer = Tokenizer.load(pair.target)
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
+    context = _context(facts, contract, options.context)
+    runner: ReferenceRunner | FusedRunner
+    if chosen_engine(options.engine, facts, contract, where) == "fused":
+        runner, notices = load_fused(
+            target_files,
+            drafter_files,
+            facts,
+            contract,
+            where,
+            context,
+            attention_factor=options.attention_factor,
+            draft_window=options.draft_window,
+            say=lambda stage, fraction: say(LoadProgress(stage, fraction)),
+        )
+    else:
+        runner, notices = _load_reference(pair, drafter_files, facts, contract, where, context, options, say)
+    say(LoadProgress("ready", 1.0))
+    if contract is not None:
+        notices = (*contract.notices, *notices)
+    shown = _facts(pair, runner, contract, where, context, tokenizer is not None, notices)
+    return Session(runner, shown, tokenizer, stop_ids(pair.target))
+
+
+def _load_reference(
+    pair: Pair,
+    drafter_files: Checkpoint | None,
+    facts: TargetFacts,
+    contract: PairFacts | None,
+    where: Placement,
+    context: int,
+    options: LoadOptions,
+    say: Callable[[LoadProgress], None],
+) -> tuple[ReferenceRunner, tuple[str, ...]]:
+    """The target through transformers, the drafter in plain PyTorch; and notices of the load."""
     say(LoadProgress("target", 0.1))
     model = load_target(pair.target, facts, where)
-    _settle_torch(model, next(model.parameters()).device)
+    settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
     target = TransformersTarget(model, contract.drafter.taps if contract else ())
-    proposer: DFlashProposer | None = None
-    if contract is not None and drafter_files is not None:
-        say(LoadProgress("drafter", 0.8))
-        drafter = Drafter.load(
-            drafter_files,
-            device=target.device,
-            dtype=drafter_dtype(target.dtype),
-            attention_factor=options.attention_factor,
-        )
-        proposer = DFlashProposer(drafter, target, options.draft_window)
-    say(LoadProgress("ready", 1.0))
-    context = _context(facts, contract, options.context)
-    shown = _facts(pair, proposer, contract, where, context, tokenizer is not None)
-    return Session(ReferenceRunner(target, proposer, context), shown, tokenizer, stop_ids(pair.target))
-
-
-def _settle_torch(model: Any, device: torch.device) -> None:
-    """Switches of torch that suit one sequence that grows by a few tokens at a time."""
-    if device.type == "cpu":
-        # Handing a 10 MB model to a second core costs more than it computes.
-        small = sum(p.numel() for p in model.parameters()) < SMALL_MODEL
-        torch.set_num_threads(1 if small else THREADS)
-    elif device.type == "cuda":
-        # cuDNN's attention builds a plan for each new length: 100 ms a call, measured on an H200.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    if contract is None or drafter_files is None:
+        return ReferenceRunner(target, None, context), ()
+    say(LoadProgress("drafter", 0.8))
+    drafter = Drafter.load(
+        drafter_files,
+        device=target.device,
+        dtype=drafter_dtype(target.dtype),
+        attention_factor=options.attention_factor,
+    )
+    proposer = DFlashProposer(drafter, target, options.draft_window)
+    return ReferenceRunner(target, proposer, context), drafter.notices
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
@@ -131,21 +154,23 @@ def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None)
 
 def _facts(
     pair: Pair,
-    proposer: DFlashProposer | None,
+    runner: ReferenceRunner | FusedRunner,
     contract: PairFacts | None,
     where: Placement,
     context: int,
     has_tokenizer: bool,
+    notices: tuple[str, ...],
 ) -> SessionFacts:
+    drafter = f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)
     return SessionFacts(
         target=pair.name if pair.bundled else str(pair.target),
-        drafter=None if proposer is None else (f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)),
-        engine=ReferenceRunner.name,
+        drafter=None if runner.proposer is None else drafter,
+        engine=runner.name,
         dtype=where.quantize or str(where.dtype).removeprefix("torch."),
         device=where.device,
         block_size=contract.drafter.block_size if contract else 1,
         context=context,
         has_tokenizer=has_tokenizer,
-        notices=(*contract.notices, *proposer.drafter.notices) if contract and proposer else (),
+        notices=notices,
         acceptance_band=pair.acceptance_band,
     )

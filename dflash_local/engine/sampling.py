@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_local.engine.noise import gumbel
+from dflash_local.kernels.noise import gumbel
 from dflash_local.request import SamplingParams
 
 

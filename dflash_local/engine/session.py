@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.generation import Generation
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.errors import ContextError, EngineError, UsageError
@@ -42,7 +43,7 @@ class Session:
 
     def __init__(
         self,
-        runner: ReferenceRunner,
+        runner: ReferenceRunner | FusedRunner,
         facts: SessionFacts,
         tokenizer: Tokenizer | None,
         stop_ids: frozenset[int],

@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dflash_local.engine.noise import gumbel
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
+from dflash_local.kernels.noise import gumbel
 from dflash_local.models.transformers_target import Forward
 from dflash_local.request import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_local.engine.noise import gumbel, philox
+from dflash_local.kernels.noise import gumbel, philox
 
 CPU = torch.device("cpu")
 VECTORS = [  # key, counter, output: known answers published with the Random123 library

@@ -1,0 +1,307 @@
+"""The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late.
+
+Same seam as ``engine.reference``; its oracle is that runner. Without CUDA the same list of launches runs
+eagerly through the kernels' twins, so that its logic is tested everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dflash_local.engine.reference import PREFILL_CHUNK, Cycle, PrefillStep
+from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
+from dflash_local.errors import EngineError, NumericsError
+from dflash_local.kernels.accept import HEAD, MAX_STOPS, NOT_FINITE, Progress, accept
+from dflash_local.kernels.choose import Chooser
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.transformers_target import TargetSnapshot
+
+AHEAD = 2  # cycles on their way while the host reads an older one
+RING = 8
+FIRST_BUCKET = 2048  # tokens; each next one is twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cycle's launches depend on; one graph each.
+
+    Attributes:
+        rows: verified. drafting: the drafter fills them. taps: its context is kept up. noisy: sampled at a
+            temperature. reach: positions a token of the cycle may stand at.
+    """
+
+    rows: int
+    drafting: bool
+    taps: bool
+    noisy: bool
+    reach: int
+
+
+class FusedRunner:
+    """Holds the token sequence as the host knows it: ``ids``, of which all but the last are committed."""
+
+    name = "fused"
+
+    def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
+        self.target, self.proposer, self.context = target, proposer, context
+        self.ids: list[int] = []
+        self.committed: list[int] = []
+        on_gpu = target.device.type == "cuda"
+        self.progress = Progress.for_(target.start, target.tokens, RING)
+        self.progress.limit.fill_(context - 1)
+        self._chooser = Chooser(target.rows, target.vocab_size, target.device)
+        self._heat = torch.ones(1, device=target.device)
+        self._seed = torch.zeros(1, dtype=torch.int64, device=target.device)
+        self._records = torch.zeros(RING, HEAD + target.rows, dtype=torch.int32, pin_memory=on_gpu)
+        self._graphs = Graphs(on_gpu)
+        self._launched: deque[tuple[Shape, torch.cuda.Event | None]] = deque()
+        self._serial = 0
+        self._ready: list[Cycle] = []
+        self._block, self._with_taps = 1, False
+
+    def begin(
+        self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
+    ) -> None:
+        """Set what the next request needs; see ``ReferenceRunner.begin``."""
+        self._sampler, self._block, self._top, self._stop_ids = sampler, block, top, stop_ids
+        params = sampler.params
+        self._with_taps = with_drafts and self.proposer is not None
+        self._noisy = not params.greedy
+        # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
+        self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
+        self._heat.fill_(params.temperature if self._noisy else 1.0)
+        self._seed.fill_(sampler.seed - 2**64 if sampler.seed >= 2**63 else sampler.seed)
+        stops = torch.full_like(self.progress.stops, -1, device="cpu")
+        known = sorted(stop_ids)[:MAX_STOPS]
+        stops[: len(known)] = torch.tensor(known, dtype=torch.int32)
+        self.progress.stops.copy_(stops)
+        self.progress.done.zero_()
+        self._ready.clear()
+
+    def set_block(self, block: int) -> None:
+        """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
+        self._block = block
+
+    def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
+        """Process prompt ``ids`` beyond what is committed; see ``ReferenceRunner.prefill``."""
+        start = at = len(self.committed)
+        if start >= len(ids):
+            raise EngineError("nothing of the prompt was left to process")
+        self.ids = list(ids)
+        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
+        while at < len(ids):
+            end = min(at + PREFILL_CHUNK, len(ids))
+            if at < stable < end:
+                end = stable
+            out = self.target.prefill(tensor[at:end], self._with_taps)
+            if out.taps is not None and self.proposer is not None:
+                self.proposer.write_context(out.taps, at)
+            self.committed += self.ids[at:end]
+            at = end
+            first = self._first(out.hidden[-1:], tensor) if at == len(ids) else None
+            point = self.target.snapshot() if at == stable and self.target.is_recurrent else None
+            yield PrefillStep(at - start, len(ids) - start, point, first)
+
+    def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
+        """The first token, which belongs to no cycle."""
+        logits = self.target.head(hidden)
+        if not bool(torch.isfinite(logits).all()):
+            raise _not_finite()
+        chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
+        self._sampler.emitted(chosen)
+        self.target.tokens[:1] = chosen
+        self.ids.append(int(chosen))
+        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
+
+    def _likelihoods(self, logits: torch.Tensor, chosen: torch.Tensor) -> tuple[Likelihood, ...]:
+        return () if self._top is None else likelihoods(logits[: len(chosen)], chosen, self._top)
+
+    def launch(self) -> None:
+        """Send one cycle to the device; ``collect`` hands it out when it is known."""
+        rows = max(1, self._block)
+        drafting = rows > 1 and self._with_taps
+        # What is on its way may have moved on by a whole block each.
+        reach = len(self.committed) + (len(self._launched) + 2) * self.target.rows
+        shape = Shape(rows, drafting, self._with_taps, self._noisy, self._bucket(reach))
+        if not self._plain:
+            return self._step_by_step(shape)
+        self._graphs.run(("cycle", shape), lambda: self._cycle(shape))
+        self._send_record(shape)
+
+    def _bucket(self, reach: int) -> int:
+        bucket = FIRST_BUCKET
+        while bucket < reach:
+            bucket *= 2
+        return min(bucket, self.target.capacity)
+
+    def _cycle(self, shape: Shape) -> None:
+        """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
+        rows, tokens = shape.rows, self.progress.tokens
+        if shape.drafting:
+            self._draft(shape)
+            self._choose(self._drafts(rows), tokens[1:rows], shape)
+        self.target.block(rows, shape.reach, shape.taps)
+        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], shape)
+        self._close(shape)
+
+    def _draft(self, shape: Shape) -> None:
+        if self.proposer is not None:
+            self.proposer.block(shape.reach)
+
+    def _drafts(self, rows: int) -> torch.Tensor:
+        return self.target.logits[:0] if self.proposer is None else self.proposer.drafts[: rows - 1]
+
+    def _close(self, shape: Shape) -> None:
+        if shape.taps and self.proposer is not None:
+            self.proposer.inject(shape.rows)
+        accept(self.progress, shape.rows)
+
+    def _choose(self, logits: torch.Tensor, out: torch.Tensor, shape: Shape) -> None:
+        if shape.noisy:
+            self._chooser.sample(logits, out, self._heat, self._seed, self.progress.start)
+        else:
+            self._chooser.greedy(logits, out)
+
+    def _step_by_step(self, shape: Shape) -> None:
+        """The same cycle with the sampler between its halves; the host waits for it."""
+        rows, tokens, start = shape.rows, self.progress.tokens, len(self.ids) - 1
+        noise = self._sampler.noise(start + 1, rows)
+        drafts = tokens[1:rows]
+        if shape.drafting:
+            self._graphs.run(("draft", shape), lambda: self._draft(shape))
+            drafts.copy_(self._sampler.draft(self._drafts(rows), None if noise is None else noise[: rows - 1]))
+        self._graphs.run(("verify", shape), lambda: self.target.block(rows, shape.reach, shape.taps))
+        logits = self.target.logits[:rows]
+        if not bool(torch.isfinite(logits).all()):
+            raise _not_finite()
+        chosen = self.progress.chosen[:rows]
+        chosen.copy_(self._sampler.choose(logits, drafts, noise))
+        self._graphs.run(("close", shape), lambda: self._close(shape))
+        self._send_record(shape)
+        cycle = self._receive()
+        if cycle is not None:
+            emitted = chosen[: len(cycle.ids)]
+            self._sampler.emitted(emitted)
+            self._ready.append(replace(cycle, likelihoods=self._likelihoods(logits, emitted)))
+
+    def _send_record(self, shape: Shape) -> None:
+        """Have the cycle's record copied to the host, behind it in the stream."""
+        slot = self._serial % RING
+        self._serial += 1
+        self._records[slot].copy_(self.progress.ring[slot], non_blocking=True)
+        event: torch.cuda.Event | None = None
+        if self.target.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        self._launched.append((shape, event))
+
+    def collect(self) -> list[Cycle]:
+        """Cycles that have become known: all but the last few that were launched."""
+        while len(self._launched) > AHEAD:
+            cycle = self._receive()
+            if cycle is not None:
+                self._ready.append(cycle)
+        cycles, self._ready = self._ready, []
+        return cycles
+
+    def _receive(self) -> Cycle | None:
+        """Wait for the oldest cycle under way; None when the sequence had ended before it."""
+        shape, event = self._launched.popleft()
+        if event is not None:
+            event.synchronize()
+        slot = (self._serial - len(self._launched) - 1) % RING
+        _, count, accepted, rows, *ids = self._records[slot].tolist()
+        if count == NOT_FINITE:
+            raise _not_finite()
+        if count == 0:
+            return None
+        self.ids += ids[:count]
+        self.committed = self.ids[:-1]
+        if shape.taps and self.proposer is not None:
+            self.proposer.length = len(self.committed)
+        drafted = rows - 1 if shape.drafting else 0
+        return Cycle(tuple(ids[:count]), drafted, min(accepted, drafted), rows, 0.0, 0.0)
+
+    def rewind(self, length: int) -> None:
+        """Cut the sequence to ``length`` ids, of which the last stays uncommitted."""
+        self._drain()
+        del self.ids[length:]
+        self._place(length - 1)
+
+    def _place(self, length: int) -> None:
+        """Set the device to ``length`` committed tokens of ``ids``."""
+        self.committed = self.ids[:length]
+        self.target.truncate_to(length)
+        if self.proposer is not None:
+            self.proposer.length = min(self.proposer.length, length)
+        if length < len(self.ids):
+            self.progress.tokens[:1] = self.ids[length]
+        self.progress.done.zero_()
+
+    def _drain(self) -> None:
+        """Wait until nothing is under way."""
+        while self._launched:
+            self._receive()
+        self._ready.clear()
+
+    def restart(self, length: int, point: TargetSnapshot | None) -> None:
+        """Keep the first ``length`` committed tokens."""
+        self._drain()
+        self.ids = self.committed[:length]
+        self._place(length)
+
+    def close(self) -> None:
+        """Drop the models and the graphs."""
+        self._drain()
+        self._graphs.clear()
+        del self.target, self.proposer
+
+
+class Graphs:
+    """Work recorded once and replayed; the same work run eagerly where there is nothing to record with.
+
+    A shape's first run is eager: it compiles kernels and gives the result of its cycle. The second records.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._known: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._pool: Any = None
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Do the work of that key."""
+        if not self._on_gpu:
+            return work()
+        if key not in self._known:
+            self._known[key] = None
+            return work()
+        graph = self._known[key]
+        if graph is None:
+            graph = self._known[key] = self._recorded(work)
+        graph.replay()
+
+    def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._known.clear()
+        self._pool = None
+
+
+def _not_finite() -> NumericsError:
+    return NumericsError(
+        "the target produced logits that are not finite", "the request ended; try --dtype float32 or bfloat16"
+    )

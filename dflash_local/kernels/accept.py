@@ -1,0 +1,138 @@
+"""The end of a cycle on the device: how many drafts were right, what is emitted, where the next cycle begins.
+
+Everything the next cycle needs stays on the device; the host reads a record per cycle when it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+
+MAX_STOPS = 32
+HEAD = 4  # words of a record before its ids: serial, ids emitted, drafts accepted, rows verified
+NOT_FINITE = -1  # ids emitted, when a row's logits were not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a sequence on the device is at. All int32 but the ids.
+
+    Attributes:
+        start: [1], committed tokens: the anchor's position. limit: [1], the start that ends the sequence.
+        done: [1], 1 when nothing more is to be emitted.
+        serial: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
+            the target's choice after each. stops: [MAX_STOPS], stop ids, -1 for none. ring: [cycles, HEAD + rows].
+    """
+
+    start: torch.Tensor
+    limit: torch.Tensor
+    done: torch.Tensor
+    serial: torch.Tensor
+    tokens: torch.Tensor
+    chosen: torch.Tensor
+    stops: torch.Tensor
+    ring: torch.Tensor
+
+    @classmethod
+    def for_(cls, start: torch.Tensor, tokens: torch.Tensor, cycles: int) -> Progress:
+        """At the beginning of nothing; ``start`` and ``tokens`` are the target's own."""
+        device, rows = start.device, len(tokens)
+        return cls(
+            start=start,
+            limit=torch.full((1,), 2**31 - 1, dtype=torch.int32, device=device),
+            done=torch.zeros(1, dtype=torch.int32, device=device),
+            serial=torch.zeros(1, dtype=torch.int32, device=device),
+            tokens=tokens,
+            chosen=torch.zeros(rows, dtype=torch.int64, device=device),
+            stops=torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device),
+            ring=torch.zeros(cycles, HEAD + rows, dtype=torch.int32, device=device),
+        )
+
+
+def accept(progress: Progress, rows: int) -> None:
+    """Close a cycle of ``rows`` verified rows: write its record, move on by what was emitted.
+
+    A cycle after the end (``done``) emits nothing and moves nothing.
+    """
+    if not runs_kernels(progress.tokens):
+        return accept_twin(progress, rows)
+    _accept_kernel[(1,)](
+        progress.start,
+        progress.limit,
+        progress.done,
+        progress.serial,
+        progress.tokens,
+        progress.chosen,
+        progress.stops,
+        progress.ring,
+        rows,
+        progress.ring.shape[0],
+        progress.ring.shape[1],
+        power_of_two(rows),
+        MAX_STOPS,
+        HEAD,
+        num_warps=1,
+    )
+
+
+def accept_twin(progress: Progress, rows: int) -> None:
+    """The same in plain PyTorch, through the host."""
+    chosen = progress.chosen[:rows].tolist()
+    drafts = progress.tokens[1:rows].tolist()
+    record = progress.ring[int(progress.serial) % progress.ring.shape[0]]
+    accepted = next((i for i, draft in enumerate(drafts) if draft != chosen[i]), len(drafts))
+    emitted = chosen[: accepted + 1]
+    stops = set(progress.stops.tolist()) - {-1}
+    cut = next((i + 1 for i, token in enumerate(emitted) if token in stops), None)
+    count = len(emitted) if cut is None else cut
+    if int(progress.done):
+        count = 0
+    elif min(chosen) < 0:
+        count = NOT_FINITE
+    record[:HEAD] = torch.tensor([int(progress.serial), count, accepted, rows], dtype=torch.int32)
+    record[HEAD : HEAD + rows] = progress.chosen[:rows].to(torch.int32)
+    progress.serial.add_(1)
+    if count > 0:
+        progress.start.add_(count)
+        progress.tokens[0] = chosen[count - 1]
+    if cut is not None or count == NOT_FINITE or int(progress.start) >= int(progress.limit):
+        progress.done.fill_(1)
+
+
+# fmt: off
+@jit
+def _accept_kernel(
+    start, limit, done, serial, tokens, chosen, stops, ring, rows, cycles, width, ROWS: tl.constexpr,
+    STOPS: tl.constexpr, HEAD: tl.constexpr,
+):
+    # fmt: on
+    row = tl.arange(0, ROWS)
+    inside = row < rows
+    ids = tl.load(chosen + row, mask=inside, other=0)
+    draft = tl.load(tokens + row + 1, mask=row + 1 < rows, other=-7)  # equals no id: ends every match
+    accepted = tl.min(tl.where(inside & (draft != ids), row, ROWS), 0)
+    stop = tl.load(stops + tl.arange(0, STOPS))
+    hit = tl.max((ids[:, None] == stop[None, :].to(tl.int64)).to(tl.int32), 1)
+    at_stop = tl.min(tl.where(inside & (row <= accepted) & (hit == 1) & (ids >= 0), row, ROWS), 0)
+    bad = tl.max(tl.where(inside & (ids < 0), 1, 0), 0)
+    ended = tl.load(done)
+    count = tl.minimum(accepted, at_stop) + 1
+    count = tl.where(bad == 1, -1, count)
+    count = tl.where(ended != 0, 0, count)
+    number = tl.load(serial)
+    record = ring + (number % cycles) * width
+    tl.store(record, number)
+    tl.store(record + 1, count)
+    tl.store(record + 2, accepted)
+    tl.store(record + 3, rows)
+    tl.store(record + HEAD + row, ids.to(tl.int32), mask=inside)
+    tl.store(serial, number + 1)
+    moved = tl.maximum(count, 0)
+    there = tl.load(start) + moved
+    tl.store(start, there)
+    last = tl.sum(tl.where(row == count - 1, ids, 0), 0)
+    tl.store(tokens, last, mask=count > 0)
+    tl.store(done, tl.where((ended != 0) | (at_stop < ROWS) | (bad == 1) | (there >= tl.load(limit)), 1, 0))

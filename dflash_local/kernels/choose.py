@@ -1,0 +1,156 @@
+"""From logits to ids on the device: the argmax of each row, or the noisy argmax that is a sample.
+
+The noise is ``kernels.noise``'s, drawn where it is used: a function of seed, position and token id alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_local.kernels.jit import HAVE_TRITON, jit, runs_kernels, tl
+
+if HAVE_TRITON:
+    from triton.language.extra import libdevice
+
+BLOCK = 2048
+NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
+
+
+class Chooser:
+    """Chooses an id for each row of logits; holds the room for the partial results.
+
+    Args:
+        rows: at most so many. vocab: width of the logits.
+    """
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        blocks = -(-vocab // BLOCK)
+        self._values = torch.empty(rows, blocks, device=device)
+        self._places = torch.empty(rows, blocks, dtype=torch.int32, device=device)
+
+    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` [M] int64 becomes the argmax of each row of ``logits`` [M, V]; the first of equal ones."""
+        self._run(logits, out, None, None, None)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        start: torch.Tensor,
+    ) -> None:
+        """Each row's sample at a temperature, by the shared noise.
+
+        Args:
+            temperature: [1] float32. seed: [1] int64. start: [1] int32; row i draws for position start + 1 + i.
+        """
+        self._run(logits, out, temperature, seed, start)
+
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        temperature: torch.Tensor | None,
+        seed: torch.Tensor | None,
+        start: torch.Tensor | None,
+    ) -> None:
+        if not runs_kernels(logits):
+            return _twin(logits, out, temperature, seed, start)
+        rows, vocab = logits.shape
+        blocks = self._values.shape[1]
+        noisy = temperature is not None
+        _best_kernel[(rows, blocks)](
+            logits,
+            logits if temperature is None else temperature,
+            out if seed is None else seed,
+            out if start is None else start,
+            self._values,
+            self._places,
+            vocab,
+            blocks,
+            BLOCK,
+            noisy,
+            num_warps=4,
+        )
+        _settle_kernel[(rows,)](self._values, self._places, out, blocks, 1 << (blocks - 1).bit_length(), num_warps=1)
+
+
+def _twin(
+    logits: torch.Tensor,
+    out: torch.Tensor,
+    temperature: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    start: torch.Tensor | None,
+) -> None:
+    """The same in plain PyTorch."""
+    scores = logits.float()
+    if temperature is not None and seed is not None and start is not None:
+        from dflash_local.kernels.noise import gumbel
+
+        noise = gumbel(int(seed), int(start) + 1, len(logits), logits.shape[1], logits.device)
+        scores = scores / temperature + noise
+    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), NOT_FINITE))
+
+
+@jit
+def _gumbel(word):
+    uniform = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
+    return -tl.log(-libdevice.log1p(-uniform))
+
+
+@jit
+def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
+    """Scores of the tokens ``at``, and whether their logits are finite."""
+    inside = at < vocab
+    value = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
+    finite = tl.abs(value) < float("inf")
+    if NOISY:
+        value = value / temperature + _gumbel(word)
+    return tl.where(inside & finite, value, float("-inf")), finite
+
+
+@jit
+def _best_kernel(
+    logits, temperature, seed, start, values, places, vocab, blocks, BLOCK: tl.constexpr, NOISY: tl.constexpr
+):
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)  # one call of the generator serves four tokens
+    source = logits + row.to(tl.int64) * vocab
+    zero = group * 0
+    if NOISY:
+        heat = tl.load(temperature)
+        position = tl.load(start) + 1 + row
+        w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
+    else:
+        heat = 1.0
+        w0, w1, w2, w3 = zero, zero, zero, zero
+    s0, f0 = _part(source, group * 4, vocab, w0, heat, NOISY)
+    s1, f1 = _part(source, group * 4 + 1, vocab, w1, heat, NOISY)
+    s2, f2 = _part(source, group * 4 + 2, vocab, w2, heat, NOISY)
+    s3, f3 = _part(source, group * 4 + 3, vocab, w3, heat, NOISY)
+    best = s0
+    place = group * 4
+    place = tl.where(s1 > best, group * 4 + 1, place)
+    best = tl.maximum(best, s1)
+    place = tl.where(s2 > best, group * 4 + 2, place)
+    best = tl.maximum(best, s2)
+    place = tl.where(s3 > best, group * 4 + 3, place)
+    best = tl.maximum(best, s3)
+    top = tl.max(best, 0)
+    first = tl.min(tl.where(best == top, place, 2147483647), 0)
+    finite = tl.min((f0 & f1 & f2 & f3).to(tl.int32), 0)
+    tl.store(values + row * blocks + block, tl.where(finite == 1, top, float("inf")))
+    tl.store(places + row * blocks + block, tl.where(finite == 1, first, -1))
+
+
+@jit
+def _settle_kernel(values, places, out, blocks, BLOCKS: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCKS)
+    inside = at < blocks
+    value = tl.load(values + row * blocks + at, mask=inside, other=float("-inf"))
+    place = tl.load(places + row * blocks + at, mask=inside, other=2147483647)
+    top = tl.max(value, 0)
+    tl.store(out + row, tl.min(tl.where(value == top, place, 2147483647), 0).to(tl.int64))

@@ -1,0 +1,210 @@
+"""Attention of a few rows over a long cache whose length only the device knows.
+
+Split over the keys in pieces of fixed size, each a program; a second launch joins the pieces in order. The pieces
+do not depend on how long the cache is, so a row's result does not depend on the bucket or on the other rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+
+SPLIT = 128  # keys of one program
+STEP = 32
+NOTHING = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which keys a block's rows see: ``start`` committed rows, and the block behind them.
+
+    Attributes:
+        causal: a row is blind to later rows of the block. window: keys a row sees including its own, the distance
+            counted in both directions; 0 is all. last: only so many committed rows count; 0 is all.
+    """
+
+    causal: bool = True
+    window: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Room for the pieces of one attention: sums [splits, M, heads, width] and (largest, total) [splits, M, heads, 2].
+
+    One of these serves all layers, one after the other.
+    """
+
+    sums: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def for_(cls, rows: int, heads: int, width: int, capacity: int, device: torch.device) -> Pieces:
+        """Room for caches of ``capacity`` rows."""
+        splits = math.ceil(capacity / SPLIT)
+        return cls(
+            torch.empty(splits, rows, heads, width, device=device), torch.empty(splits, rows, heads, 2, device=device)
+        )
+
+
+def decode_attention(
+    queries: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    start: torch.Tensor,
+    out: torch.Tensor,
+    pieces: Pieces,
+    reach: int,
+    sight: Sight,
+) -> torch.Tensor:
+    """Attention of rows at positions ``start ..`` over the cache, their own keys included.
+
+    Args:
+        queries: [M, heads, width]. cache: keys and values [key heads, capacity, width].
+        start: [1] int32 on the device. out: [M, heads * width], written. reach: no key is at or behind this.
+    """
+    if not runs_kernels(queries):
+        return decode_attention_twin(queries, cache, start, out, sight)
+    rows, heads, width = queries.shape
+    keys, values = cache
+    block, key_heads = power_of_two(max(rows, 16 * keys.shape[0] // heads, 1)), keys.shape[0]
+    room, wide = pieces.sums.shape[1], power_of_two(width)
+    see = (sight.causal, sight.window, sight.last)
+    parts = (pieces.sums, pieces.scales)
+    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, block, SPLIT, STEP)
+    grid = (key_heads, math.ceil(reach / SPLIT))
+    _attend_kernel[grid](queries, keys, values, start, *parts, *sizes, *see, num_warps=4, num_stages=2)
+    _join_kernel[(rows, heads)](*parts, start, out, rows, room, heads, width, wide, SPLIT, *see[1:], num_warps=1)
+    return out
+
+
+def decode_attention_twin(
+    queries: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    start: torch.Tensor,
+    out: torch.Tensor,
+    sight: Sight,
+) -> torch.Tensor:
+    """The same in plain PyTorch, in float32."""
+    rows, heads, width = queries.shape
+    end = int(start) + rows
+    keys, values = (part[:, :end].float().repeat_interleave(heads // part.shape[0], 0) for part in cache)
+    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * width**-0.5
+    at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
+    key = torch.arange(end, device=out.device).unsqueeze(0)
+    hidden = torch.zeros_like(key > at)
+    if sight.causal:
+        hidden |= key > at
+    if sight.window:
+        hidden |= (at - key).abs() >= sight.window
+    if sight.last:
+        hidden |= key < int(start) - sight.last
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return out.copy_(torch.einsum("hmk,hkd->mhd", weights, values).reshape(rows, -1))
+
+
+@jit
+def _first_key(start, WINDOW: tl.constexpr, LAST: tl.constexpr):
+    first = start * 0
+    if WINDOW > 0:
+        first = tl.maximum(first, start - WINDOW + 1)
+    if LAST > 0:
+        first = tl.maximum(first, start - LAST)
+    return first
+
+
+# fmt: off
+@jit
+def _attend_kernel(
+    queries, keys, values, start, sums, scales, rows, room, scale, capacity, HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    STEP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr,
+):
+    # fmt: on
+    key_head = tl.program_id(0)
+    piece = tl.program_id(1)
+    begin = tl.load(start)
+    end = begin + rows
+    low = piece * SPLIT
+    if low >= end or low + SPLIT <= _first_key(begin, WINDOW, LAST):
+        return
+    GROUP: tl.constexpr = HEADS // KEY_HEADS
+    line = tl.arange(0, ROWS * GROUP)  # the query heads of one key head, row by row
+    row = line // GROUP
+    head = key_head * GROUP + line % GROUP
+    inside = row < rows
+    at = tl.arange(0, WIDTH)
+    wide = at < width
+    query = tl.load(
+        queries + (row * HEADS + head)[:, None] * width + at[None, :],
+        mask=inside[:, None] & wide[None, :],
+        other=0.0,
+    )
+    largest = tl.full((ROWS * GROUP,), -1e30, tl.float32)
+    total = tl.zeros((ROWS * GROUP,), tl.float32)
+    summed = tl.zeros((ROWS * GROUP, WIDTH), tl.float32)
+    position = begin + row
+    step = tl.arange(0, STEP)
+    rows_of_head = key_head.to(tl.int64) * capacity
+    for offset in range(0, SPLIT, STEP):
+        key = low + offset + step
+        here = key < end
+        if LAST > 0:
+            here = here & (key >= begin - LAST)
+        k = tl.load(
+            keys + (rows_of_head + key)[None, :] * width + at[:, None], mask=here[None, :] & wide[:, None], other=0.0
+        )
+        score = tl.dot(query, k, input_precision="ieee") * scale
+        seen = here[None, :] & inside[:, None]
+        if CAUSAL:
+            seen = seen & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            distance = position[:, None] - key[None, :]
+            seen = seen & (distance < WINDOW) & (-distance < WINDOW)
+        score = tl.where(seen, score, -1e30)
+        top = tl.maximum(largest, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp(score - top[:, None]), 0.0)
+        shrink = tl.exp(largest - top)
+        total = total * shrink + tl.sum(weight, 1)
+        v = tl.load(
+            values + (rows_of_head + key)[:, None] * width + at[None, :], mask=here[:, None] & wide[None, :], other=0.0
+        )
+        summed = summed * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        largest = top
+    place = (piece * room + row) * HEADS + head
+    tl.store(sums + place[:, None] * width + at[None, :], summed, mask=inside[:, None] & wide[None, :])
+    tl.store(scales + place * 2, largest, mask=inside)
+    tl.store(scales + place * 2 + 1, total, mask=inside)
+
+
+# fmt: off
+@jit
+def _join_kernel(
+    sums, scales, start, out, rows, room, HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr,
+):
+    # fmt: on
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    at = tl.arange(0, WIDTH)
+    wide = at < width
+    begin = tl.load(start)
+    first = _first_key(begin, WINDOW, LAST) // SPLIT
+    pieces = (begin + rows + SPLIT - 1) // SPLIT
+    largest = -1e30
+    total = 0.0
+    summed = tl.zeros((WIDTH,), tl.float32)
+    for piece in range(first, pieces):
+        place = (piece * room + row) * HEADS + head
+        top = tl.load(scales + place * 2)
+        part = tl.load(sums + place * width + at, mask=wide, other=0.0)
+        next_top = tl.maximum(largest, top)
+        old = tl.exp(largest - next_top)
+        new = tl.exp(top - next_top)
+        summed = summed * old + part * new
+        total = total * old + tl.load(scales + place * 2 + 1) * new
+        largest = next_top
+    tl.store(out + (row * HEADS + head) * width + at, (summed / total).to(out.dtype.element_ty), mask=wide)

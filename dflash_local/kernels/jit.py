@@ -1,0 +1,37 @@
+"""Triton where it is installed, and a stand-in where it is not, so that the twins work on every machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit: Any = triton.jit
+    HAVE_TRITON = True
+except ModuleNotFoundError:
+
+    class _Language:
+        """Answers for ``tl`` where kernels are only defined, never run."""
+
+        constexpr = Any
+
+    tl = _Language()  # type: ignore[assignment]
+    HAVE_TRITON = False
+
+    def jit(function: Any) -> Any:
+        """The function as it is."""
+        return function
+
+
+def runs_kernels(tensor: torch.Tensor) -> bool:
+    """True where a tensor's work is done by Triton: on CUDA, where Triton is installed."""
+    return HAVE_TRITON and tensor.is_cuda
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,132 @@
+"""The drafter over static buffers: context rows and a block of drafts as fixed lists of launches (ENGINE 1.2 to 1.5).
+
+Borrows the target's embedding, head and position. Its weights are ``models.drafter_weights``'.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
+from dflash_local.kernels.place_heads import Heads, place_heads
+from dflash_local.kernels.rms_norm import rms_norm
+from dflash_local.models.drafter_config import DrafterConfig
+from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
+from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.target import FusedTarget, rotation_table
+from dflash_local.models.rope import inverse_frequencies
+
+
+class _Layer:
+    """A layer's weights behind the seam for matrices, and what its rows see."""
+
+    def __init__(self, weights: LayerWeights, config: DrafterConfig, index: int, draft_window: int) -> None:
+        self.input_norm, self.post_norm = weights.input_norm, weights.post_norm
+        self.head_norms = (weights.query_key_norm[0], weights.query_key_norm[config.num_heads])
+        self.qkv, self.output = Linear(weights.qkv), Linear(weights.output)
+        self.gate_up, self.down = GateUp(weights.gate_up), Linear(weights.down)
+        self.sight = Sight(config.causal[index], config.windows[index] or 0, draft_window)
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        return (self.qkv, self.output, self.gate_up, self.down)
+
+
+class FusedDrafter:
+    """A loaded drafter bound to its target.
+
+    Attributes:
+        drafts: [block - 1, V] logits of the drafted positions. length: committed context rows, as the host knows.
+    """
+
+    def __init__(
+        self, config: DrafterConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
+    ) -> None:
+        self.config, self.target, self.length = config, target, 0
+        self._weights = weights
+        self._layers = tuple(
+            _Layer(layer, config, index, draft_window or 0) for index, layer in enumerate(weights.layers)
+        )
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
+        self._context_heads = Heads(
+            0, config.num_layers * config.num_kv_heads, config.head_dim, config.head_dim, own_norms=True
+        )
+        device, dtype = target.device, target.dtype
+        shape = (config.num_layers, config.num_kv_heads, target.capacity + config.block_size, config.head_dim)
+        self.keys, self.values = (
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+        )
+        frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._rotation = rotation_table(frequencies, config.rope.attention_factor, shape[2], dtype)
+        self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
+        self._room(config.block_size)
+
+    def _room(self, rows: int) -> None:
+        config, target = self.config, self.target
+
+        def empty(*sizes: int) -> torch.Tensor:
+            return torch.empty(sizes, device=target.device, dtype=target.dtype)
+
+        self._ids = torch.full((rows,), config.mask_token_id, dtype=torch.int64, device=target.device)
+        self._x, self._normed, self._hidden = (empty(rows, config.hidden_size) for _ in range(3))
+        self._qkv, self._queries = empty(rows, self._heads.columns), empty(rows, config.num_heads, config.head_dim)
+        self._attended = empty(rows, config.num_heads * config.head_dim)
+        self._inner = empty(rows, config.intermediate_size)
+        self.drafts = empty(rows - 1, target.vocab_size)
+        self._pieces = Pieces.for_(rows, config.num_heads, config.head_dim, self.keys.shape[2], target.device)
+        many = max(rows, target.rows)
+        self._feature, self._projected = empty(many, config.hidden_size), empty(many, self._context_kv.columns)
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """All matrices that a block or its context goes through."""
+        return (*(p for layer in self._layers for p in layer.products), self._fc, self._context_kv)
+
+    def block(self, reach: int) -> None:
+        """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
+        self._ids[:1] = self.target.tokens[:1]
+        x, eps = self._x, self.config.rms_norm_eps
+        torch.index_select(self.target.weights.embedding, 0, self._ids, out=x)
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(x, layer.input_norm, eps, self._normed)
+            qkv = layer.qkv(normed, self._qkv)
+            cache = (self.keys[index], self.values[index])
+            place_heads(
+                qkv, layer.head_norms, eps, self._rotation, self.target.start, self._queries, cache, self._heads
+            )
+            attended = decode_attention(
+                self._queries, cache, self.target.start, self._attended, self._pieces, reach, layer.sight
+            )
+            layer.output(attended, x, x)
+            rms_norm(x, layer.post_norm, eps, normed)
+            layer.down(layer.gate_up(normed, self._inner), x, x)
+        rms_norm(x, self._weights.norm, eps, self._hidden)
+        self.target.weights.head(self._hidden[1:], self.drafts)
+
+    def inject(self, rows: int) -> None:
+        """Context rows of the target's last block, all of them, at its ``start``.
+
+        Rows behind the ones that get committed are written too; they are never seen and are written again.
+        """
+        feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
+        rms_norm(feature, self._weights.hidden_norm, self.config.rms_norm_eps, feature)
+        self._place(self._context_kv(feature, self._projected[:rows]))
+
+    def write_context(self, taps: torch.Tensor, start: int) -> None:
+        """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
+        feature = self._fc.many(taps)
+        rms_norm(feature, self._weights.hidden_norm, self.config.rms_norm_eps, feature)
+        at = torch.tensor([start], dtype=torch.int32, device=taps.device)
+        self._place(self._context_kv.many(feature), at)
+        self.length = start + len(taps)
+
+    def _place(self, projected: torch.Tensor, start: torch.Tensor | None = None) -> None:
+        """Keys and values of all layers, normed and rotated, into the cache rows ``start ..``."""
+        # All layers' caches lie one behind the other, so their heads are placed like those of one layer.
+        cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
+        norms = (self._weights.hidden_norm, self._weights.context_key_norm)
+        at = self.target.start if start is None else start
+        place_heads(
+            projected, norms, self.config.rms_norm_eps, self._rotation, at, self._queries, cache, self._context_heads
+        )

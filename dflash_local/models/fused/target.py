@@ -1,0 +1,184 @@
+"""A dense target over static buffers: a block of rows is a fixed list of launches, with its position on the device.
+
+Has the methods of ``models.transformers_target`` as well, so that the reference runner can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
+from dflash_local.kernels.place_heads import place_heads
+from dflash_local.kernels.rms_norm import rms_norm
+from dflash_local.models.fused.shape import TargetShape
+from dflash_local.models.fused.weights import AttentionLayer, TargetWeights
+from dflash_local.models.rope import inverse_frequencies
+from dflash_local.models.transformers_target import Forward, TargetSnapshot
+
+FEW = 64  # rows of a block at most; more are prefilled
+
+
+def rotation_table(
+    frequencies: torch.Tensor, factor: float, positions: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [positions, width] of all positions, computed in float32."""
+    angles = torch.outer(torch.arange(positions, device=frequencies.device, dtype=torch.float32), frequencies)
+    angles = torch.cat((angles, angles), -1)
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+class FusedTarget:
+    """A loaded target with room for ``context`` tokens and one block behind them. Batch 1.
+
+    Attributes:
+        start: [1] int32 on the device: committed tokens. tokens: [rows] int64, the block's ids.
+        hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
+    """
+
+    def __init__(
+        self, weights: TargetWeights, shape: TargetShape, taps: Sequence[int], context: int, rows: int
+    ) -> None:
+        self.weights, self.shape, self.taps, self.rows = weights, shape, tuple(taps), rows
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.hidden_size, self.vocab_size = shape.hidden, weights.head.columns
+        self.is_recurrent = False
+        heads = shape.heads
+        self.capacity = context + 2 * rows  # cycles that were launched too early write behind the end
+        # Zeros: a masked key is never used, but NaN times nothing would be.
+        self.keys, self.values = (
+            torch.zeros(shape.layers, heads.keys, self.capacity, heads.width, device=self.device, dtype=self.dtype)
+            for _ in range(2)
+        )
+        frequencies = inverse_frequencies(shape.rope, heads.turned).to(self.device)
+        self.rotation = rotation_table(frequencies, shape.rope.attention_factor, self.capacity, self.dtype)
+        self.start = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.length = 0  # the host's view of ``start``, where it knows
+        self._room(rows)
+
+    def _room(self, rows: int) -> None:
+        shape, heads = self.shape, self.shape.heads
+
+        def empty(*sizes: int) -> torch.Tensor:
+            return torch.empty(sizes, device=self.device, dtype=self.dtype)
+
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.hidden, self._x, self._normed = (
+            empty(rows, shape.hidden),
+            empty(rows, shape.hidden),
+            empty(rows, shape.hidden),
+        )
+        self._qkv, self._queries = empty(rows, heads.columns), empty(rows, heads.queries, heads.width)
+        self._attended, self._inner = empty(rows, heads.queries * heads.width), empty(rows, shape.inner)
+        self.tapped = empty(rows, max(len(self.taps), 1) * shape.hidden)
+        self.logits = empty(rows, self.vocab_size)
+        self._pieces = Pieces.for_(rows, heads.queries, heads.width, self.capacity, self.device)
+        self._tap_place = {layer: index for index, layer in enumerate(self.taps)}
+
+    def block(self, rows: int, reach: int, with_taps: bool) -> None:
+        """Run ``tokens[:rows]`` at ``start ..``: fills ``hidden``, ``tapped`` and ``logits``, and the cache rows.
+
+        A fixed list of launches: nothing of it depends on what the device holds.
+
+        Args:
+            reach: no token of the block stands at or behind this position.
+        """
+        x = self._x[:rows]
+        torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
+        for index, layer in enumerate(self.weights.layers):
+            self._layer(index, layer, x, reach)
+            if with_taps and index in self._tap_place:
+                self._tap(self.tapped[:rows], self._tap_place[index]).copy_(x)
+        rms_norm(x, self.weights.norm, self.shape.eps, self.hidden[:rows])
+        self.weights.head(self.hidden[:rows], self.logits[:rows])
+
+    def _tap(self, taps: torch.Tensor, place: int) -> torch.Tensor:
+        return taps[:, place * self.hidden_size : (place + 1) * self.hidden_size]
+
+    def _layer(self, index: int, layer: AttentionLayer, x: torch.Tensor, reach: int) -> None:
+        rows, eps = len(x), self.shape.eps
+        normed = rms_norm(x, layer.input_norm, eps, self._normed[:rows])
+        qkv = layer.qkv(normed, self._qkv[:rows])
+        queries, cache = self._queries[:rows], (self.keys[index], self.values[index])
+        place_heads(qkv, layer.head_norms, eps, self.rotation, self.start, queries, cache, self.shape.heads)
+        attended = decode_attention(queries, cache, self.start, self._attended[:rows], self._pieces, reach, Sight())
+        layer.output(attended, x, x)
+        rms_norm(x, layer.post_norm, eps, normed)
+        layer.down(layer.gate_up(normed, self._inner[:rows]), x, x)
+
+    def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
+        """Run committed tokens [M], as many as there are: they are part of the text from now on."""
+        rows, eps, heads = len(ids), self.shape.eps, self.shape.heads
+        x = self.weights.embedding[ids]
+        normed = torch.empty_like(x)
+        queries = x.new_empty(rows, heads.queries, heads.width)
+        taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
+        for index, layer in enumerate(self.weights.layers):
+            rms_norm(x, layer.input_norm, eps, normed)
+            cache = (self.keys[index], self.values[index])
+            place_heads(layer.qkv.many(normed), layer.head_norms, eps, self.rotation, self.start, queries, cache, heads)
+            x += layer.output.many(self._attend(queries, cache))
+            rms_norm(x, layer.post_norm, eps, normed)
+            x += layer.down.many(layer.gate_up.many(normed))
+            if taps is not None and index in self._tap_place:
+                self._tap(taps, self._tap_place[index]).copy_(x)
+        self._settle(self.length + rows)
+        return Forward(rms_norm(x, self.weights.norm, eps, normed), taps)
+
+    def _attend(self, queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Causal attention of many rows over what is committed and themselves."""
+        rows, end = len(queries), self.length + len(queries)
+        q = queries.transpose(0, 1).unsqueeze(0)
+        k, v = (part[:, :end].unsqueeze(0) for part in cache)
+        if self.length == 0:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            from torch.nn.attention.bias import causal_lower_right
+
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(rows, end), enable_gqa=True)
+        return out[0].transpose(0, 1).reshape(rows, -1)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embedding rows [M, H]."""
+        return self.weights.embedding[ids]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] of hidden rows [M, H]."""
+        return self.weights.head.many(hidden)
+
+    def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
+        """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
+        rows = len(ids)
+        self.tokens[:rows] = ids
+        self.block(rows, self.length + rows, with_taps)
+        return Forward(self.hidden[:rows].clone(), self.tapped[:rows].clone() if with_taps else None)
+
+    def commit(self, rows: int) -> None:
+        """Keep the first ``rows`` tokens of the last block."""
+        self._settle(self.length + rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens after ``length``."""
+        self._settle(min(length, self.length))
+
+    def truncate_to(self, length: int) -> None:
+        """The same where only the device knows how many there are."""
+        self._settle(length)
+
+    def snapshot(self) -> TargetSnapshot:
+        """A point ``restore`` can return to."""
+        return TargetSnapshot(self.length, ())
+
+    def restore(self, point: TargetSnapshot) -> None:
+        """Return to it."""
+        self._settle(point.length)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._settle(0)
+
+    def _settle(self, length: int) -> None:
+        self.length = length
+        self.start.fill_(length)

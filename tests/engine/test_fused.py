@@ -1,0 +1,133 @@
+"""The fused engine against the reference one: the same ids, the same cycles, on the CPU through the kernels' twins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
+from families import VOCAB
+from fused_models import FAMILIES, fused_target
+from proposers import Oracle, RandomDrafts, decode
+
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.fused import AHEAD, FusedRunner
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
+from dflash_local.request import Limits, SamplingParams, user_request
+
+Build = Callable[..., Session]
+GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10")
+
+
+@cache
+def session_of(name: str, engine: str) -> Session:
+    folder = GOLDEN / name
+    pair = bundled.find(name) if name == "demo" else Pair(name, folder / "target", folder / "drafter", False)
+    return load(pair, LoadOptions(dtype="float32", device="cpu", engine=engine))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str) -> None:
+    prompt = random_prompt(11)
+    target, text = fused_target(family, 400), text_of(family, tuple(prompt))
+    want = list(text[: 11 + 40])
+    assert decode(target, prompt, 40)[0] == want  # type: ignore[arg-type]
+    for block in (2, 8, 16):
+        for drafter in (Oracle(VOCAB, text), Oracle(VOCAB, text, 5), Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)):
+            assert decode(target, prompt, 40, drafter, block)[0] == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pair", GOLDEN_PAIRS)
+def test_golden_answers_are_reproduced(pair: str) -> None:
+    for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
+        reply = ask(session_of(pair, "fused"), case["prompt_ids"], 72)
+        assert reply.ids == case["output_ids"]
+        assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
+
+
+@pytest.mark.parametrize("pair", [*GOLDEN_PAIRS, "demo"])
+def test_golden_pairs_give_the_reference_engines_ids_and_cycles(pair: str) -> None:
+    fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
+    assert (fused.facts.engine, reference.facts.engine) == ("fused", "reference")
+    prompt = random_prompt(13)
+    for sampling in (
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=5),
+        SamplingParams(temperature=0.9, top_k=7, top_p=0.9, seed=6),
+        SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2),
+    ):
+        for mode, block in (("ar", None), ("dflash", None), ("dflash", 3)):
+            replies = [
+                ask(session, prompt, 40, sampling=sampling, mode=mode, block_size=block)
+                for session in (fused, reference)
+            ]
+            assert replies[0].ids == replies[1].ids, (sampling, mode, block)
+            lengths = [reply.finished.stats.acceptance_lengths for reply in replies]
+            assert lengths[0] == lengths[1], (sampling, mode, block)
+
+
+def test_a_stop_string_found_late_is_undone() -> None:
+    """The host learns of a cycle when others have begun; what they wrote must not be in the next turn's caches."""
+    fused, reference = session_of("demo", "fused"), session_of("demo", "reference")
+    for stop in ("8", "9, 10"):
+        request = user_request("Count from 3 to 17.", limits=Limits(max_new_tokens=120, stop=(stop,)))
+        replies = [Reply(list(session.generate(request))) for session in (fused, reference)]
+        assert replies[0].ids == replies[1].ids
+        assert fused.runner.committed == reference.runner.committed
+        assert int(fused.runner.target.start) == len(fused.runner.committed)
+        after = user_request('Spell the word "bridge" with dashes.', limits=Limits(max_new_tokens=60))
+        replies = [Reply(list(session.generate(after))) for session in (fused, reference)]
+        assert replies[0].ids == replies[1].ids
+
+
+def test_second_turns_reuse_the_same_tokens() -> None:
+    fused, reference = session_of("demo", "fused"), session_of("demo", "reference")
+    first = random_prompt(20, 1)
+    for prompt in (first, [*first, *random_prompt(9, 2)], [*first[:12], *random_prompt(5, 3)]):
+        replies = [ask(session, prompt, 30) for session in (fused, reference)]
+        assert replies[0].ids == replies[1].ids
+        started = [reply.events[1] if len(reply.events) > 1 else None for reply in replies]
+        assert str(started[0]).split("prefill_s")[0] == str(started[1]).split("prefill_s")[0]
+
+
+def test_the_host_stays_behind_the_device() -> None:
+    """What makes the loop fast on a GPU: cycles are on their way while an older one is read."""
+    target = fused_target("qwen3", 300, BLOCK)
+    runner = FusedRunner(target, None, 300)
+    session = session_of("qwen3-v1-b8", "fused")
+    sampler = _sampler(target.vocab_size)
+    runner.begin(sampler, frozenset(), 1, False)
+    for _ in runner.prefill(random_prompt(9), 0):
+        pass
+    heard = []
+    for _ in range(6):
+        runner.launch()
+        heard.append(len(runner.collect()))
+    assert heard == [0] * AHEAD + [1] * (6 - AHEAD)
+    assert int(target.start) == 9 + 6, "all six have run"
+    runner.rewind(11)
+    assert int(target.start) == 10 and len(runner.ids) == 11
+    assert session.runner.name == "fused"
+
+
+def _sampler(vocab: int):  # type: ignore[no-untyped-def]
+    from dflash_local.engine.sampling import Sampler
+
+    return Sampler(SamplingParams(), 1, vocab, torch.tensor([0]))
+
+
+def test_what_it_cannot_run_is_refused_by_name() -> None:
+    hybrid = bundled.find("demo-hybrid")
+    with pytest.raises(UsageError, match="fused engine cannot run this"):
+        load(hybrid, LoadOptions(device="cpu", engine="fused"))
+    with pytest.raises(UsageError, match="unknown engine 'quick'"):
+        load(bundled.find("demo"), LoadOptions(device="cpu", engine="quick"))
+    assert load(hybrid, LoadOptions(device="cpu")).facts.engine == "reference"

@@ -1,0 +1,68 @@
+"""Fused targets with the weights of the tiny random models, and planted drafters in the fused runner's form."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from families import save_model
+from proposers import Planted
+
+from dflash_local.engine.sampling import Sampler
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.shape import FAMILIES, TargetShape
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, read_weights
+from dflash_local.models.target_facts import TargetFacts
+from dflash_local.request import SamplingParams
+
+TAPS = (0, 2)
+ROWS = 16
+
+__all__ = ["FAMILIES", "PlantedBlocks", "fused_target"]
+
+
+@cache
+def _weights(family: str, device: str) -> tuple[TargetWeights, TargetShape]:
+    with TemporaryDirectory() as folder:
+        checkpoint = Checkpoint.open(save_model(family, Path(folder)))
+        facts = TargetFacts.from_checkpoint(checkpoint)
+        shape = TargetShape.of(facts, "config.json")
+        return read_weights(checkpoint, facts, shape, torch.device(device), torch.float32), shape
+
+
+def fused_target(family: str, context: int, rows: int = ROWS, device: str = "cpu") -> FusedTarget:
+    """A target of the weights that ``families.random_model`` gives."""
+    weights, shape = _weights(family, device)
+    return FusedTarget(weights, shape, TAPS, context, rows)
+
+
+class PlantedBlocks:
+    """A planted drafter as the fused runner takes one: its ids become logits."""
+
+    def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
+        self.planted, self.target = planted, target
+        self.drafts = torch.zeros(rows - 1, target.vocab_size, device=target.device)
+        self._sampler = Sampler(SamplingParams(), 0, target.vocab_size, target.tokens[:0])
+
+    @property
+    def length(self) -> int:
+        return self.planted.length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.planted.length = length
+
+    def block(self, _reach: int) -> None:
+        start = int(self.target.start)
+        self.planted.length = start  # the host's count may lag behind the device's
+        ids = self.planted.propose(int(self.target.tokens[0]), start, len(self.drafts), self._sampler, None)
+        self.drafts.zero_().scatter_(1, ids.unsqueeze(1), 1e6)  # no noise outweighs it
+
+    def inject(self, rows: int) -> None:
+        """The planted ones read no taps."""
+
+    def write_context(self, taps: torch.Tensor, start: int) -> None:
+        self.planted.extend(taps, start)
