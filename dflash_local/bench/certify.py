@@ -213,7 +213,7 @@ def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial) -> str:
         return skipped
     try:
         single = replay.single_rows(target, prompt, text)
-        if params.greedy and isinstance(target, FusedTarget):
+        if isinstance(target, FusedTarget):
             skipped = "the fused engine holds no transformers model; --engine reference checks against it"
         elif params.greedy:
             try:

@@ -53,7 +53,7 @@ class FusedRunner:
         self.ids: list[int] = []
         self.committed: list[int] = []
         on_gpu = target.device.type == "cuda"
-        self.progress = Progress.for_(target.start, target.tokens, RING)
+        self.progress = Progress.for_(target.start, target.kept, target.serial, target.tokens, RING)
         self.progress.limit.fill_(context - 1)
         self._chooser = Chooser(target.rows, target.vocab_size, target.device)
         self._heat = torch.ones(1, device=target.device)
@@ -64,6 +64,9 @@ class FusedRunner:
         self._serial = 0
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
+        self._limit = context - 1
+        self._kept = 0  # rows that the last cycle committed, as the host knows
+        self._ahead = AHEAD
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
@@ -83,6 +86,17 @@ class FusedRunner:
         self.progress.stops.copy_(stops)
         self.progress.done.zero_()
         self._ready.clear()
+        self.end_at(self.context, exactly=False)
+
+    def end_at(self, length: int, exactly: bool) -> None:
+        """The reply ends when the sequence has ``length`` ids, at the latest.
+
+        Args:
+            exactly: it may end at a token that only the host can tell, and the caches must follow.
+        """
+        self._limit = min(length, self.context) - 1
+        self.progress.limit.fill_(self._limit)
+        self._ahead = 0 if exactly and self.target.is_recurrent else AHEAD
 
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
@@ -116,6 +130,7 @@ class FusedRunner:
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
+        self.progress.serial.fill_(self._serial)  # nothing is left to fold: the number may change
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
 
@@ -203,7 +218,7 @@ class FusedRunner:
 
     def collect(self) -> list[Cycle]:
         """Cycles that have become known: all but the last few that were launched."""
-        while len(self._launched) > AHEAD:
+        while len(self._launched) > self._ahead:
             cycle = self._receive()
             if cycle is not None:
                 self._ready.append(cycle)
@@ -216,28 +231,42 @@ class FusedRunner:
         if event is not None:
             event.synchronize()
         slot = (self._serial - len(self._launched) - 1) % RING
-        _, count, accepted, rows, *ids = self._records[slot].tolist()
+        serial, count, accepted, rows, *ids = self._records[slot].tolist()
+        if serial != self._serial - len(self._launched) - 1:
+            raise EngineError(f"the device reports cycle {serial}, another one was expected")
+        before = len(self.committed)
+        self._kept = min(max(count, 0), max(self._limit - before, 0))
         if count == NOT_FINITE:
             raise _not_finite()
         if count == 0:
             return None
-        self.ids += ids[:count]
-        self.committed = self.ids[:-1]
+        self.ids += ids[:count]  # the last cycle's may reach behind the limit; ``rewind`` cuts them
+        self.committed = self.ids[: before + self._kept]
         if shape.taps and self.proposer is not None:
             self.proposer.length = len(self.committed)
         drafted = rows - 1 if shape.drafting else 0
         return Cycle(tuple(ids[:count]), drafted, min(accepted, drafted), rows, 0.0, 0.0)
 
     def rewind(self, length: int) -> None:
-        """Cut the sequence to ``length`` ids, of which the last stays uncommitted."""
+        """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
+
+        A recurrent target can go back by the rows of its last cycle; where more was committed it stays so, and
+        the next prompt begins at a snapshot.
+        """
         self._drain()
+        back = len(self.committed) - (length - 1)
+        if self.target.is_recurrent and back > 0:
+            if back > self._kept:
+                return
+            self._kept -= back
+            self.target.keep(self._kept)
         del self.ids[length:]
         self._place(length - 1)
 
     def _place(self, length: int) -> None:
         """Set the device to ``length`` committed tokens of ``ids``."""
         self.committed = self.ids[:length]
-        self.target.truncate_to(length)
+        self.target.place(length)
         if self.proposer is not None:
             self.proposer.length = min(self.proposer.length, length)
         if length < len(self.ids):
@@ -251,8 +280,14 @@ class FusedRunner:
         self._ready.clear()
 
     def restart(self, length: int, point: TargetSnapshot | None) -> None:
-        """Keep the first ``length`` committed tokens."""
+        """Keep the first ``length`` committed tokens; a recurrent target needs their snapshot."""
         self._drain()
+        if point is not None:
+            self.target.restore(point)
+        elif length == 0:
+            self.target.clear()
+        elif self.target.is_recurrent and length != len(self.committed):
+            raise EngineError(f"a recurrent target cannot go back to {length} tokens without a snapshot")
         self.ids = self.committed[:length]
         self._place(length)
 

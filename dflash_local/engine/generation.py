@@ -90,6 +90,7 @@ class Generation:
         ids = torch.tensor(prompt, dtype=torch.long, device=runner.target.device)
         sampler = Sampler(self.request.sampling, self.seed, runner.target.vocab_size, ids)
         runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
+        runner.end_at(len(prompt) + self.limit, exactly=bool(self.request.limits.stop))
         first: Cycle | None = None
         for step in runner.prefill(prompt, self.rendered.stable):
             if step.point is not None:

@@ -106,6 +106,9 @@ class ReferenceRunner:
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
 
+    def end_at(self, length: int, exactly: bool) -> None:
+        """Nothing to do: each cycle is known before the next one begins."""
+
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
         self._block = block

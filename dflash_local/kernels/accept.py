@@ -22,7 +22,7 @@ class Progress:
 
     Attributes:
         start: [1], committed tokens: the anchor's position. limit: [1], the start that ends the sequence.
-        done: [1], 1 when nothing more is to be emitted.
+        done: [1], 1 when nothing more is to be emitted. kept: [1], rows that the last cycle committed.
         serial: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
             the target's choice after each. stops: [MAX_STOPS], stop ids, -1 for none. ring: [cycles, HEAD + rows].
     """
@@ -30,6 +30,7 @@ class Progress:
     start: torch.Tensor
     limit: torch.Tensor
     done: torch.Tensor
+    kept: torch.Tensor
     serial: torch.Tensor
     tokens: torch.Tensor
     chosen: torch.Tensor
@@ -37,14 +38,17 @@ class Progress:
     ring: torch.Tensor
 
     @classmethod
-    def for_(cls, start: torch.Tensor, tokens: torch.Tensor, cycles: int) -> Progress:
-        """At the beginning of nothing; ``start`` and ``tokens`` are the target's own."""
+    def for_(
+        cls, start: torch.Tensor, kept: torch.Tensor, serial: torch.Tensor, tokens: torch.Tensor, cycles: int
+    ) -> Progress:
+        """At the beginning of nothing; ``start``, ``kept``, ``serial`` and ``tokens`` are the target's own."""
         device, rows = start.device, len(tokens)
         return cls(
             start=start,
             limit=torch.full((1,), 2**31 - 1, dtype=torch.int32, device=device),
             done=torch.zeros(1, dtype=torch.int32, device=device),
-            serial=torch.zeros(1, dtype=torch.int32, device=device),
+            kept=kept,
+            serial=serial,
             tokens=tokens,
             chosen=torch.zeros(rows, dtype=torch.int64, device=device),
             stops=torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device),
@@ -53,7 +57,7 @@ class Progress:
 
 
 def accept(progress: Progress, rows: int) -> None:
-    """Close a cycle of ``rows`` verified rows: write its record, move on by what was emitted.
+    """Close a cycle of ``rows`` verified rows: write its record (ids up to a stop id), move on, at most to the limit.
 
     A cycle after the end (``done``) emits nothing and moves nothing.
     """
@@ -63,6 +67,7 @@ def accept(progress: Progress, rows: int) -> None:
         progress.start,
         progress.limit,
         progress.done,
+        progress.kept,
         progress.serial,
         progress.tokens,
         progress.chosen,
@@ -95,9 +100,11 @@ def accept_twin(progress: Progress, rows: int) -> None:
     record[:HEAD] = torch.tensor([int(progress.serial), count, accepted, rows], dtype=torch.int32)
     record[HEAD : HEAD + rows] = progress.chosen[:rows].to(torch.int32)
     progress.serial.add_(1)
-    if count > 0:
-        progress.start.add_(count)
-        progress.tokens[0] = chosen[count - 1]
+    moved = min(max(count, 0), max(int(progress.limit) - int(progress.start), 0))
+    progress.kept.fill_(moved)
+    progress.start.add_(moved)
+    if moved:
+        progress.tokens[0] = chosen[moved - 1]
     if cut is not None or count == NOT_FINITE or int(progress.start) >= int(progress.limit):
         progress.done.fill_(1)
 
@@ -105,7 +112,7 @@ def accept_twin(progress: Progress, rows: int) -> None:
 # fmt: off
 @jit
 def _accept_kernel(
-    start, limit, done, serial, tokens, chosen, stops, ring, rows, cycles, width, ROWS: tl.constexpr,
+    start, limit, done, kept, serial, tokens, chosen, stops, ring, rows, cycles, width, ROWS: tl.constexpr,
     STOPS: tl.constexpr, HEAD: tl.constexpr,
 ):
     # fmt: on
@@ -119,6 +126,8 @@ def _accept_kernel(
     at_stop = tl.min(tl.where(inside & (row <= accepted) & (hit == 1) & (ids >= 0), row, ROWS), 0)
     bad = tl.max(tl.where(inside & (ids < 0), 1, 0), 0)
     ended = tl.load(done)
+    at = tl.load(start)
+    most = tl.load(limit)
     count = tl.minimum(accepted, at_stop) + 1
     count = tl.where(bad == 1, -1, count)
     count = tl.where(ended != 0, 0, count)
@@ -130,9 +139,10 @@ def _accept_kernel(
     tl.store(record + 3, rows)
     tl.store(record + HEAD + row, ids.to(tl.int32), mask=inside)
     tl.store(serial, number + 1)
-    moved = tl.maximum(count, 0)
-    there = tl.load(start) + moved
+    moved = tl.minimum(tl.maximum(count, 0), tl.maximum(most - at, 0))
+    there = at + moved
     tl.store(start, there)
-    last = tl.sum(tl.where(row == count - 1, ids, 0), 0)
-    tl.store(tokens, last, mask=count > 0)
-    tl.store(done, tl.where((ended != 0) | (at_stop < ROWS) | (bad == 1) | (there >= tl.load(limit)), 1, 0))
+    tl.store(kept, moved)
+    last = tl.sum(tl.where(row == moved - 1, ids, 0), 0)
+    tl.store(tokens, last, mask=moved > 0)
+    tl.store(done, tl.where((ended != 0) | (at_stop < ROWS) | (bad == 1) | (there >= most), 1, 0))

@@ -59,15 +59,17 @@ def decode_attention(
     pieces: Pieces,
     reach: int,
     sight: Sight,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of rows at positions ``start ..`` over the cache, their own keys included.
 
     Args:
         queries: [M, heads, width]. cache: keys and values [key heads, capacity, width].
         start: [1] int32 on the device. out: [M, heads * width], written. reach: no key is at or behind this.
+        gates: [M, columns] whose first columns are each head's query and gate by turns; None gates nothing.
     """
     if not runs_kernels(queries):
-        return decode_attention_twin(queries, cache, start, out, sight)
+        return decode_attention_twin(queries, cache, start, out, sight, gates)
     rows, heads, width = queries.shape
     keys, values = cache
     block, key_heads = power_of_two(max(rows, 16 * keys.shape[0] // heads, 1)), keys.shape[0]
@@ -77,7 +79,9 @@ def decode_attention(
     sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, block, SPLIT, STEP)
     grid = (key_heads, math.ceil(reach / SPLIT))
     _attend_kernel[grid](queries, keys, values, start, *parts, *sizes, *see, num_warps=4, num_stages=2)
-    _join_kernel[(rows, heads)](*parts, start, out, rows, room, heads, width, wide, SPLIT, *see[1:], num_warps=1)
+    gated = (out, 0) if gates is None else (gates, gates.shape[1])
+    shape = (rows, room, heads, width, wide, SPLIT, *see[1:], gates is not None)
+    _join_kernel[(rows, heads)](*parts, start, out, *gated, *shape, num_warps=1)
     return out
 
 
@@ -87,6 +91,7 @@ def decode_attention_twin(
     start: torch.Tensor,
     out: torch.Tensor,
     sight: Sight,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same in plain PyTorch, in float32."""
     rows, heads, width = queries.shape
@@ -103,7 +108,10 @@ def decode_attention_twin(
     if sight.last:
         hidden |= key < int(start) - sight.last
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return out.copy_(torch.einsum("hmk,hkd->mhd", weights, values).reshape(rows, -1))
+    attended = torch.einsum("hmk,hkd->mhd", weights, values).to(out.dtype)
+    if gates is not None:
+        attended = attended * gates[:, : heads * 2 * width].view(rows, heads, 2, width)[:, :, 1].sigmoid()
+    return out.copy_(attended.reshape(rows, -1))
 
 
 @jit
@@ -183,8 +191,8 @@ def _attend_kernel(
 # fmt: off
 @jit
 def _join_kernel(
-    sums, scales, start, out, rows, room, HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr,
+    sums, scales, start, out, gates, columns, rows, room, HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr, GATED: tl.constexpr,
 ):
     # fmt: on
     row = tl.program_id(0)
@@ -207,4 +215,10 @@ def _join_kernel(
         summed = summed * old + part * new
         total = total * old + tl.load(scales + place * 2 + 1) * new
         largest = next_top
-    tl.store(out + (row * HEADS + head) * width + at, (summed / total).to(out.dtype.element_ty), mask=wide)
+    kind = out.dtype.element_ty
+    result = (summed / total).to(kind)
+    if GATED:
+        gate = tl.load(gates + row * columns + (2 * head + 1) * width + at, mask=wide, other=0.0).to(tl.float32)
+        opened = (1.0 / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+        result = (result.to(tl.float32) * opened).to(kind)
+    tl.store(out + (row * HEADS + head) * width + at, result, mask=wide)

@@ -24,13 +24,13 @@ from dflash_local.request import Limits, SamplingParams, user_request
 
 Build = Callable[..., Session]
 GOLDEN = Path(__file__).parent.parent / "golden"
-GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10")
+GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10", "qwen35-v2-swa-b8")
 
 
 @cache
 def session_of(name: str, engine: str) -> Session:
     folder = GOLDEN / name
-    pair = bundled.find(name) if name == "demo" else Pair(name, folder / "target", folder / "drafter", False)
+    pair = bundled.find(name) if name.startswith("demo") else Pair(name, folder / "target", folder / "drafter", False)
     return load(pair, LoadOptions(dtype="float32", device="cpu", engine=engine))
 
 
@@ -53,7 +53,7 @@ def test_golden_answers_are_reproduced(pair: str) -> None:
         assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
 
 
-@pytest.mark.parametrize("pair", [*GOLDEN_PAIRS, "demo"])
+@pytest.mark.parametrize("pair", [*GOLDEN_PAIRS, "demo", "demo-hybrid"])
 def test_golden_pairs_give_the_reference_engines_ids_and_cycles(pair: str) -> None:
     fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
     assert (fused.facts.engine, reference.facts.engine) == ("fused", "reference")
@@ -74,9 +74,10 @@ def test_golden_pairs_give_the_reference_engines_ids_and_cycles(pair: str) -> No
             assert lengths[0] == lengths[1], (sampling, mode, block)
 
 
-def test_a_stop_string_found_late_is_undone() -> None:
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+def test_a_stop_string_found_late_is_undone(pair: str) -> None:
     """The host learns of a cycle when others have begun; what they wrote must not be in the next turn's caches."""
-    fused, reference = session_of("demo", "fused"), session_of("demo", "reference")
+    fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
     for stop in ("8", "9, 10"):
         request = user_request("Count from 3 to 17.", limits=Limits(max_new_tokens=120, stop=(stop,)))
         replies = [Reply(list(session.generate(request))) for session in (fused, reference)]
@@ -88,8 +89,9 @@ def test_a_stop_string_found_late_is_undone() -> None:
         assert replies[0].ids == replies[1].ids
 
 
-def test_second_turns_reuse_the_same_tokens() -> None:
-    fused, reference = session_of("demo", "fused"), session_of("demo", "reference")
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+def test_second_turns_reuse_the_same_tokens(pair: str) -> None:
+    fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
     first = random_prompt(20, 1)
     for prompt in (first, [*first, *random_prompt(9, 2)], [*first[:12], *random_prompt(5, 3)]):
         replies = [ask(session, prompt, 30) for session in (fused, reference)]
@@ -125,9 +127,8 @@ def _sampler(vocab: int):  # type: ignore[no-untyped-def]
 
 
 def test_what_it_cannot_run_is_refused_by_name() -> None:
-    hybrid = bundled.find("demo-hybrid")
-    with pytest.raises(UsageError, match="fused engine cannot run this"):
-        load(hybrid, LoadOptions(device="cpu", engine="fused"))
     with pytest.raises(UsageError, match="unknown engine 'quick'"):
         load(bundled.find("demo"), LoadOptions(device="cpu", engine="quick"))
-    assert load(hybrid, LoadOptions(device="cpu")).facts.engine == "reference"
+    with pytest.raises(UsageError, match="fused engine cannot run this: it runs in bfloat16 or float32"):
+        load(bundled.find("demo"), LoadOptions(device="cpu", engine="fused", dtype="float16"))
+    assert load(bundled.find("demo"), LoadOptions(device="cpu")).facts.engine == "reference"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_local.errors import UsageError
+from dflash_local.kernels.delta_step import DeltaShape
 from dflash_local.kernels.place_heads import Heads
 from dflash_local.models.config_values import Fields
 from dflash_local.models.drafter_config import MAX_WIDTH
 from dflash_local.models.rope_parameters import RopeParameters
 from dflash_local.models.target_facts import TargetFacts
 
-FAMILIES = ("qwen3", "llama")
+FAMILIES = ("qwen3", "llama", "qwen3_5")
+CONV_TAPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class TargetShape:
 
     Attributes:
         inner: width of the gated layer. head_norms: queries and keys are normed head by head.
+        late: norms count their weight from zero and round after it (Qwen3.5).
+        kinds: of each layer, ``attention`` or ``delta``. delta: of the Gated-DeltaNet layers, if there are any.
     """
 
     layers: int
@@ -29,6 +34,14 @@ class TargetShape:
     head_norms: bool
     eps: float
     rope: RopeParameters
+    late: bool
+    kinds: tuple[str, ...]
+    delta: DeltaShape | None
+
+    @property
+    def recurrent(self) -> bool:
+        """True when a layer carries a state that cannot be cut back."""
+        return self.delta is not None
 
     @classmethod
     def of(cls, facts: TargetFacts, where: str) -> TargetShape:
@@ -41,18 +54,41 @@ class TargetShape:
         if why := refusal(facts):
             raise UsageError(f"the fused engine cannot run {facts.model_type}: {why}", "use --engine reference")
         fields = Fields(facts.text_config, where)
+        hybrid = facts.family == "qwen3_5"
         queries = fields.integer("num_attention_heads", 1, 4096)
         keys = fields.optional_integer("num_key_value_heads", 1, 4096) or queries
         width = fields.optional_integer("head_dim", 2, 4096) or facts.hidden_size // queries
+        turned = int(width * _partial(facts.text_config)) if hybrid else width
+        types = facts.text_config.get("layer_types") or ["full_attention"] * facts.num_layers
+        kinds = tuple("delta" if kind == "linear_attention" else "attention" for kind in types)
         return cls(
             layers=facts.num_layers,
             hidden=facts.hidden_size,
             inner=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
-            heads=Heads(queries, keys, width, width),
-            head_norms=facts.family == "qwen3",
+            heads=Heads(queries, keys, width, turned, gated=hybrid, late=hybrid),
+            head_norms=facts.family != "llama",
             eps=fields.number("rms_norm_eps", 1e-12, 0.1),
             rope=RopeParameters.from_json(facts.text_config, where),
+            late=hybrid,
+            kinds=kinds,
+            delta=_delta(fields) if "delta" in kinds else None,
         )
+
+
+def _partial(config: dict[str, Any]) -> float:
+    """The share of a head that rotates."""
+    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return float(nested.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+
+
+def _delta(fields: Fields) -> DeltaShape:
+    return DeltaShape(
+        keys=fields.integer("linear_num_key_heads", 1, 4096),
+        values=fields.integer("linear_num_value_heads", 1, 4096),
+        key_width=fields.integer("linear_key_head_dim", 1, 4096),
+        value_width=fields.integer("linear_value_head_dim", 1, 4096),
+        taps=fields.integer("linear_conv_kernel_dim", 2, 64),
+    )
 
 
 def refusal(facts: TargetFacts) -> str:
@@ -66,6 +102,9 @@ def refusal(facts: TargetFacts) -> str:
         return "its projections have biases"
     if config.get("hidden_act", "silu") != "silu":
         return f"its activation is {config['hidden_act']}"
-    if set(config.get("layer_types") or ()) - {"full_attention"} or config.get("use_sliding_window"):
+    known = {"full_attention", "linear_attention"} if facts.family == "qwen3_5" else {"full_attention"}
+    if set(config.get("layer_types") or ()) - known or config.get("use_sliding_window"):
         return "it has sliding windows"
+    if facts.family == "qwen3_5" and config.get("linear_conv_kernel_dim") != CONV_TAPS:
+        return f"its convolution is {config.get('linear_conv_kernel_dim')} wide, {CONV_TAPS} is known"
     return ""

@@ -1,4 +1,4 @@
-"""A dense target over static buffers: a block of rows is a fixed list of launches, with its position on the device.
+"""A target over static buffers: a block of rows is a fixed list of launches, with its position on the device.
 
 Has the methods of ``models.transformers_target`` as well, so that the reference runner can drive it.
 """
@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
+from dflash_local.kernels.delta_step import Turn
 from dflash_local.kernels.place_heads import place_heads
 from dflash_local.kernels.rms_norm import rms_norm
+from dflash_local.models.fused.recurrent import RecurrentState
 from dflash_local.models.fused.shape import TargetShape
-from dflash_local.models.fused.weights import AttentionLayer, TargetWeights
+from dflash_local.models.fused.weights import AttentionLayer, DeltaLayer, Layer, TargetWeights
 from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
@@ -34,7 +36,8 @@ class FusedTarget:
     """A loaded target with room for ``context`` tokens and one block behind them. Batch 1.
 
     Attributes:
-        start: [1] int32 on the device: committed tokens. tokens: [rows] int64, the block's ids.
+        start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
+            recurrent layers have not folded yet. serial: [1], blocks so far. tokens: [rows] int64, the block's ids.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
     """
 
@@ -44,17 +47,24 @@ class FusedTarget:
         self.weights, self.shape, self.taps, self.rows = weights, shape, tuple(taps), rows
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.hidden_size, self.vocab_size = shape.hidden, weights.head.columns
-        self.is_recurrent = False
+        self.is_recurrent = shape.recurrent
         heads = shape.heads
         self.capacity = context + 2 * rows  # cycles that were launched too early write behind the end
+        attending = shape.kinds.count("attention")
         # Zeros: a masked key is never used, but NaN times nothing would be.
         self.keys, self.values = (
-            torch.zeros(shape.layers, heads.keys, self.capacity, heads.width, device=self.device, dtype=self.dtype)
+            torch.zeros(attending, heads.keys, self.capacity, heads.width, device=self.device, dtype=self.dtype)
             for _ in range(2)
         )
+        self._slots = [shape.kinds[:index].count("attention") for index in range(shape.layers)]
         frequencies = inverse_frequencies(shape.rope, heads.turned).to(self.device)
         self.rotation = rotation_table(frequencies, shape.rope.attention_factor, self.capacity, self.dtype)
-        self.start = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.start, self.kept, self.serial = torch.zeros(3, dtype=torch.int32, device=self.device).split(1)
+        self.states = {
+            index: RecurrentState(shape.delta, rows, self.device, self.dtype, Turn(self.serial, self.kept))
+            for index, kind in enumerate(shape.kinds)
+            if kind == "delta" and shape.delta is not None
+        }
         self.length = 0  # the host's view of ``start``, where it knows
         self._room(rows)
 
@@ -72,6 +82,9 @@ class FusedTarget:
         )
         self._qkv, self._queries = empty(rows, heads.columns), empty(rows, heads.queries, heads.width)
         self._attended, self._inner = empty(rows, heads.queries * heads.width), empty(rows, shape.inner)
+        if shape.delta is not None:
+            self._projected = empty(rows, shape.delta.columns)
+            self._mixed = empty(rows, shape.delta.values * shape.delta.value_width)
         self.tapped = empty(rows, max(len(self.taps), 1) * shape.hidden)
         self.logits = empty(rows, self.vocab_size)
         self._pieces = Pieces.for_(rows, heads.queries, heads.width, self.capacity, self.device)
@@ -88,44 +101,69 @@ class FusedTarget:
         x = self._x[:rows]
         torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
         for index, layer in enumerate(self.weights.layers):
-            self._layer(index, layer, x, reach)
+            self._mix(index, layer, x, reach)
+            normed = rms_norm(x, layer.post_norm, self.shape.eps, self._normed[:rows], late=self.shape.late)
+            layer.down(layer.gate_up(normed, self._inner[:rows]), x, x)
             if with_taps and index in self._tap_place:
                 self._tap(self.tapped[:rows], self._tap_place[index]).copy_(x)
-        rms_norm(x, self.weights.norm, self.shape.eps, self.hidden[:rows])
+        rms_norm(x, self.weights.norm, self.shape.eps, self.hidden[:rows], late=self.shape.late)
         self.weights.head(self.hidden[:rows], self.logits[:rows])
 
     def _tap(self, taps: torch.Tensor, place: int) -> torch.Tensor:
         return taps[:, place * self.hidden_size : (place + 1) * self.hidden_size]
 
-    def _layer(self, index: int, layer: AttentionLayer, x: torch.Tensor, reach: int) -> None:
+    def _mix(self, index: int, layer: Layer, x: torch.Tensor, reach: int) -> None:
+        """The layer's first half: attention or Gated-DeltaNet, added to ``x``."""
         rows, eps = len(x), self.shape.eps
-        normed = rms_norm(x, layer.input_norm, eps, self._normed[:rows])
+        normed = rms_norm(x, layer.input_norm, eps, self._normed[:rows], late=self.shape.late)
+        if isinstance(layer, DeltaLayer):
+            projected = layer.mixer(normed, self._projected[:rows])
+            mixed = self.states[index].block(projected, layer, eps, self._mixed[:rows])
+            layer.output(mixed, x, x)
+            return
         qkv = layer.qkv(normed, self._qkv[:rows])
-        queries, cache = self._queries[:rows], (self.keys[index], self.values[index])
-        place_heads(qkv, layer.head_norms, eps, self.rotation, self.start, queries, cache, self.shape.heads)
-        attended = decode_attention(queries, cache, self.start, self._attended[:rows], self._pieces, reach, Sight())
+        queries, cache, heads = self._queries[:rows], self._cache(index), self.shape.heads
+        place_heads(qkv, layer.head_norms, eps, self.rotation, self.start, queries, cache, heads)
+        gates = qkv if heads.gated else None
+        attended = self._attended[:rows]
+        decode_attention(queries, cache, self.start, attended, self._pieces, reach, Sight(), gates)
         layer.output(attended, x, x)
-        rms_norm(x, layer.post_norm, eps, normed)
-        layer.down(layer.gate_up(normed, self._inner[:rows]), x, x)
+
+    def _cache(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        slot = self._slots[index]
+        return self.keys[slot], self.values[slot]
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M], as many as there are: they are part of the text from now on."""
-        rows, eps, heads = len(ids), self.shape.eps, self.shape.heads
+        rows, eps, late = len(ids), self.shape.eps, self.shape.late
+        self._fold()
         x = self.weights.embedding[ids]
         normed = torch.empty_like(x)
-        queries = x.new_empty(rows, heads.queries, heads.width)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
         for index, layer in enumerate(self.weights.layers):
-            rms_norm(x, layer.input_norm, eps, normed)
-            cache = (self.keys[index], self.values[index])
-            place_heads(layer.qkv.many(normed), layer.head_norms, eps, self.rotation, self.start, queries, cache, heads)
-            x += layer.output.many(self._attend(queries, cache))
-            rms_norm(x, layer.post_norm, eps, normed)
+            rms_norm(x, layer.input_norm, eps, normed, late=late)
+            if isinstance(layer, DeltaLayer):
+                x += layer.output.many(self.states[index].many(layer.mixer.many(normed), layer, eps))
+            else:
+                x += layer.output.many(self._attend_many(index, layer, normed))
+            rms_norm(x, layer.post_norm, eps, normed, late=late)
             x += layer.down.many(layer.gate_up.many(normed))
             if taps is not None and index in self._tap_place:
                 self._tap(taps, self._tap_place[index]).copy_(x)
         self._settle(self.length + rows)
-        return Forward(rms_norm(x, self.weights.norm, eps, normed), taps)
+        return Forward(rms_norm(x, self.weights.norm, eps, normed, late=late), taps)
+
+    def _attend_many(self, index: int, layer: AttentionLayer, normed: torch.Tensor) -> torch.Tensor:
+        rows, heads, cache = len(normed), self.shape.heads, self._cache(index)
+        qkv = layer.qkv.many(normed)
+        queries = normed.new_empty(rows, heads.queries, heads.width)
+        place_heads(qkv, layer.head_norms, self.shape.eps, self.rotation, self.start, queries, cache, heads)
+        attended = self._attend(queries, cache)
+        if heads.gated:
+            wide = heads.queries * heads.width
+            gate = qkv[:, : 2 * wide].view(rows, heads.queries, 2, heads.width)[:, :, 1]
+            attended = attended * gate.sigmoid().reshape(rows, wide)
+        return attended
 
     def _attend(self, queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Causal attention of many rows over what is committed and themselves."""
@@ -153,31 +191,54 @@ class FusedTarget:
         rows = len(ids)
         self.tokens[:rows] = ids
         self.block(rows, self.length + rows, with_taps)
+        self.kept.zero_()  # what there was is folded; this block's rows count when they are committed
         return Forward(self.hidden[:rows].clone(), self.tapped[:rows].clone() if with_taps else None)
 
     def commit(self, rows: int) -> None:
         """Keep the first ``rows`` tokens of the last block."""
+        self.kept.fill_(rows)
+        self.serial.add_(1)
         self._settle(self.length + rows)
 
     def truncate(self, length: int) -> None:
-        """Forget committed tokens after ``length``."""
+        """Forget committed tokens after ``length``. A recurrent target restores a snapshot instead."""
+        if self.is_recurrent and length != self.length:
+            raise RuntimeError("a recurrent state cannot be truncated")
         self._settle(min(length, self.length))
 
-    def truncate_to(self, length: int) -> None:
-        """The same where only the device knows how many there are."""
+    def place(self, length: int) -> None:
+        """Tell the host what the device has committed, or cut it back to that; the caller knows that it can be."""
         self._settle(length)
+
+    def keep(self, rows: int) -> None:
+        """Of the last block's rows, commit so many instead; nothing may have been run since."""
+        self.kept.fill_(rows)
 
     def snapshot(self) -> TargetSnapshot:
         """A point ``restore`` can return to."""
-        return TargetSnapshot(self.length, ())
+        self._fold()
+        return TargetSnapshot(self.length, tuple(state.copy() for state in self.states.values()))
 
     def restore(self, point: TargetSnapshot) -> None:
         """Return to it."""
+        for state, copy in zip(self.states.values(), point.recurrent, strict=True):
+            state.restore(copy)
+        self.kept.zero_()
         self._settle(point.length)
 
     def clear(self) -> None:
         """Forget everything."""
+        for state in self.states.values():
+            state.clear()
+        self.kept.zero_()
         self._settle(0)
+
+    def _fold(self) -> None:
+        """Bring the recurrent states up to ``start``."""
+        rows = int(self.kept) if self.states else 0
+        for state in self.states.values():
+            state.settle(rows)
+        self.kept.zero_()
 
     def _settle(self, length: int) -> None:
         self.length = length

@@ -1,13 +1,15 @@
-"""A dense target's tensors in the layout its forward wants, streamed from a checkpoint straight to their place."""
+"""A target's tensors in the layout its forward wants, streamed from a checkpoint straight to their place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from dflash_local.errors import CheckpointError
+from dflash_local.kernels.delta_step import DeltaWeights
 from dflash_local.models.checkpoint import Checkpoint, name_list
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.shape import TargetShape
@@ -36,11 +38,33 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaLayer:
+    """A decoder layer with Gated-DeltaNet in attention's place. mixer: rows of q, k, v, z, b, a; gain: of its norm."""
+
+    input_norm: torch.Tensor
+    mixer: Linear
+    small: DeltaWeights
+    gain: torch.Tensor
+    output: Linear
+    post_norm: torch.Tensor
+    gate_up: GateUp
+    down: Linear
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """All its matrices."""
+        return (self.mixer, self.output, self.gate_up, self.down)
+
+
+Layer = AttentionLayer | DeltaLayer
+
+
+@dataclass(frozen=True, slots=True)
 class TargetWeights:
     """The whole target; ``head`` may be the embedding itself."""
 
     embedding: torch.Tensor
-    layers: tuple[AttentionLayer, ...]
+    layers: tuple[Layer, ...]
     norm: torch.Tensor
     head: Linear
 
@@ -79,7 +103,21 @@ def read_weights(
     for count, (name, tensor) in enumerate(checkpoint.read(names=names), 1):
         places[name].copy_(tensor)
         on_fraction(count / len(names))
+    _finish(weights, shape)
     return weights
+
+
+def _finish(weights: TargetWeights, shape: TargetShape) -> None:
+    """What is stored one way and used another: gains that count from zero, rates as logarithms."""
+    if shape.late:
+        for layer in weights.layers:
+            head_norms = layer.head_norms or () if isinstance(layer, AttentionLayer) else ()
+            for norm in (layer.input_norm, layer.post_norm, *head_norms):
+                norm.add_(1.0)
+        weights.norm.add_(1.0)
+    for layer in weights.layers:
+        if isinstance(layer, DeltaLayer):
+            layer.small.rate.exp_().neg_()
 
 
 def random_weights(
@@ -95,6 +133,9 @@ def random_weights(
             place.normal_(generator=generator).mul_(place.shape[1] ** -0.5)
         if name.endswith("embed_tokens.weight"):
             place.mul_(place.shape[1] ** 0.5)
+        if name.endswith(("A_log", "dt_bias")) or (shape.late and name.endswith("norm.weight")):
+            place.fill_(1.0 if "linear_attn" in name and name.endswith("norm.weight") else 0.0)
+    _finish(weights, shape)
     return weights
 
 
@@ -113,37 +154,66 @@ def allocate(
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, device=device, dtype=dtype)
 
+    def gain(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, device=device, dtype=torch.float32 if shape.late else dtype)
+
     places: Places = {}
     embedding = places[f"{facts.prefix}embed_tokens.weight"] = empty(facts.embedding_rows, shape.hidden)
-    norm = places[f"{facts.prefix}norm.weight"] = empty(shape.hidden)
+    norm = places[f"{facts.prefix}norm.weight"] = gain(shape.hidden)
     head = embedding
     if not facts.tied:
         head = empty(facts.embedding_rows, shape.hidden)
         places[HEADS_OF[1] if facts.prefix.startswith("language_model.") else HEADS_OF[0]] = head
-    layers = tuple(_layer(f"{facts.prefix}layers.{index}", shape, empty, places) for index in range(shape.layers))
-    return TargetWeights(embedding, layers, norm, Linear(head)), places
+    layers: list[Layer] = []
+    for index, kind in enumerate(shape.kinds):
+        build = _delta_layer if kind == "delta" else _attention_layer
+        layers.append(build(f"{facts.prefix}layers.{index}", shape, empty, gain, places))
+    return TargetWeights(embedding, tuple(layers), norm, Linear(head)), places
 
 
-def _layer(at: str, shape: TargetShape, empty: Callable[..., torch.Tensor], places: Places) -> AttentionLayer:
-    heads, hidden, inner = shape.heads, shape.hidden, shape.inner
-    wide, narrow = heads.queries * heads.width, heads.keys * heads.width
-    qkv, gate_up = empty(heads.columns, hidden), empty(2 * inner, hidden)
-    layer = AttentionLayer(
-        input_norm=empty(hidden),
-        qkv=Linear(qkv),
-        head_norms=(empty(heads.width), empty(heads.width)) if shape.head_norms else None,
-        output=Linear(empty(hidden, wide)),
-        post_norm=empty(hidden),
-        gate_up=GateUp(gate_up),
-        down=Linear(empty(hidden, inner)),
-    )
-    places[f"{at}.input_layernorm.weight"] = layer.input_norm
-    places[f"{at}.post_attention_layernorm.weight"] = layer.post_norm
+Empty = Callable[..., torch.Tensor]
+
+
+def _common(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> dict[str, Any]:
+    """What every layer has."""
+    hidden, inner = shape.hidden, shape.inner
+    gate_up, down = empty(2 * inner, hidden), empty(hidden, inner)
+    norms = (gain(hidden), gain(hidden))
+    places[f"{at}.input_layernorm.weight"], places[f"{at}.post_attention_layernorm.weight"] = norms
+    places[f"{at}.mlp.gate_proj.weight"], places[f"{at}.mlp.up_proj.weight"] = gate_up[:inner], gate_up[inner:]
+    places[f"{at}.mlp.down_proj.weight"] = down
+    return {"input_norm": norms[0], "post_norm": norms[1], "gate_up": GateUp(gate_up), "down": Linear(down)}
+
+
+def _attention_layer(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> AttentionLayer:
+    heads, hidden = shape.heads, shape.hidden
+    wide, narrow = heads.queries * heads.width * (2 if heads.gated else 1), heads.keys * heads.width
+    qkv, output = empty(heads.columns, hidden), empty(hidden, heads.queries * heads.width)
     for name, rows in (("q", qkv[:wide]), ("k", qkv[wide : wide + narrow]), ("v", qkv[wide + narrow :])):
         places[f"{at}.self_attn.{name}_proj.weight"] = rows
-    if layer.head_norms is not None:
-        places[f"{at}.self_attn.q_norm.weight"], places[f"{at}.self_attn.k_norm.weight"] = layer.head_norms
-    places[f"{at}.self_attn.o_proj.weight"] = layer.output.weight
-    places[f"{at}.mlp.gate_proj.weight"], places[f"{at}.mlp.up_proj.weight"] = gate_up[:inner], gate_up[inner:]
-    places[f"{at}.mlp.down_proj.weight"] = layer.down.weight
-    return layer
+    places[f"{at}.self_attn.o_proj.weight"] = output
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    if shape.head_norms:
+        head_norms = (gain(heads.width), gain(heads.width))
+        places[f"{at}.self_attn.q_norm.weight"], places[f"{at}.self_attn.k_norm.weight"] = head_norms
+    common = _common(at, shape, empty, gain, places)
+    return AttentionLayer(qkv=Linear(qkv), head_norms=head_norms, output=Linear(output), **common)
+
+
+def _delta_layer(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> DeltaLayer:
+    if shape.delta is None:
+        raise ValueError("a delta layer without its shape")
+    delta, hidden, at_mixer = shape.delta, shape.hidden, f"{at}.linear_attn"
+    wide = delta.values * delta.value_width
+    mixer, output, conv = empty(delta.columns, hidden), empty(hidden, wide), empty(delta.channels, delta.taps)
+    parts = mixer.split((delta.channels, wide, delta.values, delta.values))
+    for name, rows in zip(("qkv", "z", "b", "a"), parts):
+        places[f"{at_mixer}.in_proj_{name}.weight"] = rows
+    norm = empty(delta.value_width)
+    rate, bias = (torch.empty(delta.values, device=mixer.device, dtype=torch.float32) for _ in range(2))
+    places[f"{at_mixer}.conv1d.weight"], places[f"{at_mixer}.norm.weight"] = conv.unsqueeze(1), norm
+    places[f"{at_mixer}.A_log"], places[f"{at_mixer}.dt_bias"] = rate, bias
+    places[f"{at_mixer}.out_proj.weight"] = output
+    common = _common(at, shape, empty, gain, places)
+    small = DeltaWeights(conv, rate, bias)
+    return DeltaLayer(mixer=Linear(mixer), small=small, gain=norm, output=Linear(output), **common)

@@ -1,0 +1,83 @@
+"""A Gated-DeltaNet layer's state on the device: a block with its tape, a long prompt, copies to return to."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.kernels import delta_step
+from dflash_local.kernels.delta_step import DeltaShape, DeltaState, Turn
+from dflash_local.kernels.gated_delta import causal_conv, chunked, normalise
+from dflash_local.models.fused.weights import DeltaLayer
+from dflash_local.models.recurrent_cache import RecurrentSnapshot
+
+
+class RecurrentState:
+    """One layer's. Every method leaves the committed state as it is but for rows that were kept."""
+
+    def __init__(self, shape: DeltaShape, rows: int, device: torch.device, dtype: torch.dtype, turn: Turn) -> None:
+        def wide(*sizes: int) -> torch.Tensor:
+            return torch.zeros(sizes, device=device)
+
+        self.shape, self._turn = shape, turn
+        self.tape = DeltaState(
+            state=wide(shape.values, shape.value_width, shape.key_width),
+            window=torch.zeros(shape.taps - 1, shape.channels, device=device, dtype=dtype),
+            inputs=torch.zeros(2, rows, shape.channels, device=device, dtype=dtype),
+            keys=wide(2, rows, shape.keys, shape.key_width),
+            values=wide(2, rows, shape.values, shape.value_width),
+            gates=wide(2, rows, 2, shape.values),
+            queries=wide(rows, shape.keys, shape.key_width),
+        )
+        self._out = wide(rows, shape.values, shape.value_width)
+
+    def block(self, projected: torch.Tensor, layer: DeltaLayer, eps: float, out: torch.Tensor) -> torch.Tensor:
+        """Outputs [M, heads x width] of a block, after its norm and gate, from its projection [M, columns]."""
+        rows = len(projected)
+        delta_step.read_inputs(projected, layer.small, self.tape, self.shape, self._turn)
+        delta_step.run_block(rows, self.tape, self.shape, self._turn, self._out)
+        delta_step.gated_norm(self._out, projected, layer.gain, eps, self.shape, out)
+        return out
+
+    def many(self, projected: torch.Tensor, layer: DeltaLayer, eps: float) -> torch.Tensor:
+        """The same of a prompt's rows, as many as there are, which are committed at once."""
+        shape, rows, tape = self.shape, len(projected), self.tape
+        inputs = projected[:, : shape.channels]
+        window = torch.cat((tape.window, inputs))
+        tape.window.copy_(window[-(shape.taps - 1) :])
+        mixed = causal_conv(window.t(), layer.small.conv)  # [channels, M]
+        keys = shape.keys * shape.key_width
+        q, k, v = mixed.split((keys, keys, shape.values * shape.value_width))
+        repeats = shape.values // shape.keys
+
+        def heads(x: torch.Tensor) -> torch.Tensor:
+            return normalise(x.view(shape.keys, shape.key_width, rows).transpose(1, 2)).repeat_interleave(repeats, 0)
+
+        b, a = projected[:, -2 * shape.values :].split(shape.values, -1)
+        g = (layer.small.rate * F.softplus(a.float() + layer.small.bias)).t()
+        values = v.view(shape.values, shape.value_width, rows).transpose(1, 2).float()
+        state = tape.state.transpose(1, 2)
+        out, state = chunked(heads(q) * shape.key_width**-0.5, heads(k), values, g, b.sigmoid().float().t(), state)
+        tape.state.copy_(state.transpose(1, 2))
+        result = projected.new_empty(rows, shape.values * shape.value_width)
+        delta_step.gated_norm(out.transpose(0, 1).contiguous(), projected, layer.gain, eps, shape, result)
+        return result
+
+    def settle(self, rows: int) -> None:
+        """Commit the first ``rows`` of the last block now."""
+        if rows:
+            delta_step.settle(self.tape, self.shape, self._turn, rows)
+
+    def copy(self) -> RecurrentSnapshot:
+        """The committed state, to return to."""
+        return RecurrentSnapshot((self.tape.state.clone(),), (self.tape.window.clone(),))
+
+    def restore(self, copy: RecurrentSnapshot) -> None:
+        """Return to it."""
+        self.tape.state.copy_(copy.state[0])
+        self.tape.window.copy_(copy.conv[0])
+
+    def clear(self) -> None:
+        """The state before any token."""
+        self.tape.state.zero_()
+        self.tape.window.zero_()
