@@ -72,11 +72,12 @@ def decode_attention(
         return decode_attention_twin(queries, cache, start, out, sight, gates)
     rows, heads, width = queries.shape
     keys, values = cache
-    block, key_heads = power_of_two(max(rows, 16 * keys.shape[0] // heads, 1)), keys.shape[0]
+    key_heads = keys.shape[0]
+    lines = max(power_of_two(rows * (heads // key_heads)), 16)
     room, wide = pieces.sums.shape[1], power_of_two(width)
     see = (sight.causal, sight.window, sight.last)
     parts = (pieces.sums, pieces.scales)
-    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, block, SPLIT, STEP)
+    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, lines, SPLIT, STEP)
     grid = (key_heads, math.ceil(reach / SPLIT))
     _attend_kernel[grid](queries, keys, values, start, *parts, *sizes, *see, num_warps=4, num_stages=2)
     gated = (out, 0) if gates is None else (gates, gates.shape[1])
@@ -128,7 +129,7 @@ def _first_key(start, WINDOW: tl.constexpr, LAST: tl.constexpr):
 @jit
 def _attend_kernel(
     queries, keys, values, start, sums, scales, rows, room, scale, capacity, HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    KEY_HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, SPLIT: tl.constexpr,
     STEP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr,
 ):
     # fmt: on
@@ -140,7 +141,7 @@ def _attend_kernel(
     if low >= end or low + SPLIT <= _first_key(begin, WINDOW, LAST):
         return
     GROUP: tl.constexpr = HEADS // KEY_HEADS
-    line = tl.arange(0, ROWS * GROUP)  # the query heads of one key head, row by row
+    line = tl.arange(0, LINES)  # the query heads of one key head, row by row
     row = line // GROUP
     head = key_head * GROUP + line % GROUP
     inside = row < rows
@@ -151,9 +152,9 @@ def _attend_kernel(
         mask=inside[:, None] & wide[None, :],
         other=0.0,
     )
-    largest = tl.full((ROWS * GROUP,), -1e30, tl.float32)
-    total = tl.zeros((ROWS * GROUP,), tl.float32)
-    summed = tl.zeros((ROWS * GROUP, WIDTH), tl.float32)
+    largest = tl.full((LINES,), -1e30, tl.float32)
+    total = tl.zeros((LINES,), tl.float32)
+    summed = tl.zeros((LINES, WIDTH), tl.float32)
     position = begin + row
     step = tl.arange(0, STEP)
     rows_of_head = key_head.to(tl.int64) * capacity

@@ -45,7 +45,8 @@ class DeltaState:
     """One layer's committed state and its tape, float32 but for the convolution's inputs.
 
     Attributes:
-        state: [value heads, value width, key width]. window: [taps - 1, channels], the last committed inputs.
+        state: [value heads, value width, key width]. window: [2, taps - 1, channels], the last committed inputs; a
+            block reads the half that it does not write.
         inputs: [2, rows, channels]. keys: [2, rows, key heads, key width]. values: [2, rows, value heads,
             value width]. gates: [2, rows, 2, value heads]: log decay, beta. queries: [rows, key heads, key width].
     """
@@ -89,12 +90,12 @@ def read_inputs(
     rows = projected.shape[0]
     heads = 2 * shape.keys + shape.values
     sizes = (rows, state.inputs.shape[1], shape.keys, shape.values, shape.key_width, shape.value_width)
-    wide = power_of_two(max(shape.key_width, shape.value_width))
+    wide, grid = power_of_two(max(shape.key_width, shape.value_width)), (heads + 1, rows)
     tape = (state.window, state.inputs, state.queries, state.keys, state.values, state.gates)
     small = (weights.conv, weights.rate, weights.bias)
-    _inputs_kernel[(heads + 1,)](
+    _inputs_kernel[grid](
         projected, *small, *tape, turn.serial, turn.kept, *sizes, wide, power_of_two(shape.values), shape.taps,
-        NORM_EPS, num_warps=4,
+        NORM_EPS, num_warps=1,
     )  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def gated_norm(
 def settle(state: DeltaState, shape: DeltaShape, turn: Turn, rows: int) -> None:
     """Commit ``rows`` rows of the last cycle now, from the host: what ``run_block`` would do at its beginning."""
     half = (int(turn.serial) + 1) % 2
-    state.window.copy_(torch.cat((state.window, state.inputs[half, :rows]))[-(shape.taps - 1) :].clone())
+    state.window.copy_(torch.cat((state.window[half], state.inputs[half, :rows]))[-(shape.taps - 1) :].clone())
     if rows:
         _fold(state, shape, half, rows)
 
@@ -157,10 +158,10 @@ def _read_inputs_twin(
     rows, width = len(projected), shape.taps - 1
     half = int(turn.serial) % 2
     kept = int(turn.kept)
-    state.window.copy_(torch.cat((state.window, state.inputs[1 - half, :kept]))[-width:].clone())
+    state.window[half] = torch.cat((state.window[1 - half], state.inputs[1 - half, :kept]))[-width:]
     inputs = projected[:, : shape.channels]
     state.inputs[half, :rows] = inputs
-    window = torch.cat((state.window, inputs)).float()  # [width + M, channels]
+    window = torch.cat((state.window[half], inputs)).float()  # [width + M, channels]
     summed = torch.stack([window[tap : tap + rows] * weights.conv[:, tap].float() for tap in range(shape.taps)]).sum(0)
     mixed = F.silu(summed.to(projected.dtype)).float()
     wide = shape.keys * shape.key_width
@@ -202,73 +203,72 @@ def _inputs_kernel(
 ):
     # fmt: on
     head = tl.program_id(0)
+    row = tl.program_id(1)
     half = tl.load(serial) % 2
-    count = tl.load(kept)
     CHANNELS: tl.constexpr = 2 * KEYS * KEY_WIDTH + VALUES * VALUE_WIDTH
     COLUMNS: tl.constexpr = CHANNELS + VALUES * (VALUE_WIDTH + 2)
     kind = projected.dtype.element_ty
-    if head == 2 * KEYS + VALUES:  # the last program does the gates of all heads
-        at = tl.arange(0, HEADS)
-        inside = at < VALUES
-        speed = tl.load(rate + at, mask=inside, other=0.0)
-        shift = tl.load(bias + at, mask=inside, other=0.0)
-        for row in range(rows):
-            source = projected + row * COLUMNS + COLUMNS - 2 * VALUES + at
-            b = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-            a = tl.load(source + VALUES, mask=inside, other=0.0).to(tl.float32) + shift
-            soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
-            place = gates + ((half * room + row) * 2) * VALUES + at
-            tl.store(place, speed * soft, mask=inside)
-            tl.store(place + VALUES, (1.0 / (1.0 + tl.exp(-b))).to(kind).to(tl.float32), mask=inside)
+    if head == 2 * KEYS + VALUES:
+        _gates(projected + row * COLUMNS + COLUMNS - 2 * VALUES, rate, bias, gates, half * room + row, VALUES, HEADS)
         return
     is_value = head >= 2 * KEYS
     width = tl.where(is_value, VALUE_WIDTH, KEY_WIDTH)
-    first = tl.where(is_value, 2 * KEYS * KEY_WIDTH + (head - 2 * KEYS) * VALUE_WIDTH, head * KEY_WIDTH)
     at = tl.arange(0, WIDE)
     inside = at < width
-    channel = first + at
-    # The committed window: its last inputs, of which the newest may lie on the other half of the tape.
-    old = inputs + (1 - half) * room * CHANNELS + channel
-    p0 = _committed(window, old, count, 0, CHANNELS, channel, inside, TAPS)
-    p1 = _committed(window, old, count, 1, CHANNELS, channel, inside, TAPS)
-    p2 = _committed(window, old, count, 2, CHANNELS, channel, inside, TAPS)
-    tl.store(window + channel, p0, mask=inside)
-    tl.store(window + CHANNELS + channel, p1, mask=inside)
-    tl.store(window + 2 * CHANNELS + channel, p2, mask=inside)
-    w0 = tl.load(conv + channel * TAPS, mask=inside, other=0.0).to(tl.float32)
-    w1 = tl.load(conv + channel * TAPS + 1, mask=inside, other=0.0).to(tl.float32)
-    w2 = tl.load(conv + channel * TAPS + 2, mask=inside, other=0.0).to(tl.float32)
-    w3 = tl.load(conv + channel * TAPS + 3, mask=inside, other=0.0).to(tl.float32)
-    for row in range(rows):
-        new = tl.load(projected + row * COLUMNS + channel, mask=inside, other=0.0)
-        tl.store(inputs + (half * room + row) * CHANNELS + channel, new, mask=inside)
-        mixed = p0.to(tl.float32) * w0 + p1.to(tl.float32) * w1 + p2.to(tl.float32) * w2 + new.to(tl.float32) * w3
-        mixed = mixed.to(kind).to(tl.float32)
-        mixed = (mixed / (1.0 + tl.exp(-mixed))).to(kind).to(tl.float32)
-        if is_value:
-            place = ((half * room + row) * VALUES + head - 2 * KEYS) * VALUE_WIDTH + at
-            tl.store(values + place, mixed, mask=inside)
-        else:
-            mixed = mixed * (1.0 / tl.sqrt(tl.sum(tl.where(inside, mixed * mixed, 0.0), 0) + EPS))
-            if head < KEYS:
-                place = (row * KEYS + head) * KEY_WIDTH + at
-                tl.store(queries + place, mixed * (1.0 / tl.sqrt(KEY_WIDTH * 1.0)), mask=inside)
-            else:
-                place = ((half * room + row) * KEYS + head - KEYS) * KEY_WIDTH + at
-                tl.store(keys + place, mixed, mask=inside)
-        p0 = p1
-        p1 = p2
-        p2 = new
+    channel = tl.where(is_value, 2 * KEYS * KEY_WIDTH + (head - 2 * KEYS) * VALUE_WIDTH, head * KEY_WIDTH) + at
+    count = tl.load(kept)
+    mixed = tl.zeros((WIDE,), tl.float32)
+    for tap in tl.static_range(TAPS):
+        back = row + tap - (TAPS - 1)  # of the block's rows; below zero it is a committed one
+        here = tl.load(projected + back * COLUMNS + channel, mask=inside & (back >= 0), other=0.0)
+        old = _committed(window, inputs, half, count, back, room, channel, inside & (back < 0), CHANNELS, TAPS)
+        weight = tl.load(conv + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+        mixed += tl.where(back >= 0, here, old).to(tl.float32) * weight
+        if tap == TAPS - 1:
+            tl.store(inputs + (half * room + row) * CHANNELS + channel, here, mask=inside)
+        elif row == 0:
+            tl.store(window + (half * (TAPS - 1) + tap) * CHANNELS + channel, old, mask=inside)
+    mixed = mixed.to(kind).to(tl.float32)
+    mixed = (mixed / (1.0 + tl.exp(-mixed))).to(kind).to(tl.float32)
+    if is_value:
+        tl.store(values + ((half * room + row) * VALUES + head - 2 * KEYS) * VALUE_WIDTH + at, mixed, mask=inside)
+        return
+    mixed = mixed / tl.sqrt(tl.sum(tl.where(inside, mixed * mixed, 0.0), 0) + EPS)
+    if head < KEYS:
+        tl.store(queries + (row * KEYS + head) * KEY_WIDTH + at, mixed / tl.sqrt(KEY_WIDTH * 1.0), mask=inside)
+    else:
+        tl.store(keys + ((half * room + row) * KEYS + head - KEYS) * KEY_WIDTH + at, mixed, mask=inside)
+
+
+# fmt: off
+@jit
+def _committed(
+    window, inputs, half, count, back, room, channel, wanted, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+):
+    # fmt: on
+    """The committed input ``-back`` before the block: of the last block's kept rows, or of the window before them."""
+    tape = count + back
+    from_tape = tl.load(
+        inputs + ((1 - half) * room + tape) * CHANNELS + channel, mask=wanted & (tape >= 0), other=0.0
+    )
+    place = (1 - half) * (TAPS - 1) + TAPS - 1 + tape
+    from_window = tl.load(window + place * CHANNELS + channel, mask=wanted & (tape < 0), other=0.0)
+    return tl.where(tape >= 0, from_tape, from_window)
 
 
 @jit
-def _committed(window, old, count, place, CHANNELS: tl.constexpr, channel, inside, TAPS: tl.constexpr):
-    """Input number ``place`` of the committed window after ``count`` more rows were kept."""
-    back = TAPS - 1 - place  # how far before the block
-    from_tape = tl.load(old + (count - back) * CHANNELS, mask=inside & (count >= back), other=0.0)
-    shifted = tl.minimum(place + count, TAPS - 2)
-    from_window = tl.load(window + shifted * CHANNELS + channel, mask=inside & (count < back), other=0.0)
-    return tl.where(count >= back, from_tape, from_window)
+def _gates(source, rate, bias, gates, line, VALUES: tl.constexpr, HEADS: tl.constexpr):
+    """Log decay and beta of all heads of one row."""
+    at = tl.arange(0, HEADS)
+    inside = at < VALUES
+    b = tl.load(source + at, mask=inside, other=0.0)
+    a = tl.load(source + VALUES + at, mask=inside, other=0.0).to(tl.float32)
+    a += tl.load(bias + at, mask=inside, other=0.0)
+    soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
+    place = gates + line * 2 * VALUES + at
+    tl.store(place, tl.load(rate + at, mask=inside, other=0.0) * soft, mask=inside)
+    beta = 1.0 / (1.0 + tl.exp(-b.to(tl.float32)))
+    tl.store(place + VALUES, beta.to(source.dtype.element_ty).to(tl.float32), mask=inside)
 
 
 # fmt: off

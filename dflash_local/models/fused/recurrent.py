@@ -22,7 +22,7 @@ class RecurrentState:
         self.shape, self._turn = shape, turn
         self.tape = DeltaState(
             state=wide(shape.values, shape.value_width, shape.key_width),
-            window=torch.zeros(shape.taps - 1, shape.channels, device=device, dtype=dtype),
+            window=torch.zeros(2, shape.taps - 1, shape.channels, device=device, dtype=dtype),
             inputs=torch.zeros(2, rows, shape.channels, device=device, dtype=dtype),
             keys=wide(2, rows, shape.keys, shape.key_width),
             values=wide(2, rows, shape.values, shape.value_width),
@@ -43,7 +43,7 @@ class RecurrentState:
         """The same of a prompt's rows, as many as there are, which are committed at once."""
         shape, rows, tape = self.shape, len(projected), self.tape
         inputs = projected[:, : shape.channels]
-        window = torch.cat((tape.window, inputs))
+        window = torch.cat((tape.window[0], inputs))  # both halves are the same here
         tape.window.copy_(window[-(shape.taps - 1) :])
         mixed = causal_conv(window.t(), layer.small.conv)  # [channels, M]
         keys = shape.keys * shape.key_width
@@ -64,9 +64,13 @@ class RecurrentState:
         return result
 
     def settle(self, rows: int) -> None:
-        """Commit the first ``rows`` of the last block now."""
-        if rows:
-            delta_step.settle(self.tape, self.shape, self._turn, rows)
+        """Commit the first ``rows`` of the last block now; both halves of the window are the same then."""
+        delta_step.settle(self.tape, self.shape, self._turn, rows)
+
+    def take_back(self) -> None:
+        """Forget the last block's rows: what had been kept before it is committed and stays so."""
+        half = int(self._turn.serial) % 2
+        self.tape.window[1 - half] = self.tape.window[half]
 
     def copy(self) -> RecurrentSnapshot:
         """The committed state, to return to."""

@@ -192,6 +192,8 @@ class FusedTarget:
         self.tokens[:rows] = ids
         self.block(rows, self.length + rows, with_taps)
         self.kept.zero_()  # what there was is folded; this block's rows count when they are committed
+        for state in self.states.values():
+            state.take_back()
         return Forward(self.hidden[:rows].clone(), self.tapped[:rows].clone() if with_taps else None)
 
     def commit(self, rows: int) -> None:

@@ -1,0 +1,46 @@
+"""Launches recorded once as CUDA graphs and replayed. Knows no models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+
+class Graphs:
+    """Work recorded once and replayed; the same work run eagerly where there is nothing to record with.
+
+    A shape's first run is eager: it compiles kernels and gives the result of its cycle. The second records.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._known: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._pool: Any = None
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Do the work of that key."""
+        if not self._on_gpu:
+            return work()
+        if key not in self._known:
+            self._known[key] = None
+            return work()
+        graph = self._known[key]
+        if graph is None:
+            graph = self._known[key] = self._recorded(work)
+        graph.replay()
+
+    def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._known.clear()
+        self._pool = None
