@@ -1,7 +1,7 @@
 """Attention of a few rows over a long cache whose length only the device knows.
 
-Split over the keys in pieces of fixed size, each a program; a second launch joins the pieces in order. The pieces
-do not depend on how long the cache is, so a row's result does not depend on the bucket or on the other rows.
+Split over the keys in pieces, each a program; a second launch joins the pieces in order. A row's result depends on
+the size of a piece, which follows from the reach, and not on the other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
-SPLIT = 128  # keys of one program
+SPLIT = 128  # keys of one program, at least
+PIECES = 64  # about so many pieces keep a large GPU busy; more would only be more to join
 STEP = 32
 NOTHING = -1e30
 
@@ -45,10 +46,15 @@ class Pieces:
     @classmethod
     def for_(cls, rows: int, heads: int, width: int, capacity: int, device: torch.device) -> Pieces:
         """Room for caches of ``capacity`` rows."""
-        splits = math.ceil(capacity / SPLIT)
+        splits = max(math.ceil(reach / split_of(reach)) for reach in (capacity, min(capacity, SPLIT * PIECES)))
         return cls(
             torch.empty(splits, rows, heads, width, device=device), torch.empty(splits, rows, heads, 2, device=device)
         )
+
+
+def split_of(reach: int) -> int:
+    """Keys of one program for caches that reach so far: a power of two, so that few reaches differ."""
+    return max(SPLIT, power_of_two(reach) // PIECES)
 
 
 def decode_attention(
@@ -72,16 +78,16 @@ def decode_attention(
         return decode_attention_twin(queries, cache, start, out, sight, gates)
     rows, heads, width = queries.shape
     keys, values = cache
-    key_heads = keys.shape[0]
+    key_heads, split = keys.shape[0], split_of(reach)
     lines = max(power_of_two(rows * (heads // key_heads)), 16)
     room, wide = pieces.sums.shape[1], power_of_two(width)
     see = (sight.causal, sight.window, sight.last)
     parts = (pieces.sums, pieces.scales)
-    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, lines, SPLIT, STEP)
-    grid = (key_heads, math.ceil(reach / SPLIT))
+    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, lines, split, STEP)
+    grid = (key_heads, math.ceil(reach / split))
     _attend_kernel[grid](queries, keys, values, start, *parts, *sizes, *see, num_warps=4, num_stages=2)
     gated = (out, 0) if gates is None else (gates, gates.shape[1])
-    shape = (rows, room, heads, width, wide, SPLIT, *see[1:], gates is not None)
+    shape = (rows, room, heads, width, wide, split, *see[1:], gates is not None)
     _join_kernel[(rows, heads)](*parts, start, out, *gated, *shape, num_warps=1)
     return out
 

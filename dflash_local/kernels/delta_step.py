@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dflash_local.kernels.gated_delta import NORM_EPS, fold
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
-VALUES = 8  # value dimensions of one program
+VALUES = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,21 @@ def random_weights(
     return weights
 
 
+def random_on_device(
+    config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> DrafterWeights:
+    """Random weights made where they lie, for measuring: norms are one, matrices keep the scale of their input."""
+    weights, places = _allocate(config, target_hidden, device, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, shape in config.tensor_shapes(target_hidden).items():
+        for place in places[name]:
+            if name.endswith("norm.weight") or len(shape) == 1:
+                place.fill_(1.0)
+            else:
+                place.normal_(generator=generator).mul_(shape[1] ** -0.5)
+    return weights
+
+
 def _allocate(
     config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[DrafterWeights, Places]:
