@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KEY := $(shell (cat pyproject.toml constraints.txt; pwd) | cksum | cut -d ' ' -f 1)
 INSTALLED := $(VENV)/.installed-$(KEY)
+INSTALLED_WEB := $(VENV)/.installed-web-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 OLDEST := .venv-oldest
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
@@ -28,11 +29,12 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo screenshots install test test-long test-rooms test-oldest test-gpu lint format wheel clean
+.PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-gpu lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         install into .venv and watch the bundled pair run"
+	@echo "make web          install the page, too, and serve the bundled pair in a browser"
 	@echo "make test         the test suite (no network, no GPU)"
 	@echo "make test-long    full grids and soaks"
 	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
@@ -40,11 +42,15 @@ help:
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the terminal screens: all into build/screens, the README's into docs"
+	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
 
 demo: $(INSTALLED)
 	@$(BIN)/dflash demo
+
+web: $(INSTALLED_WEB)
+	@$(BIN)/dflash web
 
 install: $(INSTALLED_DEV)
 
@@ -59,6 +65,9 @@ test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
 
 screenshots: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens docs
+
+snapshots: $(INSTALLED_DEV)
+	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py --snapshots
 
 test-gpu: $(INSTALLED_DEV)
 	@$(BIN)/python -m pytest -m gpu --timeout 600 $(PYTEST_FLAGS)
@@ -96,6 +105,11 @@ $(INSTALLED):
 	$(call create_venv,$(VENV))
 	@echo "Installing into $(VENV) (the first time only; torch is large)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(INSTALLED_WEB): $(INSTALLED)
+	@echo "Installing the page's library into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)

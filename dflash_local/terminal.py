@@ -1,4 +1,4 @@
-"""Text that is safe to write to a terminal, sizes in words, and what a stream can show: colour, width, characters.
+"""Text that is safe to write to a terminal, sizes and times in words, and what a stream can show.
 
 Reads no environment itself: variables come in as a mapping.
 """
@@ -143,3 +143,13 @@ def byte_size(count: float) -> str:
     if mib >= 0.1:
         return f"{mib:.1f} MiB"
     return f"{kib:.1f} KiB" if kib >= 1 else f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``4m28s``, ``2h05m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

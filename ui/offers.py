@@ -23,3 +23,25 @@ class Offer:
     def here(self) -> bool:
         """True when nothing has to be downloaded."""
         return self.state in ("bundled", "local")
+
+    @property
+    def fine(self) -> bool:
+        """True when nothing known speaks against downloading it."""
+        return self.fits.startswith(("fits", "unknown"))
+
+    @property
+    def question(self) -> str:
+        """What a download takes and whether it runs here afterwards, in two lines."""
+        part = "; a part of it is here already" if self.state == "partial" else ""
+        return f"It takes {self.size or 'unknown'} of disk{part}.\n{self._verdict}."
+
+    @property
+    def _verdict(self) -> str:
+        said = {
+            "unknown": "Whether it fits this machine is not known before its configuration is here",
+            "server": "It runs on a server only",
+            "target alone": "It fits this machine without its drafter only",
+        }
+        if self.fits.startswith("fits"):
+            return f"It fits this machine{self.fits.removeprefix('fits')}"
+        return said.get(self.fits) or f"It {self.fits}, more than this machine has"

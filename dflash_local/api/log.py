@@ -12,6 +12,7 @@ LOGGER = logging.getLogger("dflash_local.api")
 SERVER_LOGGER = "uvicorn.error"
 MAX_VALUE = 200
 QUIET_PATHS = ("/health", "/metrics")  # asked every few seconds by watchers
+QUIET_FOLDERS = ("/assets/", "/static/", "/svelte/", "/gradio_api/")  # a web page asks for hundreds of them
 
 
 def one_line(text: str, limit: int = MAX_VALUE) -> str:
@@ -83,7 +84,9 @@ class AccessLog:
         try:
             await self._app(scope, receive, watched)
         finally:
-            level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+            path = scope["path"]
+            quiet = path in QUIET_PATHS or (status == 200 and path.startswith(QUIET_FOLDERS))
+            level = logging.DEBUG if quiet else logging.INFO
             shown = status or "no answer"  # the client left first
             took = time.monotonic() - began
-            LOGGER.log(level, "%s %s %s %.3f s", scope["method"], scope["path"][:MAX_VALUE], shown, took)
+            LOGGER.log(level, "%s %s %s %.3f s", scope["method"], path[:MAX_VALUE], shown, took)

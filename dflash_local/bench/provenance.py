@@ -114,7 +114,7 @@ def machine() -> dict[str, Any]:
     driver = hardware.nvidia_driver()
     return {
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_bytes": hardware.memory().total,
         "gpus": [asdict(gpu) for gpu in torch.gpus] if torch else [],
@@ -123,7 +123,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.cli.tables import amount, cut, duration
+from dflash_local.cli.tables import amount, cut
 from dflash_local.events import Notice, PullProgress
+from dflash_local.ui.downloads import Speed
 
 UP, CLEAR_LINE, CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 REDRAW_S = 0.1
 PLAIN_S = 10.0
-WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
 BAR = 20
 TOTAL = "total"
 
@@ -49,27 +48,6 @@ class Board:
 
     def _back(self) -> str:
         return f"{UP.format(self._shown)}\r" if self._shown else ""
-
-
-class Speed:
-    """Bytes per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, done: int) -> None:
-        """``done`` bytes in all at this time."""
-        self._points.append((now, done))
-        while len(self._points) > 2 and now - self._points[0][0] > WINDOW_S:
-            self._points.popleft()
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """None before there is anything to measure."""
-        if len(self._points) < 2:
-            return None
-        (start, before), (end, after) = self._points[0], self._points[-1]
-        return (after - before) / (end - start) if end > start and after > before else None
 
 
 class PullScreen:
@@ -153,7 +131,7 @@ class PullScreen:
         left = sum(self._totals.values()) - self._sum
         if rate is None or left <= 0:
             return ""
-        return f"{amount(rate)}/s  {duration(left / rate)} left"
+        return f"{amount(rate)}/s  {terminal.duration(left / rate)} left"
 
     def _plain(self, event: PullProgress) -> str:
         total = sum(self._totals.values())

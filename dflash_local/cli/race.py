@@ -19,7 +19,7 @@ from dflash_local.cli.demo import TOY, Show, built_in_prompt, run_in_lines
 from dflash_local.cli.reply import ReplyPrinter
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.run import piped_text
-from dflash_local.cli.screen import ScreenConsole, can_show
+from dflash_local.cli.screen import ScreenConsole, can_show, draw_plainly
 from dflash_local.cli.session import LoadWish, load_wish, start_service
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import UsageError
@@ -113,6 +113,7 @@ class Contest:
         Raises:
             DFlashError: the pair could not be loaded, or a reply failed.
         """
+        draw_plainly()
         with ExitStack() as stack:
 
             def prepare(hear: Callable[[Any], None]) -> Racer:

@@ -48,32 +48,42 @@ def rm(
 
     user = settings.load()
     console = Console(user.environ)
-    places = Places.of(user)
-    rows = registry(user)
-    repos = list(dict.fromkeys(repo for model in models for repo in _repos(model, rows, places)))
-    plan = store.plan_removal(places.cache, places.manifests, places.locks, repos, _kept_for(repos, rows, places))
+    plan = planned(models, user)
     if not as_json:
         _show(console, models, plan)
     if dry_run or not plan.repos:
         if as_json:
             console.json(_report(plan, (), 0, dry_run))
         return
-    _refuse_in_use(plan)
+    refuse_in_use(plan)
     chosen = _agreed(console, plan, everything, yes)
     freed = 0
-    for items, all_of_it in ((_easy(chosen), everything), (_delicate(chosen), True)):
+    for items, all_of_it in ((easy(chosen), everything), (_delicate(chosen), True)):
         if items:
             freed += store.remove(replace(plan, repos=items), shared=True, foreign=all_of_it)
     if as_json:
         console.json(_report(plan, chosen, freed, dry_run))
         return
-    kept = [item for item in plan.repos if item not in chosen and _why(item)]
+    kept = [item for item in plan.repos if item not in chosen and why(item)]
     for item in kept:
-        console.note(f"kept: {item.repo} ({_why(item)}); --all removes it too")
+        console.note(f"kept: {item.repo} ({why(item)}); --all removes it too")
     if chosen:
         console.data(f"removed {listing([item.repo for item in chosen])}: {amount(freed)} freed")
     else:
         console.data("nothing was removed")
+
+
+def planned(models: Iterable[str], user: settings.Settings) -> Removal:
+    """What removing pairs, or a drafter by its own name, means on this machine.
+
+    Raises:
+        UnknownModelError: no such name. UsageError: it comes with the package.
+    """
+    from dflash_local.store import removal as store
+
+    places, rows = Places.of(user), registry(user)
+    repos = list(dict.fromkeys(repo for model in models for repo in _repos(model, rows, places)))
+    return store.plan_removal(places.cache, places.manifests, places.locks, repos, _kept_for(repos, rows, places))
 
 
 def _repos(model: str, rows: Registry, places: Places) -> Iterable[str]:
@@ -129,10 +139,10 @@ def _told(item: RepoRemoval) -> str:
         return f"in use by process {', '.join(map(str, item.in_use))}"
     if item.downloading:
         return "being downloaded by another program"
-    return _why(item)
+    return why(item)
 
 
-def _why(item: RepoRemoval) -> str:
+def why(item: RepoRemoval) -> str:
     """What speaks against removing it unasked; empty when nothing does."""
     if item.shared_with:
         return f"also used by {listing(item.shared_with)}"
@@ -143,12 +153,18 @@ def _why(item: RepoRemoval) -> str:
     return ""
 
 
-def _refuse_in_use(plan: Removal) -> None:
+def refuse_in_use(plan: Removal) -> None:
+    """Nothing is taken from under a process that works with it.
+
+    Raises:
+        BusyError: names it.
+    """
     for repo, pids in plan.in_use.items():
         raise BusyError(f"{repo} is in use by process {', '.join(map(str, pids))}", "quit it, then run dflash rm again")
 
 
-def _easy(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
+def easy(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
+    """Those against whose removal nothing speaks."""
     return tuple(item for item in items if not item.shared_with and not item.foreign)
 
 
@@ -162,19 +178,19 @@ def _agreed(console: Console, plan: Removal, everything: bool, yes: bool) -> tup
     Raises:
         UsageError: nobody can be asked, and ``--yes`` was not given.
     """
-    easy, delicate = _easy(plan.repos), _delicate(plan.repos)
+    plain, delicate = easy(plan.repos), _delicate(plan.repos)
     if yes:
-        return (*easy, *(delicate if everything else ()))
+        return (*plain, *(delicate if everything else ()))
     if not console.can_ask:
         raise UsageError("nobody can be asked whether to remove this", "--yes says so, --dry-run only shows it")
     chosen: tuple[RepoRemoval, ...] = ()
-    if easy:
-        size = amount(sum(item.whole_size if everything else item.size for item in easy))
-        if not console.ask(f"Remove {listing([item.repo for item in easy])} ({size})?", default=False):
+    if plain:
+        size = amount(sum(item.whole_size if everything else item.size for item in plain))
+        if not console.ask(f"Remove {listing([item.repo for item in plain])} ({size})?", default=False):
             return ()
-        chosen = easy
+        chosen = plain
     for item in delicate:
-        if console.ask(f"{item.repo} is {_why(item)}. Remove it too ({amount(item.whole_size)})?", default=False):
+        if console.ask(f"{item.repo} is {why(item)}. Remove it too ({amount(item.whole_size)})?", default=False):
             chosen += (item,)
     return chosen
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
     from dflash_local.ui.offers import Offer
     from dflash_local.ui.tui.desk import Hear
 
+STAND_INS = {
+    **dict.fromkeys("─━═–—▔", "-"),
+    **dict.fromkeys("│┃║▏▎▍▊▌▐", "|"),
+    **dict.fromkeys("░·•…", "."),
+    **dict.fromkeys("▁▂▃", "_"),
+    "■": "*",
+    "▶": ">",
+    "▲": "!",
+    "‹": "<",
+    "›": ">",
+    "▓": "=",
+}
 LEAVE_OUT = ("/help", "/regen", "/quit")  # the screen has its own
 
 
@@ -155,6 +169,28 @@ def can_show(console: Console, environ: Mapping[str, str]) -> bool:
     return console.interactive and terminal.is_terminal(console.err) and not terminal.is_dumb(environ)
 
 
+def draw_plainly() -> None:
+    """Where stderr's encoding lacks the signs of a screen (``LC_ALL=C``), let others stand for them: bars stay bars."""
+    codecs.register_error("dflash-screen", _stand_ins)
+    reconfigure = getattr(sys.__stderr__, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="dflash-screen")
+
+
+def _stand_ins(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_stand_in, error.object[error.start : error.end])), error.end
+
+
+def _stand_in(sign: str) -> str:
+    if sign in STAND_INS:
+        return STAND_INS[sign]
+    if "\u2500" <= sign < "\u2580":
+        return "+"  # corners and crossings
+    return "#" if "\u2580" <= sign < "\u25a0" else "?"
+
+
 def application(console: Console) -> Any | None:
     """The screens' ``run``; None, and a note, where they cannot be had."""
     try:
@@ -171,6 +207,7 @@ def show(run: Any, conversation: Conversation, desk: ScreenDesk) -> int:
     Raises:
         DFlashError: the pair could not be loaded, or is broken at the end.
     """
+    draw_plainly()
     try:
         code = run(desk)
         if conversation.broken:

@@ -41,6 +41,8 @@ from dflash_local.store.atomic import write_atomic
 if TYPE_CHECKING:
     from dflash_local.ui.web.mount import Page
 
+PageOf = Callable[[Resident, str, Callable[[], bool]], "Page"]  # the pair, the address, whether the server is ending
+
 
 class _Server(Console):
     """Nobody sits before a server: it asks nothing."""
@@ -64,7 +66,7 @@ class Serving:
         thinking: bool,
         user: settings.Settings,
         console: Console,
-        page: Callable[[Resident], Page] | None = None,
+        page: PageOf | None = None,
         open_browser: bool = False,
     ) -> None:
         self._pair, self._wish, self._thinking, self._user = pair, wish, thinking, user
@@ -90,7 +92,7 @@ class Serving:
             stack.callback(resident.close)
             stack.callback(send_lines_to(self._console.note))
             endpoint = Endpoint(resident, metrics, lambda: _names_here(self._user))
-            page = self._page(resident) if self._page is not None else None
+            page = self._page(resident, address.url, lambda: endpoint.draining) if self._page is not None else None
             app = guarded_app(
                 endpoint,
                 rules_for(address),

@@ -47,16 +47,6 @@ def tokens(count: int | None) -> str:
     return UNKNOWN if count is None else f"{count:,}"
 
 
-def duration(seconds: float) -> str:
-    """``45 s``, ``4m28s``, ``2h05m``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
 def cut(text: str, width: int, mark: str = "…") -> str:
     """The text in at most ``width`` columns; a cut one ends in the mark."""
     return text if len(text) <= width else text[: max(0, width - len(mark))] + mark

@@ -74,14 +74,14 @@ def web(
         from dflash_local.cli.serving import Serving
         from dflash_local.cli.web_desk import WebDesk
 
-    def page(resident: Resident) -> Page:
-        return page_of(WebDesk(resident, pair, wish, user))
+    def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
+        return page_of(WebDesk(resident, pair, wish, user, url), ending)
 
     life = Serving(pair, wish, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
     life.run(address, seconds)
 
 
-def _page_builder() -> Callable[[Desk], Page]:
+def _page_builder() -> Callable[[Desk, Callable[[], bool]], Page]:
     """``ui.web.page.page``.
 
     Raises:

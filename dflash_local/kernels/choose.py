@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.jit import HAVE_TRITON, jit, runs_kernels, tl
-
-if HAVE_TRITON:
-    from triton.language.extra import libdevice
+from dflash_local.kernels.jit import jit, runs_kernels, tl
 
 BLOCK = 2048
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
@@ -88,7 +85,7 @@ def _twin(
     if temperature is not None and seed is not None and start is not None:
         from dflash_local.kernels.noise import gumbel
 
-        noise = gumbel(int(seed), int(start) + 1, len(logits), logits.shape[1], logits.device)
+        noise = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
         scores = scores / temperature + noise
     out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), NOT_FINITE))
 
@@ -96,7 +93,10 @@ def _twin(
 @jit
 def _gumbel(word):
     uniform = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
-    return -tl.log(-libdevice.log1p(-uniform))
+    # log1p(-uniform) by Kahan's quotient: exact where the sum rounds, which is where the largest noise comes from.
+    rest = 1.0 - uniform
+    ratio = tl.where(rest == 1.0, 1.0, tl.log(rest) / tl.where(rest == 1.0, 1.0, rest - 1.0))
+    return -tl.log(uniform * ratio)
 
 
 @jit

@@ -100,9 +100,9 @@ class Race:
         found = f"identical: no; first difference at token {self.first_difference}"
         if self.margin is None and self.over is None:
             return f"{found}, margin: dflash certify measures it"
-        margin = f"{self.margin:.2g}" if self.margin is not None else f"over {self.over:.2g}"
+        margin = f"{self.margin:.3g}" if self.margin is not None else f"over {self.over:.3g}"
         if (self.margin or self.over or 0.0) > NEAR_TIE:
-            return f"{found}, margin {margin}: more than a near-tie; dflash certify says whether it is a fault"
+            return f"{found}, margin {margin}: more than a near-tie; run dflash certify"
         return f"{found}, margin {margin}; dflash certify says whether that is a near-tie"
 
     @property

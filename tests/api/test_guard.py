@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import time
@@ -20,6 +21,11 @@ CHAT = "/v1/chat/completions"
 
 def post(headers: str, data: bytes = b"", host: str = "Host: localhost\r\n", method: str = "POST") -> bytes:
     return f"{method} {CHAT} HTTP/1.1\r\n{host}Content-Type: application/json\r\n{headers}\r\n".encode() + data
+
+
+def basic(words: str) -> str:
+    """What a browser sends that was told a name and a password."""
+    return f"Basic {base64.b64encode(words.encode()).decode()}"
 
 
 def status_of(raw: bytes) -> int:
@@ -158,12 +164,28 @@ def test_srv_04_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Se
 @pytest.mark.parametrize(
     "value",
     [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN.upper()}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN]
-    + [f"Basic {TOKEN}", "Bearer " + "x" * 60_000, "Bearer \xff\xfe"],
+    + [
+        f"Basic {TOKEN}",
+        "Bearer " + "x" * 60_000,
+        "Bearer \xff\xfe",
+        basic(f"x:{TOKEN}x"),
+        basic(TOKEN),
+        basic(f"{TOKEN}:"),
+    ]
+    + ["Basic !!!", "Basic /w==", "Basic " + "QUFB" * 15_000, f"Digest {TOKEN}"],
 )
 def test_srv_11_a_wrong_token_is_401(guarded: Running, value: str | None) -> None:
     answer = guarded.get("/v1/models", {} if value is None else {"Authorization": value})
     assert answer.status == 401 and answer.error["code"] == "invalid_api_key"
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["www-authenticate"] == 'Basic realm="dflash", Bearer'
+
+
+def test_srv_11_a_browser_sends_the_token_as_a_password_whatever_the_name(guarded: Running) -> None:
+    for words in (f"anybody:{TOKEN}", f":{TOKEN}", f"é:{TOKEN}"):
+        for scheme in ("Basic", "basic"):
+            value = basic(words).replace("Basic", scheme)
+            assert guarded.get("/v1/models", {"Authorization": value}).status == 200
+            assert guarded.chat(headers={"Authorization": value}).status == 200
 
 
 def test_srv_11_the_right_token_is_let_in_in_any_case_of_the_scheme(guarded: Running) -> None:

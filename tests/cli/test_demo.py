@@ -56,7 +56,7 @@ def test_a_difference_is_told_with_its_place(cli: Cli, opened: Opened) -> None:
             yield from super().generate(request, *rest)
 
     opened.make = lambda _pair: Wrong()
-    assert "identical: no, from token 1 on" in cli("demo").out
+    assert "identical: no; first difference at token 1, margin" in cli("demo").out
     content = cli("demo", "--json").json
     assert content["identical"] is False and content["first_difference"] == 1
 

@@ -9,8 +9,9 @@ import pytest
 
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
-from dflash_local.cli.tables import GIB, Column, amount, duration, field, listing, table
+from dflash_local.cli.tables import GIB, Column, amount, field, listing, table
 from dflash_local.events import Notice, PullProgress
+from dflash_local.terminal import duration
 
 
 class Terminal(io.StringIO):

@@ -13,7 +13,7 @@ from dflash_local.cli.demo import built_in_prompt
 from dflash_local.errors import ContextError
 from dflash_local.request import Request
 from tests.cli.conftest import Cli, Opened
-from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
+from tests.service.scripted import HELLO, PartingSession, ScriptedFacts, ScriptedSession
 
 
 def test_both_replies_a_table_and_the_verdict(cli: Cli, opened: Opened) -> None:
@@ -50,7 +50,16 @@ def test_a_difference_is_told_and_the_exit_code_stays_0(cli: Cli, opened: Opened
 
     opened.make = lambda _pair: Wrong()
     result = cli("race", "demo", "hi")
-    assert result.code == 0 and "identical: no, from token 4 on" in result.out
+    assert result.code == 0 and "identical: no; first difference at token 4, margin: dflash certify" in result.out
+
+
+def test_the_margin_of_a_difference_is_told_in_lines_and_in_json(cli: Cli, opened: Opened) -> None:
+    opened.make = lambda _pair: PartingSession()
+    assert "first difference at token 1, margin 0.03; dflash certify" in cli("race", "demo", "hi").out
+    content = cli("race", "demo", "hi", "--json").json
+    assert content["first_difference"] == 1 and content["margin"] == pytest.approx(0.03)
+    sampled = cli("race", "demo", "hi", "--json", "--temperature", "0.5").json
+    assert sampled["first_difference"] == 1 and sampled["margin"] is None is sampled["margin_over"]
 
 
 def test_errors_have_their_codes(cli: Cli, opened: Opened, local: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +16,13 @@ from fake_hub import FakeHub
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.cli.screen import ScreenConsole
-from dflash_local.errors import DFlashError, EngineError, UsageError
-from dflash_local.events import LoadProgress
+from dflash_local.cli.screen import ScreenConsole, draw_plainly
+from dflash_local.errors import DFlashError, EngineError, Interrupted, UsageError
+from dflash_local.events import LoadProgress, PullProgress
+from dflash_local.planner.occupancy import Occupancy
+from dflash_local.remote.attached import AttachedFacts
 from dflash_local.store import history
-from tests.cli.conftest import TARGET, Cli, Opened
+from tests.cli.conftest import DRAFTER, TARGET, Cli, Opened
 from tests.service.scripted import ScriptedSession
 
 
@@ -135,6 +141,37 @@ def test_what_is_said_before_the_screen_listens_is_not_lost() -> None:
     assert heard == [("early", "warning"), ("ab\n", "note"), ("loading", "0.9")] and not console.can_ask
 
 
+def test_ui_09_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
+    draw_plainly()
+    shown = "╭─╮│█▌░ ▲ a·b ‹c› 模é".encode("ascii", "dflash-screen")
+    assert shown == b"+-+|#|. ! a.b <c> ??"
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", "dflash-screen")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "dflash serve"])
+def test_the_memory_is_of_the_process_that_holds_the_pair(
+    cli: Cli, opened: Opened, person: None, own_home: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    record = own_home / ".cache" / "dflash-local" / "serve.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps({"url": "http://127.0.0.1:9", "pid": os.getpid()}), encoding="utf-8")
+    facts = AttachedFacts("t", "d", "reference", "float32", "cpu", 4, 512, has_tokenizer=True)
+
+    def act(desk: Any) -> int:
+        held = desk.memory()
+        assert held.whose == ("dflash serve" if elsewhere else "this process")
+        assert 0 < held.used < held.total
+        desk.conversation.close()
+        assert desk.memory() == Occupancy(), "nothing is loaded"
+        return 0
+
+    if elsewhere:
+        opened.make = lambda _pair: ScriptedSession(facts)  # type: ignore[arg-type]
+    acting(monkeypatch, act)
+    assert cli("chat", "demo").code == 0
+
+
 def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,19 +186,62 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
 
 
 def test_the_screen_downloads_a_pair_of_the_registry(
-    toy_hub: FakeHub, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+    toy_hub: FakeHub, own_home: Path, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def act(desk: Any) -> int:
         offers = {offer.name: offer for offer in desk.offers()}
         assert offers["demo"].here and offers[TARGET].state == "absent" and len(offers) > 20
-        desk.execute("/pull toy-9b")
-        assert any("is here: /model" in said.text for said in desk.said if not isinstance(said, LoadProgress))
-        assert {offer.name: offer for offer in desk.offers()}[TARGET].state == "local"
-        for line in ("/pull", "/pull nosuchname"):
+        assert desk.offer("toy-9b") == offers[TARGET] and not offers[TARGET].here
+        heard: list[Any] = []
+        with pytest.raises(Interrupted, match="stopped; "):
+            desk.pull(TARGET, heard.append, lambda: True)
+        desk.pull("toy-9b", heard.append, lambda: False)
+        assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET, DRAFTER}
+        assert desk.offer("toy-9b").state == "local" and desk.said == []
+        for act in (lambda name: desk.pull(name, heard.append, lambda: False), desk.offer):
             with pytest.raises(DFlashError):
-                desk.execute(line)
+                act("nosuchname")
+        with pytest.raises(UsageError, match="not in the registry"):
+            desk.offer(str(own_home))
         return 0
 
     acting(monkeypatch, act)
     result = cli("chat", "demo")
     assert result.code == 0, result.err
+
+
+def test_the_picker_downloads_from_the_hub_is_stopped_goes_on_and_talks(
+    toy_hub: FakeHub, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_local.ui.tui.app import ChatApp
+    from tests.ui.stage import Stage
+
+    async def act(stage: Stage, pilot: Any) -> None:
+        toy_hub.fault("model.safetensors", "trickle", rate=500_000)
+        await stage.send("/pull toy-9b", pilot)
+        await stage.until(lambda: "in all" in stage.screen_text and "MiB/s" in stage.screen_text, pilot)
+        assert TARGET in stage.screen_text and "Esc stops it" in stage.screen_text
+        await pilot.press("escape")
+        await stage.until(lambda: "Enter tries again" in stage.screen_text, pilot)
+        assert "finished files (" in stage.screen_text and ") are kept" in stage.screen_text
+        toy_hub.clear_faults()
+        await pilot.press("enter")
+        await stage.until(lambda: f"{TARGET} is here and verified" in stage.screen_text, pilot)
+        await pilot.press("enter")
+        await stage.until(lambda: f"now talking to {TARGET}" in stage.screen_text, pilot)
+
+    def run(desk: Any) -> int:
+        stage = Stage(ChatApp(desk), desk, opened)  # type: ignore[arg-type]
+
+        async def play() -> None:
+            async with stage.app.run_test(size=(100, 30)) as pilot:
+                await stage.idle(pilot)
+                await act(stage, pilot)
+
+        asyncio.run(play())
+        return 0
+
+    monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)
+    result = cli("chat", "demo")
+    assert result.code == 0, result.err
+    assert [pair.name for pair in opened.pairs] == ["demo", TARGET] and opened.pairs[-1].target.is_dir()

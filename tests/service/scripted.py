@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dflash_local.errors import DFlashError
-from dflash_local.events import Event, Finished, FinishReason, Piece, PrefillProgress, Started, Stats, Step, Usage
+from dflash_local.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Piece,
+    PrefillProgress,
+    Started,
+    Stats,
+    Step,
+    TokenLogprob,
+    Usage,
+)
 from dflash_local.request import Request
 
 
@@ -102,3 +113,25 @@ class ScriptedSession:
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass(slots=True)
+class PartingSession(ScriptedSession):
+    """Its drafted reply has another token 1; asked for likelihoods, it tells how near that one was.
+
+    Attributes:
+        rival: log probability of the drafted reply's token 1, where the target's own has -0.5; None when it is
+            not among the likeliest, of which the last has -8.5.
+    """
+
+    rival: float | None = -0.53
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        ids = (10, 11, 12) if request.mode == "ar" else (10, 9)
+        top = ((11, "b", -0.5), *(((9, "c", self.rival),) if self.rival is not None else ()), (7, "d", -8.5))
+        rows = (TokenLogprob(10, "a", -0.1, ((10, "a", -0.1),)), TokenLogprob(11, "b", -0.5, top))
+        self.steps = [
+            Step((Piece("x"),), (token,), 0, 0, 0, 0.01, rows[index : index + 1] if request.logprobs else ())
+            for index, token in enumerate(ids[: request.limits.max_new_tokens])
+        ]
+        yield from ScriptedSession.generate(self, request, cancelled)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from dflash_local.errors import ContextError, Interrupted, UsageError
 from dflash_local.events import Mode, Piece, Step
-from dflash_local.request import Limits, Request, user_request
+from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import WARM_UP_TOKENS, Racer
 from dflash_local.service.service import Service
-from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
+from tests.service.scripted import HELLO, PartingSession, ScriptedFacts, ScriptedSession
 
 
 def test_both_are_warmed_up_and_share_prompt_and_seed() -> None:
@@ -44,7 +45,54 @@ def test_the_first_difference_is_told(ids: tuple[int, ...], first: int) -> None:
 
     with Service(Wrong()) as service:
         race = Racer(service, user_request("hi")).run()
-    assert race.first_difference == first and f"no, from token {first} on" in race.verdict
+    assert race.first_difference == first
+    assert race.verdict.startswith(f"identical: no; first difference at token {first}, margin")
+
+
+@pytest.mark.parametrize(
+    "rival, margin, over, words",
+    [
+        (-0.53, 0.03, None, "margin 0.03; dflash certify says whether that is a near-tie"),
+        (-0.5, 0.0, None, "margin 0; dflash certify says whether that is a near-tie"),
+        (-1.7, 1.2, None, "margin 1.2: more than a near-tie; run dflash certify"),
+        (None, None, 8.0, "margin over 8: more than a near-tie; run dflash certify"),
+    ],
+)
+def test_the_first_difference_comes_with_its_margin(
+    rival: float | None, margin: float | None, over: float | None, words: str
+) -> None:
+    session = PartingSession(rival=rival)
+    with Service(session) as service:
+        race = Racer(service, user_request("hi")).run()
+    assert race.margin == pytest.approx(margin) and race.over == pytest.approx(over)
+    assert race.verdict == f"identical: no; first difference at token 1, {words}"
+    assert race.as_dict()["margin"] == race.margin and race.as_dict()["margin_over"] == race.over
+    asked = session.requests[-1]
+    assert (asked.mode, asked.limits.max_new_tokens, asked.sampling.seed) == ("ar", 2, race.seed)
+    assert len(session.requests) == 5 and asked.logprobs
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0.7), SamplingParams(repetition_penalty=1.1)], ids=["sampled", "penalised"]
+)
+def test_where_noise_or_penalties_decided_the_margin_is_left_to_certify(sampling: SamplingParams) -> None:
+    session = PartingSession()
+    with Service(session) as service:
+        race = Racer(service, user_request("hi", sampling=sampling)).run()
+    assert race.verdict == "identical: no; first difference at token 1, margin: dflash certify measures it"
+    assert race.as_dict()["margin"] is None and len(session.requests) == 4
+
+
+def test_a_machine_that_does_not_repeat_itself_tells_no_margin() -> None:
+    class Unsteady(PartingSession):
+        def generate(self, request: Request, *rest):  # type: ignore[no-untyped-def]
+            for event in super().generate(request, *rest):
+                moved = isinstance(event, Step) and request.logprobs and event.token_ids == (10,)
+                yield replace(event, token_ids=(13,)) if moved else event
+
+    with Service(Unsteady()) as service:
+        race = Racer(service, user_request("hi")).run()
+    assert race.first_difference == 1 and race.margin is None is race.over
 
 
 def test_a_seed_that_was_given_is_used() -> None:

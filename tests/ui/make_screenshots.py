@@ -1,12 +1,12 @@
 """Pictures of the terminal screens as SVG, with the bundled pair, and the README's among them: ``make screenshots``.
 
 Usage: python tests/ui/make_screenshots.py FOLDER README_FOLDER
+       python tests/ui/make_screenshots.py --snapshots   (the pictures that the tests compare: ``make snapshots``)
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,12 +20,12 @@ from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.service.wishes import Wishes  # noqa: E402
 from dflash_local.store.history import Recorder  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
+from tests.ui.pictures import FOLDER, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
 from tests.ui.stage import ScriptedDesk, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
 README = {"chat": "chat-middle-dark", "race": "race-middle-dark"}
-FONTS = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 PROMPT = "Write a Python class Robot with the fields name, speed, weight and owner."
 
 
@@ -57,15 +57,6 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     stage.app.finish()
 
 
-def without_web_fonts(svg: str) -> str:
-    """The picture with a font that is there: a page that shows it asks no other host for one."""
-    return re.sub(
-        r"font-family: ?[^;]*Fira Code[^;]*;",
-        f"font-family: {FONTS};",
-        re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S),
-    )
-
-
 def main(folder: Path, readme: Path) -> None:
     """Every picture into ``folder``, and those of the README into ``readme``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,5 +69,17 @@ def main(folder: Path, readme: Path) -> None:
         shutil.copy(folder / f"{source}.svg", readme / f"{name}.svg")
 
 
+def snapshots() -> None:
+    """Renew the pictures that the tests compare."""
+    if others := other_versions():
+        sys.exit(f"the pictures are drawn with the versions of constraints.txt; installed: {others}")
+    FOLDER.mkdir(exist_ok=True)
+    for name, scene in SCENES.items():
+        (FOLDER / f"{name}.svg").write_text(draw(scene), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1:] == ["--snapshots"]:
+        snapshots()
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -10,7 +10,9 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import DFlashError
+from dflash_local.errors import DFlashError, UsageError
+from dflash_local.events import Notice, PullProgress
+from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.service import Service
 from dflash_local.service.wishes import Wishes
@@ -34,6 +36,10 @@ class ScriptedDesk:
     executed: list[str] = field(default_factory=list)
     hear: Hear | None = None
     registry: list[Offer] | DFlashError = field(default_factory=list)
+    pulls: list[str] = field(default_factory=list)
+    on_pull: Callable[[Callable[[PullProgress | Notice], None], Callable[[], bool]], None] = lambda _hear, _stop: None
+    held: Occupancy = Occupancy()
+    read: Callable[[], Occupancy] | None = None
 
     def attach(self, hear: Hear) -> None:
         self.hear = hear
@@ -46,6 +52,19 @@ class ScriptedDesk:
         if isinstance(self.registry, DFlashError):
             raise self.registry
         return self.registry
+
+    def offer(self, name: str) -> Offer:
+        found = next((offer for offer in self.offers() if offer.name == name), None)
+        if found is None:
+            raise UsageError(f"unknown model {name!r}", "did you mean another?")
+        return found
+
+    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+        self.pulls.append(name)
+        self.on_pull(hear, cancelled)
+
+    def memory(self) -> Occupancy:
+        return self.read() if self.read is not None else self.held
 
     def say(self, text: str) -> None:
         assert self.hear is not None

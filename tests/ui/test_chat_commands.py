@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dflash_local.errors import SettingsError
 from dflash_local.events import Piece, Step
 from dflash_local.ui.offers import Offer
@@ -48,6 +46,17 @@ def test_help_names_keys_and_commands_and_goes_away() -> None:
     play(act, size=(120, 50))
 
 
+def test_ctrl_underscore_undoes_since_ctrl_z_sleeps() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        await pilot.press(*"ab")
+        await pilot.press("ctrl+z")  # no terminal here to go back to
+        assert stage.chat.composer.text == "ab"
+        await pilot.press("ctrl+underscore")
+        assert stage.chat.composer.text == ""
+
+    play(act)
+
+
 def test_edit_last_brings_the_message_back() -> None:
     async def act(stage: Stage, pilot) -> None:
         await stage.send("hi", pilot)
@@ -72,24 +81,22 @@ def test_copy_takes_the_reply_or_a_code_block() -> None:
     play(act, ScriptedSession(steps=[Step((Piece(reply),), (1,), 0, 0, 0, 0.0)]))
 
 
-@pytest.mark.parametrize("down, command", [(0, "/model here"), (1, "/pull fits/one"), (2, "/pull big/one")])
-def test_the_picker_offers_what_is_here_first_and_loads_or_downloads(down: int, command: str) -> None:
-    offers = [
-        Offer("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
-        Offer("fits/one", "partial", "fits in nf4", "9.0 GiB"),
-        Offer("here", "local", "fits", "1.0 GiB"),
-    ]
-
+def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.registry = offers
+        stage.desk.registry = [
+            Offer("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
+            Offer("fits/one", "partial", "fits in nf4", "9.0 GiB"),
+            Offer("here", "local", "fits", "1.0 GiB"),
+        ]
         await pilot.press("f7")
         await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
-        assert "needs 99 GiB" in stage.screen_text
-        await pilot.press(*["down"] * down, "enter")
+        text = stage.screen_text
+        assert text.index("here  ") < text.index("fits/one") < text.index("big/one") < text.index("needs 99 GiB")
+        await pilot.press("enter")
         await pilot.pause()
         await stage.idle(pilot)
 
-    assert play(act).desk.executed == [command]
+    assert play(act).desk.executed == ["/model here"]
 
 
 def test_a_registry_that_cannot_be_read_is_told() -> None:

@@ -8,7 +8,6 @@ import time
 import pytest
 from textual.events import Paste
 from textual.geometry import Size
-from textual.widgets import Markdown
 
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
@@ -204,12 +203,11 @@ def test_links_are_told_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> Non
     async def act(stage: Stage, pilot) -> None:
         monkeypatch.setattr(stage.app, "open_url", lambda url, **_: opened.append(url))
         await stage.send("x", pilot)
-        markdown = stage.chat.query_one(MarkdownText).query_one(Markdown)
-        markdown.post_message(Markdown.LinkClicked(markdown, "http://evil.example/?q=[bold]"))
+        await pilot.click(MarkdownText, offset=(2, 0))
         await pilot.pause()
-        assert any("evil.example/?q=[bold]" in note.message for note in stage.app._notifications)
+        assert any("evil.example/?q=%5Bbold%5D" in note.message for note in stage.app._notifications)
 
-    play(act, saying("[click](http://evil.example)"))
+    play(act, saying("[click](<http://evil.example/?q=[bold]>)"))
     assert opened == []
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
+import pytest
 from textual.pilot import Pilot
 
 from dflash_local.errors import ContextError, DFlashError
@@ -15,7 +16,7 @@ from dflash_local.service.race import Racer
 from dflash_local.service.service import Service
 from dflash_local.ui.tui.app import RaceApp
 from dflash_local.ui.tui.screens.race import RaceScreen
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import PartingSession, ScriptedSession
 from tests.ui.stage import Stage, play
 
 
@@ -64,6 +65,14 @@ def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
 
     app = race(act, ScriptedSession())
     assert app.race_screen.race is not None and app.return_code == 0
+
+
+def test_a_difference_is_shown_with_its_margin() -> None:
+    async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
+        await until(lambda: app.race_screen.done, pilot)
+        await until(lambda: "first difference at token 1, margin 1.2: more than" in screen_text(app), pilot)
+
+    assert race(act, PartingSession(rival=-1.7)).race_screen.race.margin == pytest.approx(1.2)
 
 
 def test_the_replay_keeps_the_true_distance_and_can_be_skipped_and_repeated() -> None:

@@ -61,6 +61,12 @@ class Terminal:
         self.keys("Enter")
 
     @property
+    def program(self) -> psutil.Process:
+        """What the shell runs."""
+        (child,) = psutil.Process(int(self.tmux("display-message", "-p", "#{pane_pid}"))).children()
+        return child
+
+    @property
     def modes(self) -> str:
         """What a full screen program has to put back: alternate screen, cursor, mouse."""
         flags = ("alternate_on", "cursor_flag", "mouse_any_flag")
@@ -105,11 +111,68 @@ def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Ter
 def test_ui_07_a_signal_restores_the_terminal(terminal: Terminal, name: str) -> None:
     terminal.start("chat", "demo")
     terminal.until(lambda text: "ready" in text)
-    shell = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
-    (child,) = psutil.Process(shell).children()
-    child.send_signal(getattr(signal, name))
+    terminal.program.send_signal(getattr(signal, name))
     text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
     assert f"left with {128 + getattr(signal, name)}" in text and terminal.modes == "0 1 0"
+
+
+def test_ui_08_ctrl_z_sleeps_and_fg_goes_on_ui_07_after_kill_9_reset_helps(terminal: Terminal) -> None:
+    terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar")
+    terminal.until(lambda text: "ready" in text)
+    terminal.type("Count from 1 to 30.")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "4, 5, 6" in text)
+    terminal.keys("C-z")
+    terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    assert terminal.modes == "0 1 0"
+    chat = terminal.program
+    assert chat.status() == psutil.STATUS_STOPPED, "a reply waits as well"
+    terminal.type("fg")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "28, 29, 30" in text and "stop · seed" in text and "Speed" in text)
+    assert terminal.modes.startswith("1 ")
+
+    family = [chat, *chat.children(recursive=True)]
+    chat.kill()
+    assert not psutil.wait_procs(family, timeout=20)[1], "a process was left behind"
+    terminal.type("reset")
+    terminal.keys("C-j")  # as README says: Enter alone may not be one yet
+    terminal.until(lambda text: text.strip() == "shell>")
+    assert terminal.modes.endswith(" 1 0"), "a cursor and no mouse"
+    terminal.type("echo it 'w'orks")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "it works" in text)
+
+
+NO_UTF8 = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_ui_09_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) -> None:
+    terminal.type("export " + " ".join(f"{name}={value}" for name, value in NO_UTF8.items()))
+    terminal.keys("Enter")
+    terminal.start("chat", "demo", "--temperature", "0")
+    terminal.until(lambda text: "ready" in text)
+    terminal.type("Count from 1 to 30. naïve 模型")
+    assert "+-----" in terminal.until(lambda text: "30. na?ve ??" in text)
+    terminal.keys("Enter")
+    text = terminal.until(lambda text: "stop . seed" in text)
+    assert " 1 ####" in text and text.isascii()
+    terminal.keys("C-q")
+    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    assert "left with 0" in text and "Error" not in text and terminal.modes == "0 1 0"
+
+
+def test_ui_09_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dflash_local.cli.main import main\n"
+        "few = ['--max-new-tokens', '12', '--device', 'cpu']\n"
+        "sys.exit(main(['run', 'demo', *sys.argv[1:], *few]) or main(['race', 'demo', *sys.argv[1:], *few]))"
+    )
+    environ = {**os.environ, **NO_UTF8, "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code, "naïve 模型 😀 Count from 1 to 30."]
+    done = subprocess.run(command, capture_output=True, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.isascii() and b"identical: yes" in done.stdout and b"Error" not in done.stderr
 
 
 @pytest.mark.parametrize("terminal", ["80x24"], indirect=True)

@@ -18,9 +18,11 @@ from dflash_local.errors import DFlashError
 from dflash_local.service.race import Race
 from dflash_local.ui.tui.desk import Desk
 from dflash_local.ui.tui.screens.chat import ChatScreen
+from dflash_local.ui.tui.screens.pull import PullScreen
 from dflash_local.ui.tui.screens.race import Prepare, RaceScreen
 
 TWICE_S = 2.0  # two presses within this leave
+SLEEP = Binding("ctrl+z", "suspend_process", "To the shell", show=False, priority=True)  # as in every shell
 STOP_S = 10.0  # a cycle or a prefill chunk ends well within this
 
 
@@ -31,6 +33,7 @@ class ChatApp(App[DFlashError]):
     BINDINGS = [
         Binding("ctrl+c", "interrupt", "Stop", show=False, priority=True),
         Binding("ctrl+q", "quit", "Quit", priority=True),
+        SLEEP,
     ]
 
     def __init__(self, desk: Desk) -> None:
@@ -51,17 +54,23 @@ class ChatApp(App[DFlashError]):
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""
         focused = self.focused
-        selected = focused.selected_text if isinstance(focused, TextArea) else self.screen.get_selected_text()
+        typed = focused.selected_text if isinstance(focused, TextArea) else ""
+        selected = typed or self.screen.get_selected_text()
         if selected:
             self.copy_to_clipboard(selected)
+            self.screen.clear_selection()  # the next Ctrl+C stops again
             self.notify("copied", markup=False)
             return
         now = time.monotonic()
         again, self._pressed = now - self._pressed < TWICE_S, now
         if again:
             self.exit()
-        elif not self.chat.stop():
+        elif not self._stop():
             self.notify("Ctrl+C again leaves", markup=False)
+
+    def _stop(self) -> bool:
+        """End what runs; False when nothing does."""
+        return self.screen.stop() if isinstance(self.screen, PullScreen) else self.chat.stop()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: Textual's own, and the chat's."""
@@ -84,7 +93,7 @@ class RaceApp(App[DFlashError]):
     """A race of its own, with a pair that is loaded for it."""
 
     TITLE = "dflash race"
-    BINDINGS = [Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, priority=True)]
+    BINDINGS = [Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, priority=True), SLEEP]
 
     def __init__(self, screen: RaceScreen) -> None:
         super().__init__()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 
 NEVER = 1_000_000
+WHOLE_EVERY = 32  # times
+SETTLE_S = 0.1  # after the end of a job: its last frame comes first
 
 
 class Collector:
@@ -15,6 +17,7 @@ class Collector:
 
     def __init__(self) -> None:
         self._before: tuple[int, int, int] | None = None
+        self._settled = 0
 
     def hold(self) -> None:
         """From now on only ``settle`` collects everything."""
@@ -23,7 +26,13 @@ class Collector:
             gc.set_threshold(self._before[0], self._before[1], NEVER)
 
     def settle(self) -> None:
-        """Collect everything once, and look no more at what is left: libraries, the model, the screen so far."""
+        """Collect everything once, and look no more at what is left: libraries, the model, the screen so far.
+
+        Now and then it looks at all of it again: messages that left the screen were looked at no more.
+        """
+        self._settled += 1
+        if self._settled % WHOLE_EVERY == 0:
+            gc.unfreeze()
         gc.collect()
         gc.freeze()
 

@@ -12,6 +12,7 @@ from dflash_local.ui.tui.editor import edited
 from dflash_local.ui.tui.jobs import Ended
 from dflash_local.ui.tui.screens.help import HelpScreen
 from dflash_local.ui.tui.screens.models import ModelsScreen
+from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 from dflash_local.ui.tui.screens.race import RaceScreen
 
 if TYPE_CHECKING:
@@ -97,13 +98,39 @@ async def _models(screen: ChatScreen, _argument: str) -> None:
             await screen.say_error(ended.error)
             return
         screen.readings.state = "ready"
-        screen.app.push_screen(ModelsScreen(ended.result), chosen)
+        screen.app.push_screen(ModelsScreen(screen.desk, ended.result), chosen)
 
     async def chosen(offer: Offer | None) -> None:
         if offer is not None:
-            await screen.action_command(f"/model {offer.name}" if offer.here else f"/pull {offer.name}")
+            await screen.action_command(f"/model {offer.name}")
 
     screen.begin(screen.desk.offers, listed)
+
+
+async def _pull(screen: ChatScreen, argument: str) -> None:
+    """Download one pair; asked about first only where it will not run here."""
+    if not argument:
+        await screen.say("/pull needs the name of a pair\n/models lists them", "error")
+        return
+
+    async def found(ended: Ended) -> None:
+        if ended.error is not None:
+            await screen.say_error(ended.error)
+            return
+        offer: Offer = ended.result
+        if offer.here:
+            await screen.say(f"{offer.name} is here: /model {offer.name} talks to it")
+        else:
+            screen.app.push_screen(PullScreen(screen.desk, offer, ask=not offer.fine), back)
+
+    async def back(pulled: Pulled | None) -> None:
+        if pulled is not None and pulled.talk:
+            await screen.action_command(f"/model {pulled.offer.name}")
+        elif pulled is not None and pulled.word:
+            more = f": /model {pulled.offer.name} talks to it" if pulled.offer.here else ""
+            await screen.say(pulled.word + more)
+
+    screen.begin(lambda: screen.desk.offer(argument), found)
 
 
 async def _theme(screen: ChatScreen, argument: str) -> None:
@@ -142,6 +169,7 @@ OWN: dict[str, tuple[str, Act]] = {
     "/editor": ("write the message in $VISUAL or $EDITOR", _editor),
     "/race [MESSAGE]": ("the message with and without drafting, side by side", _race),
     "/models": ("choose another pair from the registry", _models),
+    "/pull NAME": ("download a pair of the registry", _pull),
     "/theme [NAME]": ("show or change the theme", _theme),
     "/quit": ("leave (/bye, /exit)", _quit),
 }

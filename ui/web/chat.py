@@ -1,12 +1,270 @@
-"""The Chat tab."""
+"""The Chat tab: one conversation for each window, its figures beside it."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
 import gradio as gr
+from gradio.blocks import Block
+from gradio.components import Component
 
+from dflash_local.errors import DFlashError
+from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
+from dflash_local.ui.web import markup
 from dflash_local.ui.web.desk import Desk
+from dflash_local.ui.web.exports import links
+from dflash_local.ui.web.figures import figures, one_line
+from dflash_local.ui.web.reply import Reply
+from dflash_local.ui.web.talk import shown, wishes_of
+from dflash_local.ui.web.visitors import Visitor, Visitors
+
+PULSE_S = 0.1  # the page is changed at most so often
+CHARS_A_PULSE = 20_000  # a long text is drawn less often: the browser lays it out anew each time
+FIGURES_S = 0.3
+LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target itself"
+Given = dict[Component, Any]
+Changes = dict[Component, Any]
 
 
-def build(desk: Desk) -> None:
-    """Add the tab's components; called inside its ``gr.Tab``."""
-    gr.Markdown(desk.resident.model.name)
+def build(desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+    """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
+    ChatTab(desk, visitors, opened)
+
+
+def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbox:
+    """A field for a number; empty means what its placeholder says."""
+    return gr.Textbox(label=label, value=value, placeholder=placeholder, lines=1, max_lines=1, min_width=120)
+
+
+class ChatTab:
+    """The components and what they do."""
+
+    def __init__(self, desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+        self._desk, self._visitors = desk, visitors
+        with gr.Row(elem_classes="df-split"):
+            with gr.Column(scale=7, min_width=300):
+                self.pair = gr.HTML(elem_classes="df-plain")
+                self.talk = gr.Chatbot(
+                    show_label=False,
+                    height=None,
+                    elem_classes="df-talk",
+                    buttons=["copy", "copy_all"],
+                    latex_delimiters=[],
+                    feedback_options=None,
+                    placeholder=self._welcome(),
+                )
+                self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
+                with gr.Row(elem_classes="df-composer"):
+                    self.field = gr.Textbox(
+                        show_label=False,
+                        container=False,
+                        placeholder="Message; Enter sends, Shift+Enter begins a line",
+                        lines=1,
+                        max_lines=10,
+                        scale=8,
+                        min_width=200,
+                        elem_id="df-field",
+                    )
+                    self.send = gr.Button("Send", variant="primary", scale=1, min_width=80)
+                    self.stop = gr.Button("Stop", scale=1, min_width=80, interactive=False)
+                self._tools()
+                self._settings()
+            with gr.Column(scale=3, min_width=260):
+                self.figures = gr.HTML(elem_id="df-figures", elem_classes="df-plain")
+        self._bind(opened)
+
+    def _tools(self) -> None:
+        with gr.Row(elem_classes="df-tools"):
+            self.again = gr.Button("Regenerate", size="sm", min_width=90)
+            self.edit = gr.Button("Edit last", size="sm", min_width=90)
+            self.clear = gr.Button("Clear", size="sm", min_width=70)
+            self.export = gr.Button("Export", size="sm", min_width=70)
+            self.origins = gr.Checkbox(label="Tokens by origin", container=False, min_width=150)
+        self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
+
+    def _settings(self) -> None:
+        model = self._desk.resident.model
+        with gr.Accordion("Settings", open=False):
+            self.own = gr.HTML(elem_classes="df-plain")
+            self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
+            with gr.Row():
+                self.mode = gr.Radio(
+                    [("with the drafter", "dflash"), ("without (AR)", "ar")], value=model.mode, label="Mode"
+                )
+                self.thinking = gr.Checkbox(label="Thinking", value=model.thinking)
+            with gr.Row():
+                # Text and no gr.Number: that makes a 0 of an empty field.
+                self.temperature = line("Temperature")
+                self.top_p = line("Top-p")
+                self.limit = line("Most tokens", value=str(MAX_NEW_TOKENS))
+                self.block = line("Block size")
+                self.seed = line("Seed", placeholder="random")
+
+    def _bind(self, opened: gr.Tab) -> None:
+        asked: set[Block] = {self.field, self.system, self.mode, self.thinking, self.temperature}
+        asked |= {self.top_p, self.limit, self.block, self.seed}
+        drawn = [self.talk, self.field, self.status, self.figures, self.stop, self.pair]
+        how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
+        gr.on([self.send.click, self.field.submit], self._send, asked, drawn, trigger_mode="once", **how)
+        self.again.click(self._again, asked, drawn, trigger_mode="once", **how)
+        self.stop.click(self._stop, None, None, **how)
+        self.edit.click(self._edit, None, [self.talk, self.field, self.status], **how)
+        emptied = [self.talk, self.status, self.figures, self.links]
+        gr.on([self.clear.click, self.talk.clear], self._clear, None, emptied, **how)
+        self.export.click(self._export, None, [self.links], **how)
+        self.origins.change(self._show_origins, [self.origins], [self.talk, self.status], **how)
+        looked = [self.talk, self.pair, self.own, self.figures, self.mode, self.thinking]
+        gr.on(None, self._look, None, looked, **how)
+        opened.select(self._look, None, looked, **how)
+
+    # What the user does
+
+    async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        visitor = self._visitors.of(request)
+        text = given[self.field] or ""
+        try:
+            reply = visitor.talk.ask(text, self._wishes(given))
+        except DFlashError as error:
+            yield {self.status: markup.failed(error)}
+            return
+        try:
+            yield {self.field: "", self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
+            async for changes in self._follow(visitor, reply, text):
+                yield changes
+        finally:  # a window that is closed ends its reply: nobody listens then
+            visitor.talk.leave(reply)
+
+    async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        visitor = self._visitors.of(request)
+        try:
+            reply = visitor.talk.again(self._wishes(given))
+        except DFlashError as error:
+            yield {self.status: markup.failed(error)}
+            return
+        try:
+            yield {self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
+            async for changes in self._follow(visitor, reply):
+                yield changes
+        finally:
+            visitor.talk.leave(reply)
+
+    def _stop(self, request: gr.Request) -> None:
+        self._visitors.of(request).talk.stop()
+
+    def _edit(self, request: gr.Request) -> Changes:
+        visitor = self._visitors.of(request)
+        try:
+            text = visitor.talk.take_back()
+        except DFlashError as error:
+            return {self.status: markup.failed(error)}
+        return {self.field: text, self.talk: visitor.talk.messages(visitor.origins), self.status: ""}
+
+    def _clear(self, request: gr.Request) -> Changes:
+        talk = self._visitors.of(request).talk
+        talk.clear()
+        return {self.talk: [], self.status: "", self.links: "", self.figures: figures(talk.look())}
+
+    def _export(self, request: gr.Request) -> Changes:
+        return {self.links: links(self._visitors.of(request).talk)}
+
+    def _show_origins(self, wanted: bool, request: gr.Request) -> Changes:
+        visitor = self._visitors.of(request)
+        visitor.origins = wanted
+        rows = visitor.talk.messages(wanted)
+        # What the copy button would take is HTML then.
+        buttons = ["copy_all"] if wanted else ["copy", "copy_all"]
+        return {
+            self.talk: gr.update(value=rows, buttons=buttons),
+            self.status: markup.paragraph(LEGEND if wanted else ""),
+        }
+
+    def _look(self, request: gr.Request) -> Changes:
+        """The window is new, or was elsewhere: another pair may have been loaded meanwhile."""
+        visitor, model = self._visitors.of(request), self._desk.resident.model
+        own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
+        changes: Changes = {
+            self.talk: gr.update(placeholder=self._welcome()),
+            self.pair: self._pair(),
+            self.own: markup.paragraph(own),
+            self.figures: figures(visitor.talk.look()),
+        }
+        if visitor.model != model.name:
+            visitor.model = model.name
+            changes |= {self.mode: model.mode, self.thinking: model.thinking}
+        return changes
+
+    # What the user sees
+
+    async def _follow(self, visitor: Visitor, reply: Reply, text: str = "") -> AsyncIterator[Changes]:
+        """The reply as it comes."""
+        job = visitor.talk.job
+        if job is None:
+            return
+        seen: tuple[int, str] | None = None
+        drawn = figured = 0.0
+        async for _ in job.pulses(PULSE_S):
+            now, stamp = time.monotonic(), (reply.version, reply.state)
+            pause = PULSE_S * (1 + len(reply.text) // CHARS_A_PULSE)
+            if visitor.talk.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
+                continue
+            changes = self._drawn(visitor, reply)
+            if now - figured < FIGURES_S:
+                changes.pop(self.figures)
+            else:
+                changes[self.pair], figured = self._pair(), now
+            seen, drawn = stamp, now
+            yield changes
+        if visitor.talk.reply is not reply:  # cleared
+            yield {self.stop: gr.update(interactive=False)}
+            return
+        yield {self.stop: gr.update(interactive=False), self.pair: self._pair(), **self._ended(visitor, reply, text)}
+
+    def _drawn(self, visitor: Visitor, reply: Reply) -> Changes:
+        return {
+            self.talk: visitor.talk.messages(visitor.origins),
+            self.status: markup.paragraph(reply.state),
+            self.figures: figures(reply.readings, reply.curve),
+        }
+
+    def _ended(self, visitor: Visitor, reply: Reply, text: str) -> Changes:
+        """The last look of a reply; a message that got none goes back into the field."""
+        changes = self._drawn(visitor, reply)
+        error = visitor.talk.error
+        if error is None and reply.worth_keeping:
+            ended = "stopped · " if reply.stopped else ""
+            changes[self.status] = markup.paragraph(ended + one_line(reply.readings))
+            return changes
+        nothing = markup.paragraph(
+            "nothing came of it; the message is back in the field" if text else "nothing came of it"
+        )
+        changes[self.status] = markup.failed(error) if error is not None else nothing
+        if text:
+            changes[self.field] = text
+        return changes
+
+    def _pair(self) -> str:
+        resident = self._desk.resident
+        facts = resident.facts
+        how = "not loaded yet: the first message loads it"
+        if facts is not None:
+            how = f"{facts.engine} {facts.dtype} {facts.device} · context {facts.context:,}"
+        return markup.paragraph(f"{resident.model.name} · {how}")
+
+    def _welcome(self) -> str:
+        """What stands in an empty conversation."""
+        return "\n\n".join(("Type a message below.", *(shown(note) for note in self._desk.notes)))
+
+    def _wishes(self, given: Given) -> Wishes:
+        return wishes_of(
+            self._desk.resident,
+            system=given[self.system] or "",
+            mode=given[self.mode] or "",
+            thinking=given[self.thinking],
+            temperature=given[self.temperature],
+            top_p=given[self.top_p],
+            max_new_tokens=given[self.limit],
+            block_size=given[self.block],
+            seed=given[self.seed],
+        )

@@ -35,8 +35,16 @@ class Desk(Protocol):
         """
         ...
 
-    def details(self, name: str) -> str:
-        """What ``dflash show`` says of a pair, as plain text.
+    def offer(self, name: str) -> Offer:
+        """The pair of the registry that a name means: no other one, and no path, may come from a browser.
+
+        Raises:
+            UnknownModelError: none.
+        """
+        ...
+
+    def details(self, name: str, columns: int) -> str:
+        """What ``dflash show`` says of a pair, as plain text in lines of so many columns where that can be.
 
         Raises:
             DFlashError: no such pair.
@@ -73,6 +81,10 @@ class Desk(Protocol):
 
     def about(self) -> Mapping[str, str]:
         """Versions, machine, pair and promise, in the order to be shown."""
+        ...
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Where figures come from, for files that are saved: versions, machine, pair; no names of hosts or users."""
         ...
 
     def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:

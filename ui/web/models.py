@@ -1,12 +1,253 @@
-"""The Models tab."""
+"""The Models tab: the pairs with their state, and loading, downloading and removing them."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
 import gradio as gr
 
-from dflash_local.ui.web.desk import Desk
+from dflash_local.errors import DFlashError
+from dflash_local.ui.offers import Offer
+from dflash_local.ui.web import markup
+from dflash_local.ui.web.shelf import Pull, Shelf
+from dflash_local.ui.web.windows import PerWindow
+
+LOOK_S = 0.2  # how often a window looks for news
+SIGN_S = 3.0  # how often it says that it still looks, so that closed windows are found out
+STATES = {"absent": "not here", "partial": "in part", "local": "here", "bundled": "built in"}
+# Rows are buttons; which one is chosen is marked at once, without waiting for the server.
+CHOOSE = """
+const mark = () => element.querySelectorAll('tr[data-name]').forEach((row) => {
+  const on = row.dataset.name === element.dataset.chosen;
+  row.classList.toggle('df-chosen', on);
+  row.querySelector('button').setAttribute('aria-pressed', on);
+});
+const adopt = () => {
+  const first = element.querySelector('table[data-chosen]');
+  if (first) element.dataset.chosen = first.dataset.chosen;
+  mark();
+};
+element.addEventListener('click', (event) => {
+  const row = event.target.closest('tr[data-name]');
+  if (!row) return;
+  element.dataset.chosen = row.dataset.name;
+  mark();
+  trigger('click', {name: row.dataset.name, columns: COLUMNS});
+});
+watch('value', adopt);
+adopt();
+"""
+# How many columns of text the window holds; the details are laid out for them.
+COLUMNS = "Math.floor((window.innerWidth - 100) / (window.innerWidth > 640 ? 7.8 : 6.8))"
+FEWEST, MOST = 40, 96
+Updates = list[Any]
 
 
-def build(desk: Desk) -> None:
-    """Add the tab's components; called inside its ``gr.Tab``."""
-    gr.Markdown(desk.resident.model.name)
+def build(shelf: Shelf, opened: gr.Tab) -> None:
+    """The tab's components and what they do."""
+    _Tab(shelf).connect(opened)
+
+
+class _Tab:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._chosen: PerWindow[str] = PerWindow()
+        self.version = gr.State("")
+        self.columns = gr.Number(MOST, visible=False)
+        self.standing = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
+        self.pulling = gr.HTML(elem_id="df-pulling", elem_classes="df-maybe")
+        self.cancel = gr.Button("Cancel the download", visible=False, elem_id="df-cancel-pull")
+        self.pairs = gr.HTML(js_on_load=CHOOSE.replace("COLUMNS", COLUMNS), apply_default_css=False, elem_id="df-pairs")
+        with gr.Row(elem_classes="df-actions"):
+            self.load = gr.Button("Load", variant="primary", interactive=False, elem_id="df-load", min_width=110)
+            self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", min_width=110)
+            self.download = gr.Button("Download", interactive=False, elem_id="df-download", min_width=110)
+            self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", min_width=110)
+        with gr.Column(visible=False, elem_id="df-question") as self.question:
+            self.asked = gr.HTML()
+            with gr.Row(elem_classes="df-actions"):
+                self.yes = gr.Button("Remove it", variant="stop", elem_id="df-yes", min_width=110)
+                self.no = gr.Button("Keep it", elem_id="df-no", min_width=110)
+        self.notice = gr.HTML(elem_id="df-models-notice", elem_classes="df-maybe")
+        self.details = gr.HTML(elem_id="df-details")
+
+    def connect(self, opened: gr.Tab) -> None:
+        """Who calls what. None of it is an endpoint: those are in ``endpoints``."""
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        buttons = [self.load, self.unload, self.download, self.remove]
+        view = [self.pairs, self.details, *buttons]
+        seen: dict[str, Any] = {"inputs": self.columns, "js": f"() => {COLUMNS}"}
+        opened.select(self._view, outputs=view, **seen, **quiet)
+        opened.select(
+            self._watch,
+            None,
+            [self.standing, self.pulling, self.cancel, self.version],
+            trigger_mode="once",
+            concurrency_limit=None,
+            **quiet,
+        )
+        self.version.change(self._view, outputs=view, **seen, **quiet)
+        asking = [self.question, self.asked, self.notice]
+        self.pairs.click(self._choose, None, [self.details, *buttons, *asking], **quiet)
+        self.load.click(self._load, None, self.notice, **quiet)
+        self.unload.click(self._unload, None, self.notice, **quiet)
+        self.download.click(self._download, None, self.notice, **quiet)
+        self.cancel.click(self._cancel, None, self.notice, **quiet)
+        self.remove.click(self._ask, None, asking, **quiet)
+        self.yes.click(self._remove, None, asking, **quiet)
+        self.no.click(lambda: self._asking(), None, asking, **quiet)
+
+    async def _watch(self) -> AsyncIterator[Updates]:
+        """What every window shows of what goes on, as long as it is open."""
+        shown: tuple[str, ...] = ()
+        until = 0.0
+        while True:
+            pull = self._shelf.pull
+            now = (self._standing(), _pulling(pull), self._shelf.version)
+            if now != shown:
+                shown, until = now, time.monotonic() + SIGN_S
+                yield [now[0], now[1], gr.update(visible=pull is not None and pull.running), now[2]]
+            elif time.monotonic() > until:
+                until = time.monotonic() + SIGN_S
+                yield [gr.skip()] * 4
+            await asyncio.sleep(LOOK_S)
+
+    def _standing(self) -> str:
+        status = self._shelf.desk.resident.status
+        if status.state == "loading" and status.progress is not None:
+            return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
+        return markup.paragraph(self._shelf.standing, "error" if status.state == "broken" else "note")
+
+    def _view(self, columns: float, request: gr.Request) -> Updates:
+        """The table, and all that belongs to the chosen pair; another one may be chosen while they are looked up."""
+        while True:
+            chosen = self._chosen.get(request) or ""
+            try:
+                updates = self._drawn(chosen, columns)
+            except DFlashError as error:
+                return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
+            if chosen == (self._chosen.get(request) or ""):
+                return updates
+
+    def _drawn(self, chosen: str, columns: float) -> Updates:
+        offers, model = self._shelf.offers(), self._shelf.desk.resident.model
+        names = [offer.name for offer in offers]
+        if chosen not in names:
+            chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")
+        offer = next((offer for offer in offers if offer.name == chosen), None)
+        return [_table(offers, chosen, model.name), self._details(chosen, columns), *self._buttons(offer)]
+
+    def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
+        try:
+            offer = self._shelf.offer(str(getattr(event, "name", "")))
+        except DFlashError as error:
+            return [*[gr.skip()] * 5, *self._asking(markup.failed(error))]
+        self._chosen.set(request, offer.name)
+        details = self._details(offer.name, getattr(event, "columns", MOST))
+        return [details, *self._buttons(offer), *self._asking()]
+
+    def _name(self, request: gr.Request) -> str:
+        """The chosen pair; before any was chosen, the one that is served."""
+        return self._chosen.get(request) or self._shelf.desk.resident.model.name
+
+    def _details(self, name: str, columns: float) -> str:
+        width = min(max(int(columns), FEWEST), MOST)
+        try:
+            return markup.block(self._shelf.desk.details(name, width)) if name else ""
+        except DFlashError as error:
+            return markup.failed(error)
+
+    def _buttons(self, offer: Offer | None) -> Updates:
+        """Load, unload, download, remove."""
+        resident, pull = self._shelf.desk.resident, self._shelf.pull
+        ready = resident.status.state == "ready"
+        if offer is None:
+            states = (False, ready, False, False)
+        else:
+            loaded = ready and resident.model.answers_to(offer.name)
+            pulling = pull is not None and pull.running
+            states = (
+                offer.here and not loaded,
+                ready,
+                not offer.here and not pulling,
+                offer.state in ("local", "partial") and not loaded,
+            )
+        return [gr.update(interactive=state) for state in states]
+
+    def _load(self, request: gr.Request) -> str:
+        try:
+            self._shelf.load(self._name(request))
+        except DFlashError as error:
+            return markup.failed(error)
+        return ""
+
+    def _unload(self) -> str:
+        self._shelf.unload()
+        return ""
+
+    def _download(self, request: gr.Request) -> str:
+        try:
+            self._shelf.download(self._name(request))
+        except DFlashError as error:
+            return markup.failed(error)
+        return ""
+
+    def _cancel(self) -> str:
+        pull = self._shelf.pull
+        if pull is not None:
+            pull.cancel()
+        return ""
+
+    def _ask(self, request: gr.Request) -> Updates:
+        """What would go, before it goes."""
+        chosen = self._name(request)
+        try:
+            what = self._shelf.removal(chosen)
+        except DFlashError as error:
+            return self._asking(markup.failed(error))
+        lines = (f"Remove {chosen} from this machine?", *what.splitlines())
+        text = "".join(map(markup.paragraph, lines))
+        return [gr.update(visible=True), text, ""]
+
+    def _remove(self, request: gr.Request) -> Updates:
+        try:
+            return self._asking(markup.paragraph(self._shelf.remove(self._name(request))))
+        except DFlashError as error:
+            return self._asking(markup.failed(error))
+
+    def _asking(self, notice: str = "") -> Updates:
+        """No question, and a notice."""
+        return [gr.update(visible=False), "", notice]
+
+
+def _pulling(pull: Pull | None) -> str:
+    """The download under way, or what came of the last one."""
+    if pull is None:
+        return ""
+    if not pull.running:
+        return markup.paragraph(pull.verdict, "note" if pull.error is None else "error")
+    done, total, line = pull.figures
+    notice = f" {pull.notice}" if pull.notice else ""
+    words = f"Downloading {pull.name}: {line}. It goes on when this page is closed.{notice}"
+    return markup.progress(words, done / total if total else None)
+
+
+def _table(offers: Sequence[Offer], chosen: str, loaded: str) -> str:
+    """The pairs, one button each."""
+    rows = []
+    for offer in offers:
+        name, state = markup.word(offer.name), STATES.get(offer.state, offer.state)
+        served = ' <span class="df-served">served</span>' if offer.name == loaded else ""
+        rows.append(
+            f'<tr data-name="{name}"><td><button type="button" aria-pressed="false">{name}</button>{served}</td>'
+            f"<td>{markup.word(state)}</td><td>{markup.word(offer.size or '-')}</td>"
+            f"<td>{markup.word(offer.fits)}</td></tr>"
+        )
+    titles = "".join(f'<th scope="col">{title}</th>' for title in ("Pair", "On disk", "Download", "This machine"))
+    return (
+        f'<div class="df-pairs"><table data-chosen="{markup.word(chosen)}"><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )

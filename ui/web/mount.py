@@ -5,9 +5,10 @@ No uploads, no files of this machine, no proxying, no monitoring, no sharing: th
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,12 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+# Gradio closes a window's stream of answers when none is due, and the window loses the answer to a request whose
+# receipt overtakes the word that the stream is closed. So a receipt that follows such a word is sent a little later.
+STREAM_PATH, LAST_WORD = "/gradio_api/queue/data", b'"close_stream"'
+RECEIPT_PATH, RECEIPT_S = "/gradio_api/queue/join", 0.05
+LOOK_S = 0.1  # how often an open stream looks whether the server ends
+Ending = Callable[[], bool]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
@@ -54,11 +61,11 @@ class Page:
     lifespan: Lifespan
 
 
-def mounted(blocks: gr.Blocks, **looks: Any) -> Page:
+def mounted(blocks: gr.Blocks, ending: Ending = lambda: False, **looks: Any) -> Page:
     """The page at ``/``. No environment variable of Gradio's opens anything: every setting is given.
 
     Args:
-        looks: ``theme``, ``css`` and the like, as Gradio takes them.
+        ending: tells whether the server is about to end. looks: ``theme``, ``css`` and the like, as Gradio takes them.
     """
     import gradio
 
@@ -79,27 +86,62 @@ def mounted(blocks: gr.Blocks, **looks: Any) -> Page:
         enable_monitoring=False,
         pwa=False,
         mcp_server=False,
+        app_kwargs={"telemetry": {"auto_configure": False}},
         **looks,
     )
-    return Page((Mount("/", _Narrow(host.router)),), host.router.lifespan_context)
+    return Page((Mount("/", _Narrow(host.router, ending)),), host.router.lifespan_context)
 
 
 class _Narrow:
-    """Lets through what the page needs, and forbids the browser to ask others."""
+    """Lets through what the page needs, and forbids the browser to ask others; ends its streams with the server."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: App, ending: Ending) -> None:
+        self._app, self._ending = app, ending
+        self._last_word = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
         allowed = PATHS.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if allowed is None or allowed.fullmatch(scope["path"]) is None:
             return await PlainTextResponse("there is nothing at this path\n", 404)(scope, receive, send)
+        begun = whole = False
 
         async def with_policy(message: Message) -> None:
+            nonlocal begun, whole
             if message["type"] == "http.response.start":
+                begun = True
+                if scope["path"] == RECEIPT_PATH:
+                    await self._let_pass()
                 policy = (b"content-security-policy", POLICY.encode("ascii"))
                 message = {**message, "headers": [*message.get("headers", ()), policy]}
+            elif message["type"] == "http.response.body":
+                whole = not message.get("more_body", False)
+                if scope["path"] == STREAM_PATH and LAST_WORD in message.get("body", b""):
+                    self._last_word = asyncio.get_running_loop().time()
             await send(message)
 
-        await self._app(scope, receive, with_policy)
+        await self._run(scope, receive, with_policy)
+        if begun and not whole and self._ending():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _let_pass(self) -> None:
+        """Give the last word of a stream that was closed just now the time to arrive."""
+        if asyncio.get_running_loop().time() - self._last_word < RECEIPT_S:
+            await asyncio.sleep(RECEIPT_S)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; a page's streams have no end of their own, so the server's end is theirs."""
+        answer = asyncio.ensure_future(_as_coroutine(self._app(scope, receive, send)))
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=LOOK_S)
+                if self._ending():
+                    break
+        finally:
+            answer.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer
+
+
+async def _as_coroutine(answer: Awaitable[None]) -> None:
+    await answer

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gradio as gr
 
-from dflash_local.ui.web import about, bench, chat, models, race
+from dflash_local.ui.web import about, bench, chat, endpoints, models, pair_endpoints, race
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.looks import CSS, THEME
-from dflash_local.ui.web.mount import Page, mounted
+from dflash_local.ui.web.mount import Ending, Page, mounted
+from dflash_local.ui.web.shelf import Shelf
+from dflash_local.ui.web.visitors import Visitors
 
 TITLE = "dflash"
+TABLES = Path(__file__).with_name("tables.css")
 AT_ONCE = 16  # handlers that may run side by side; the pair itself answers one request at a time
 
 
-def page(desk: Desk) -> Page:
-    """The page over a desk, ready to be served."""
+def page(desk: Desk, ending: Ending = lambda: False) -> Page:
+    """The page over a desk, ready to be served.
+
+    Args:
+        ending: tells whether the server is about to end; windows that are open must not hold it up.
+    """
+    shelf, visitors = Shelf(desk), Visitors(desk.resident)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as blocks:
-        for name, tab in (("Chat", chat), ("Race", race), ("Models", models), ("Bench", bench), ("About", about)):
-            with gr.Tab(name, id=name.lower()):
-                tab.build(desk)
+        with gr.Tab("Chat", id="chat") as opened:
+            chat.build(desk, visitors, opened)
+        with gr.Tab("Race", id="race") as opened:
+            race.build(desk, visitors, opened)
+        with gr.Tab("Models", id="models") as opened:
+            models.build(shelf, opened)
+        with gr.Tab("Bench", id="bench") as opened:
+            bench.build(desk, visitors, opened)
+        with gr.Tab("About", id="about") as opened:
+            about.build(desk, visitors, opened)
+        endpoints.build(desk, visitors)
+        pair_endpoints.build(shelf, visitors)
+        blocks.unload(visitors.leave)
     blocks.queue(default_concurrency_limit=AT_ONCE, max_size=64, status_update_rate="auto")
-    return mounted(blocks, theme=THEME, css=CSS)
+    return mounted(blocks, ending, theme=THEME, css=f"{CSS}\n{TABLES.read_text(encoding='utf-8')}")

@@ -1,12 +1,188 @@
-"""The Race tab."""
+"""The Race tab: one prompt with and without drafting, run one after the other, replayed side by side."""
 
 from __future__ import annotations
 
+import asyncio
+import html
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
 import gradio as gr
+from gradio.blocks import Block
+from gradio.components import Component
 
+from dflash_local.errors import DFlashError
+from dflash_local.events import Mode
+from dflash_local.request import Request, user_request
+from dflash_local.service.race import MODES, Lane, Race
+from dflash_local.service.resident import Resident
+from dflash_local.service.wishes import merged
+from dflash_local.ui.web import markup
+from dflash_local.ui.web.chat import line
+from dflash_local.ui.web.contest import NAMES, Contest, Replay, Track
 from dflash_local.ui.web.desk import Desk
+from dflash_local.ui.web.figures import NONE, rate
+from dflash_local.ui.web.jobs import Job
+from dflash_local.ui.web.talk import wishes_of
+from dflash_local.ui.web.visitors import Visitor, Visitors
+
+TOKENS = 256
+PULSE_S = 0.1
+SHOWN_CHARS = 20_000  # of a lane: its end is what is read while it runs
+Given = dict[Component, Any]
+Changes = dict[Component, Any]
 
 
-def build(desk: Desk) -> None:
-    """Add the tab's components; called inside its ``gr.Tab``."""
-    gr.Markdown(desk.resident.model.name)
+def build(desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+    """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
+    RaceTab(desk, visitors, opened)
+
+
+def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
+    """What races; without a temperature it is greedy.
+
+    Raises:
+        UsageError: a value is not allowed.
+    """
+    wishes = wishes_of(resident, max_new_tokens=tokens, temperature=temperature or 0, seed=seed)
+    limits = wishes.limits if tokens else replace(wishes.limits, max_new_tokens=TOKENS)
+    own = replace(resident.model.sampling, temperature=0.0)
+    return user_request(prompt, sampling=merged(own, wishes.sampling), limits=limits, thinking=wishes.thinking)
+
+
+class RaceTab:
+    """The components and what they do."""
+
+    def __init__(self, desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+        self._desk, self._visitors = desk, visitors
+        self._offered: set[str] = set()  # built-in prompts that stood in a field
+        with gr.Row(elem_classes="df-composer"):
+            self.prompt = gr.Textbox(show_label=False, container=False, lines=2, max_lines=8, scale=8, min_width=240)
+            self.start = gr.Button("Race", variant="primary", scale=1, min_width=80)
+            self.stop = gr.Button("Stop", scale=1, min_width=80, interactive=False)
+        with gr.Accordion("Settings", open=False), gr.Row():
+            self.limit = line("Most tokens", str(TOKENS), str(TOKENS))
+            self.temperature = line("Temperature", "0", "0: greedy")
+            self.seed = line("Seed", "", "random")
+        self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
+        self.lanes = gr.HTML(lanes({mode: Track() for mode in MODES}), elem_classes="df-plain")
+        self.result = gr.HTML(elem_classes=["df-plain", "df-maybe"])
+        how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
+        asked: set[Block] = {self.prompt, self.limit, self.temperature, self.seed}
+        drawn = [self.status, self.lanes, self.result, self.stop]
+        gr.on([self.start.click, self.prompt.submit], self._race, asked, drawn, trigger_mode="once", **how)
+        self.stop.click(self._stop, None, None, **how)
+        gr.on(None, self._offer, None, [self.prompt], **how)
+        opened.select(self._offer, [self.prompt], [self.prompt], **how)
+
+    async def _race(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        visitor = self._visitors.of(request)
+        prompt = given[self.prompt] or ""
+        try:
+            asked = race_request(
+                self._desk.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
+            )
+        except DFlashError as error:
+            yield {self.status: markup.failed(error)}
+            return
+        contest = Contest(self._desk.resident, asked)
+        job = Job(contest.run, contest.stop)
+        visitor.running.append(contest)
+        try:
+            yield {
+                self.result: "",
+                self.stop: gr.update(interactive=True),
+                **self._drawn(contest.tracks, contest.state),
+            }
+            async for changes in self._run(visitor, contest, job, prompt):
+                yield changes
+        finally:  # a window that is closed ends its race
+            job.cancel()
+            visitor.running.remove(contest)
+
+    async def _run(self, visitor: Visitor, contest: Contest, job: Job[Race], prompt: str) -> AsyncIterator[Changes]:
+        seen: tuple[int, str] | None = None
+        async for _ in job.pulses(PULSE_S):
+            if seen != (contest.version, contest.state):
+                seen = (contest.version, contest.state)
+                yield self._drawn(contest.tracks, contest.state)
+        try:
+            race = job.result
+        except DFlashError as error:
+            yield {self.status: markup.failed(error), self.stop: gr.update(interactive=False)}
+            return
+        visitor.talk.look(race.ar.finished.stats.tokens_per_s)
+        replay = Replay(race)
+        while not replay.done and not contest.stopped:
+            replay.advance()
+            yield self._drawn(replay.tracks, "replay at true speed; Stop goes to the end", race)
+            await asyncio.sleep(PULSE_S)
+        replay.advance(float("inf"))
+        content = await asyncio.to_thread(race_content, self._desk, race, prompt)
+        save = markup.saved("Save as JSON", "race.json", content)
+        yield {
+            **self._drawn(replay.tracks, "", race),
+            self.result: result(race, save),
+            self.stop: gr.update(interactive=False),
+        }
+
+    def _stop(self, request: gr.Request) -> None:
+        for work in list(self._visitors.of(request).running):
+            if isinstance(work, Contest):
+                work.stop()
+
+    def _offer(self, prompt: str = "") -> Any:
+        """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
+        texts = [one.text for one in self._desk.bench_prompts() if one.text]
+        stale = not prompt or (prompt in self._offered and prompt not in texts)
+        self._offered.update(texts)
+        return texts[0] if stale and texts else gr.skip()
+
+    def _drawn(self, tracks: dict[Mode, Track], state: str, race: Race | None = None) -> Changes:
+        return {self.status: markup.paragraph(state), self.lanes: lanes(tracks, race)}
+
+
+def race_content(desk: Desk, race: Race, prompt: str) -> dict[str, Any]:
+    """A race as it is saved: with what it was measured on."""
+    return {**desk.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
+
+
+def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
+    """Both side by side."""
+    known = {lane.mode: lane for lane in (race.ar, race.dflash)} if race is not None else {}
+    return f'<div class="df-lanes">{"".join(_lane(mode, tracks[mode], known.get(mode)) for mode in MODES)}</div>'
+
+
+def _lane(mode: Mode, track: Track, lane: Lane | None) -> str:
+    speed = f" · {rate(lane.finished.stats.tokens_per_s)} tok/s" if lane is not None and track.done else ""
+    sign = "■" if track.done else "▶" if track.tokens else "○"
+    share = round(100 * track.tokens / max(1, len(lane.token_ids))) if lane is not None else 100 * track.done
+    return (
+        f'<section class="df-lane df-lane-{mode}"><h3>{NAMES[mode]}</h3>'
+        f'<div class="df-track"><div style="width:{share}%"></div></div>'
+        f'<p class="df-count">{sign} {track.seconds:.2f} s · {track.tokens} tokens{speed}</p>'
+        f'<div class="df-said" tabindex="0"><div>{html.escape(track.text[-SHOWN_CHARS:])}</div></div></section>'
+    )
+
+
+def result(race: Race, link: str) -> str:
+    """The figures of both, the verdict, and the link that saves them."""
+
+    def acceptance(lane: Lane) -> str:
+        length = lane.finished.stats.mean_acceptance_length
+        return NONE if length is None or lane.mode == "ar" else f"{length:.2f}"
+
+    both = (race.ar, race.dflash)
+    rows = [
+        ("time", *(f"{lane.seconds:.2f} s" for lane in both), f"{race.wall_clock:.2f}x"),
+        ("tokens", *(str(len(lane.token_ids)) for lane in both), ""),
+        ("tok/s", *(rate(lane.finished.stats.tokens_per_s) for lane in both), f"{race.speed_up:.2f}x"),
+        ("acceptance length", *(acceptance(lane) for lane in both), ""),
+    ]
+    table = markup.table(("", "AR", "DFlash", "ratio"), rows)
+    same = "yes" if race.first_difference is None else "no"
+    verdict = f'<p class="df-verdict df-same-{same}">{markup.word(race.verdict)}</p>'
+    return (
+        f'<div class="df-result">{verdict}<p>{markup.word(f"{race.ratios} · seed {race.seed}")}</p>{table}{link}</div>'
+    )

@@ -1,4 +1,4 @@
-"""One browser for all tests of the page; each test gets a fresh profile of it, without a network."""
+"""One browser for the tests of a file; each test gets a fresh profile of it, without a network."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(missing)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A running browser."""
+    """A running browser. While it runs, this thread has a running event loop, which tests of servers cannot have."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

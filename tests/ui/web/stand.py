@@ -16,6 +16,7 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
 from dflash_local.bench.prompts import Prompt
+from dflash_local.errors import UnknownModelError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Session
@@ -39,7 +40,13 @@ class FakeDesk:
     def offers(self) -> Sequence[Offer]:
         return self.registry
 
-    def details(self, name: str) -> str:
+    def offer(self, name: str) -> Offer:
+        found = next((offer for offer in self.registry if offer.name.casefold() == name.casefold()), None)
+        if found is None:
+            raise UnknownModelError(f"unknown model {name!r}")
+        return found
+
+    def details(self, name: str, columns: int) -> str:
         return f"all about {name}"
 
     def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
@@ -57,6 +64,9 @@ class FakeDesk:
 
     def about(self) -> Mapping[str, str]:
         return self.facts
+
+    def provenance(self) -> Mapping[str, Any]:
+        return {"pair": self.resident.model.name, "versions": dict(self.facts)}
 
     def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
         return self.report
@@ -78,23 +88,28 @@ class Site:
 
 @contextmanager
 def site(
-    *sessions: Session, rules: Rules | None = None, change: Callable[[FakeDesk], None] = lambda _desk: None
+    *sessions: Session,
+    rules: Rules | None = None,
+    change: Callable[[FakeDesk], None] = lambda _desk: None,
+    make: Callable[[Resident], Any] = FakeDesk,
+    find: Callable[[str], Model] | None = None,
 ) -> Iterator[Site]:
     """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
 
     Args:
-        change: makes the desk what the test wants before the page is built.
+        change: makes the desk what the test wants before the page is built. make: another desk than the fake one.
+        find: what other names mean.
     """
     from dflash_local.ui.web.page import page
 
     left = list(sessions)
     metrics = Metrics()
     model = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
-    resident = Resident(model, None, None, metrics.observe)
-    desk = FakeDesk(resident)
+    resident = Resident(model, find, None, metrics.observe)
+    desk = make(resident)
     change(desk)
-    built = page(desk)
     endpoint = Endpoint(resident, metrics)
+    built = page(desk, lambda: endpoint.draining)
     sock = listen("127.0.0.1", 0)
     server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)

@@ -18,14 +18,15 @@ from dflash_local.events import LoadProgress, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.collector import Collector
+from dflash_local.ui.tui.board import Board
+from dflash_local.ui.tui.collector import SETTLE_S, Collector
 from dflash_local.ui.tui.desk import Desk, Said
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
-from dflash_local.ui.tui.widgets.meter import Meter, one_line
+from dflash_local.ui.tui.widgets.meter import Meter
 from dflash_local.ui.tui.widgets.origin_text import LEGEND
 from dflash_local.ui.tui.widgets.reply import ReplyView, figures
 from dflash_local.ui.tui.widgets.transcript import Transcript
@@ -60,6 +61,7 @@ class ChatScreen(Screen[None]):
         self.conversation = desk.conversation
         self.readings = Readings(mode=self.conversation.wishes.mode, state="loading")
         self.commands = {**desk.commands, **{usage: about for usage, (about, _) in OWN.items()}}
+        self._board = Board(self, self.conversation, self.readings)
         self._inbox = Inbox()
         self.jobs = Jobs(self._inbox)
         self.memory = MemoryWatch(desk.memory, self._inbox.put)
@@ -160,23 +162,17 @@ class ChatScreen(Screen[None]):
                 await self._end(item)
             else:
                 self.readings.take(item)
-        self.redraw()
+        self.redraw(at_once=not self.busy)
 
     async def _end(self, ended: Ended) -> None:
         then, self._job = self._job, None
         if then is not None:
             await then(ended)
-        self.collector.settle()
+        self.set_timer(SETTLE_S, self.collector.settle)
 
-    def redraw(self) -> None:
+    def redraw(self, at_once: bool = True) -> None:
         """Show the figures and the pair as they are now."""
-        pair, facts = self.conversation.pair, self.conversation.facts
-        how = f" · {facts.engine} {facts.dtype} {facts.device}" if facts is not None else ""
-        mode = "" if self.readings.mode == "dflash" else " · without drafting (ar)"
-        self.query_one("#title", Static).update(Content(safe_line(f"dflash · {pair.label}{how}{mode}")))
-        self.query_one("#status", Static).update(Content(one_line(self.readings)))
-        if self.has_class("-wide") and self.has_class("-metered"):
-            self.query_one(Meter).show(self.readings)
+        self._board.draw(at_once)
 
     async def _loaded(self, ended: Ended) -> None:
         if ended.error is not None:
@@ -316,8 +312,7 @@ class ChatScreen(Screen[None]):
 
     def action_scroll_page(self, direction: int) -> None:
         """Page Up and Page Down scroll the conversation, wherever the cursor is."""
-        scroll = self.transcript.scroll_page_up if direction < 0 else self.transcript.scroll_page_down
-        scroll(animate=False)
+        self.transcript.page(direction)
 
     @on(TextArea.Changed)
     def _complete(self) -> None:

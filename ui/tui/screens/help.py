@@ -27,6 +27,8 @@ KEYS = {
     "F9": "copy the last reply",
     "Page Up, Page Down": "scroll the conversation",
     "Ctrl+P": "command palette: themes and all of these",
+    "Ctrl+Z": "to the shell; a reply waits until fg",
+    "Ctrl+_": "undo in the field",
     "Ctrl+Q": "leave",
 }
 

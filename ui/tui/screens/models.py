@@ -13,6 +13,8 @@ from textual.widgets import OptionList, Static
 
 from dflash_local.terminal import safe_line
 from dflash_local.ui.offers import Offer
+from dflash_local.ui.tui.desk import Desk
+from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 
 
 class ModelsScreen(ModalScreen[Offer | None]):
@@ -21,17 +23,16 @@ class ModelsScreen(ModalScreen[Offer | None]):
     BINDINGS = [Binding("escape,f7,q", "dismiss", "Close")]
     CSS_PATH = "models.tcss"
 
-    def __init__(self, offers: Sequence[Offer]) -> None:
+    def __init__(self, desk: Desk, offers: Sequence[Offer]) -> None:
         super().__init__()
+        self._desk = desk
         # What is here comes first, then what fits.
         self._offers = sorted(offers, key=lambda offer: (not offer.here, not offer.fits.startswith("fits")))
 
     def compose(self) -> ComposeResult:
-        width = max((len(offer.name) for offer in self._offers), default=0)
+        width = self._width
         with Vertical(id="picker"):
-            yield Static(
-                f"{'Pair'.ljust(width)}  State    Download   Fits this machine", classes="heading", markup=False
-            )
+            yield Static(_row("Pair", "State", "Download", "Fits this machine", width), classes="heading", markup=False)
             yield OptionList(*(Content(_line(offer, width)) for offer in self._offers), markup=False)
             yield Static("Enter talks to it, or downloads it first. Esc closes this.", classes="heading")
 
@@ -39,10 +40,32 @@ class ModelsScreen(ModalScreen[Offer | None]):
         self.query_one(OptionList).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Chosen."""
-        self.dismiss(self._offers[event.option_index])
+        """Chosen; what is not here is downloaded over the list."""
+        offer = self._offers[event.option_index]
+        if offer.here:
+            self.dismiss(offer)
+            return
+
+        def back(pulled: Pulled | None) -> None:
+            if pulled is None:
+                return
+            self._offers[event.option_index] = pulled.offer
+            if pulled.talk:
+                self.dismiss(pulled.offer)
+            else:
+                line = Content(_line(pulled.offer, self._width))
+                self.query_one(OptionList).replace_option_prompt_at_index(event.option_index, line)
+
+        self.app.push_screen(PullScreen(self._desk, offer), back)
+
+    @property
+    def _width(self) -> int:
+        return max((len(offer.name) for offer in self._offers), default=0)
 
 
 def _line(offer: Offer, width: int) -> str:
-    state = "-" if offer.state == "absent" else offer.state
-    return safe_line(f"{offer.name.ljust(width)}  {state:8s} {offer.size:>10s}  {offer.fits}")
+    return _row(offer.name, "-" if offer.state == "absent" else offer.state, offer.size, offer.fits, width)
+
+
+def _row(name: str, state: str, size: str, fits: str, width: int) -> str:
+    return safe_line(f"{name.ljust(width)}  {state:8s} {size:>10s}  {fits}")

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from dflash_local.errors import DFlashError
-from dflash_local.events import Event, LoadProgress, Mode, Step
+from dflash_local.events import Event, Finished, LoadProgress, Mode, Step
 from dflash_local.service.race import MODES, Race, Racer
 from dflash_local.terminal import safe, safe_line
 from dflash_local.ui.tui.desk import Said
@@ -98,6 +98,8 @@ class RaceScreen(Screen[Race | None]):
             self._tokens[mode] += len(event.token_ids)
             self.query_one(f"#{mode}", LaneView).tell(f"running: {self._tokens[mode]} tokens")
             self._tell(f"running {NAMES[mode]}; each has the machine to itself, both are replayed together")
+        elif isinstance(event, Finished) and mode == MODES[-1]:
+            self._tell("comparing both")  # where they differ, the target is asked once more
 
     async def _ended(self, ended: Ended) -> None:
         if isinstance(ended.result, Race):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+ONE_COLUMN = 8  # positions below each other; a block of 16 has 15
 
 
 def bar(share: float, width: int) -> str:
@@ -13,9 +14,12 @@ def bar(share: float, width: int) -> str:
 
 
 def position_lines(shares: tuple[float, ...], width: int) -> list[str]:
-    """One line for each draft position: its number, a bar, per cent."""
-    room = max(4, width - 8)
-    return [f"{slot:2d} {bar(share, room)} {share:4.0%}" for slot, share in enumerate(shares, start=1)]
+    """Number, bar and per cent of each draft position, one to a line; beside each other where they are many."""
+    columns = 1 if len(shares) <= ONE_COLUMN else 2
+    room = max(4, (width - columns + 1) // columns - 8)
+    shown = [f"{slot:2d} {bar(share, room)} {share:4.0%}" for slot, share in enumerate(shares, start=1)]
+    height = -(-len(shown) // columns)
+    return [" ".join(shown[at::height]) for at in range(height)]
 
 
 def split_line(split: tuple[float, float, float], width: int) -> str:

@@ -18,7 +18,10 @@ NEW_LINE = ("shift+enter", "ctrl+j", "alt+enter")
 class Composer(TextArea):
     """A text field that knows what was sent before and the names of the commands."""
 
-    BINDINGS = [Binding("ctrl+u", "clear_all", "Clear", show=False)]
+    BINDINGS = [
+        Binding("ctrl+u", "clear_all", "Clear", show=False),
+        Binding("ctrl+underscore", "undo", "Undo", show=False),  # Ctrl+Z puts the program to sleep
+    ]
 
     class Sent(Message):
         """The user sends a message or a command."""

@@ -1,58 +1,174 @@
-"""A reply as Markdown while it streams, going on as plain text where Markdown would be too much."""
+"""A reply as Markdown while it streams, going on as plain text where Markdown would be too much.
+
+One widget paints all of it, row by row: with a widget for each block, each frame cost more than the last.
+"""
 
 from __future__ import annotations
 
-from textual.app import ComposeResult
-from textual.containers import Vertical
-from textual.widgets import Markdown
-from textual.widgets.markdown import MarkdownStream
+import asyncio
 
-from dflash_local.ui.tui.safety import MarkdownGuard, parser
-from dflash_local.ui.tui.widgets.plain_text import PlainText
+from rich.segment import Segment
+from textual import events
+from textual.geometry import Region, Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+from dflash_local.ui.tui.lines import Item, Line, PlainLayout, Row, rows_of
+from dflash_local.ui.tui.markdown import MarkdownLayout
+from dflash_local.ui.tui.safety import MarkdownGuard
+from dflash_local.ui.tui.widgets.painting import filtered
+
+MAX_OPEN = 12_000  # characters that each addition lays out anew
+MAX_PAINTED = 150  # rows that are kept painted; a screen has about as many
+BIT = 4_000  # characters taken at once
 
 
-class MarkdownText(Vertical):
+class MarkdownText(Widget):
     """Text that was made safe, laid out; links are shown and not opened."""
 
     DEFAULT_CSS = """
-    MarkdownText { height: auto; }
-    MarkdownText > Markdown { padding: 0; margin: 0; }
+    MarkdownText { width: 1fr; height: auto; margin: 0 0 1 0; }
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._guard = MarkdownGuard()
-        self._markdown = Markdown("", parser_factory=parser, open_links=False)
-        self._stream: MarkdownStream | None = None
-        self._plain: PlainText | None = None
+        self._laid: MarkdownLayout | PlainLayout = MarkdownLayout()
+        self._fitted = 0  # the width of the rows
+        self._lines: list[Line] = []
+        self._rows: list[Row] = []
+        self._kept = (0, 0, 0)  # items, lines and rows that stay as they are
+        self._strips: dict[int, Strip] = {}
 
     @property
     def plain(self) -> bool:
         """True when the text became too much for Markdown."""
-        return self._plain is not None
-
-    def compose(self) -> ComposeResult:
-        yield self._markdown
+        return isinstance(self._laid, PlainLayout)
 
     async def write(self, text: str) -> None:
-        """Add text; the layout may come a moment later, several additions as one."""
-        if self._plain is None and self._guard.accepts(text):
-            self._stream = self._stream or Markdown.get_stream(self._markdown)
-            await self._stream.write(text)
-            return
-        if self._plain is None:
-            await self.finish()
-            self._plain = PlainText()
-            await self.mount(self._plain)
-        await self._plain.write(text)
+        """Add text; it is drawn with the next frame."""
+        for at in range(0, len(text), BIT):
+            if at:
+                await asyncio.sleep(0)
+            self._take(text[at : at + BIT])
+        first = self._extend()
+        if first is None:
+            self.refresh(layout=True)
+        elif first < len(self._rows):
+            self.refresh(Region(0, first, self._fitted, len(self._rows) - first))
 
-    async def finish(self) -> None:
-        """Have all of it laid out."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await stream.stop()
+    def _take(self, bit: str) -> None:
+        layout = self._laid
+        if isinstance(layout, MarkdownLayout) and (not self._guard.accepts(bit) or layout.open_size > MAX_OPEN):
+            self._laid = layout = PlainLayout([*layout.closed, *layout.open])
+        layout.add(bit)
 
-    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """The rows that the text takes at a width."""
+        self._fit(width)
+        return len(self._rows)
+
+    def _fit(self, width: int) -> None:
+        if width != self._fitted:
+            self._fitted, self._kept = width, (0, 0, 0)
+            self._strips.clear()
+            self._extend()
+
+    def _extend(self) -> int | None:
+        """Make rows of what came, and of what is open; the first row that changed, None where their number did."""
+        items, lines, rows = self._kept
+        before = self._rows[rows:]
+        del self._lines[lines:], self._rows[rows:]
+        if not self._fitted:
+            return None
+        closed = self._laid.closed
+        self._add(closed[items:])
+        self._kept = (len(closed), len(self._lines), len(self._rows))
+        self._add(self._laid.open)
+        now = self._rows[rows:]
+        changed = [at for at, (old, new) in enumerate(zip(before, now)) if not old.is_same(new)]
+        for at in (*changed, *range(len(now), len(before))):
+            self._strips.pop(rows + at, None)
+        if len(before) != len(now):
+            return None
+        return rows + changed[0] if changed else len(self._rows)
+
+    def _add(self, items: list[Item]) -> None:
+        for item in items:
+            for line in item.at(self._fitted):
+                self._rows += rows_of(line, len(self._lines), self._fitted)
+                self._lines.append(line)
+
+    # Painting
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows as they were painted before, where nothing changed them: most of a frame that only scrolled."""
+        self._fit(self.size.width)  # a layout may have asked for another width last
+        strips = [self._painted(y) for y in crop.line_range]
+        whole = crop.column_span == (0, self.size.width)
+        return strips if whole else [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def render_line(self, y: int) -> Strip:
+        """A row whose parts know their place in the text: what the mouse is over is looked up in it."""
+        self._fit(self.size.width)
+        return self._paint(self._rows[y], placed=True) if y < len(self._rows) else self._painted(y)
+
+    def _painted(self, y: int) -> Strip:
+        """A row; kept until the text, the style or the selection changes it."""
+        if y >= len(self._rows):
+            return filtered(self, Strip.blank(self.size.width, self.visual_style.rich_style))
+        strip = self._strips.get(y)
+        if strip is None:
+            if len(self._strips) > MAX_PAINTED:
+                self._strips.clear()
+            strip = self._strips[y] = self._paint(self._rows[y], placed=False)
+        return strip
+
+    def _paint(self, row: Row, placed: bool) -> Strip:
+        base = self.visual_style
+        style = base + Style.parse(row.paint) if row.paint else base
+        text, selection = row.text, self.text_selection
+        span = selection.get_span(row.line) if selection is not None else None
+        if span is not None:
+            first, last = max(0, span[0] - row.start), len(text) if span[1] < 0 else span[1] - row.start
+            text = text.stylize(Style.from_styles(self.screen.get_component_styles("screen--selection")), first, last)
+        segments = [Segment(part, look.rich_style) for part, look in row.hang.render(style, "", _look) if part]
+        at = row.start
+        for part, look in text.render(style, "", _look):
+            segments.append(Segment(part, look.rich_style_with_offset(at, row.line) if placed else look.rich_style))
+            at += len(part)
+        return filtered(self, Strip(segments).adjust_cell_length(self.size.width, style.rich_style))
+
+    def notify_style_update(self) -> None:
+        """Another theme: paint anew."""
+        self._strips.clear()
+        super().notify_style_update()
+
+    # Selecting, and links
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The selected words, lines as they were before they were wrapped."""
+        chosen = []
+        for number, line in enumerate(self._lines):
+            span = selection.get_span(number)
+            if span is not None:
+                chosen.append(line.plain[span[0] : None if span[1] < 0 else span[1]])
+        return "\n".join(chosen), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """The selection is part of the painting."""
+        self._strips.clear()
+        super().selection_updated(selection)
+
+    def on_click(self, event: events.Click) -> None:
         """A model's link is told, not followed."""
-        event.stop()
-        self.notify(event.href[:200], title="link", markup=False)
+        address = event.style.meta.get("href")
+        if address:
+            event.stop()
+            self.notify(str(address)[:200], title="link", markup=False)
+
+
+def _look(style: str | Style) -> Style:
+    return style if isinstance(style, Style) else Style.parse(style)

@@ -18,9 +18,10 @@ class Meter(VerticalScroll, can_focus=False):
     """Draws ``Readings``; keeps none of its own."""
 
     def compose(self) -> ComposeResult:
+        yield Static("", id="alarms", markup=False)
         yield Static("Speed", classes="heading")
         yield Static("", id="speed", markup=False)
-        yield Sparkline([0.0], id="spark")
+        yield Sparkline([], id="spark")
         yield Static("", id="versus", markup=False)
         yield Static("Acceptance length", classes="heading")
         yield Static("", id="acceptance", markup=False)
@@ -33,12 +34,12 @@ class Meter(VerticalScroll, can_focus=False):
         yield Static("Memory", classes="heading", id="memory-of", markup=False)
         yield Static("", id="memory", markup=False)
         yield Static("", id="precision", markup=False)
-        yield Static("", id="alarms", markup=False)
 
     def show(self, readings: Readings) -> None:
         """Draw the figures as they are now."""
         self._put("speed", f"{_rate(readings.now)} now  {_rate(readings.mean)} mean tok/s")
-        self.query_one(Sparkline).data = [0.0, *readings.speeds]  # from nothing up: it scales to its lowest
+        # From nothing up, since it scales to its lowest; nothing alone would be drawn as the highest.
+        self.query_one(Sparkline).data = [0.0, *readings.speeds] if readings.speeds else []
         self._put("versus", versus(readings))
         self._put("acceptance", acceptance(readings))
         shares = readings.per_position
@@ -50,9 +51,14 @@ class Meter(VerticalScroll, can_focus=False):
         self._put("memory", memory(readings))
         self._put("precision", readings.precision)
         self._put("alarms", "\n".join(f"▲ {safe_line(alarm)}" for alarm in readings.alarms))
+        self.query_one("#alarms").display = bool(readings.alarms)
 
     def _put(self, name: str, text: str) -> None:
-        self.query_one(f"#{name}", Static).update(Content(text))
+        place = self.query_one(f"#{name}", Static)
+        before = str(place.content)
+        if before != text:
+            moves = name == "alarms" or before.count("\n") != text.count("\n") or not before
+            place.update(Content(text), layout=moves)
 
 
 def one_line(readings: Readings) -> str:
@@ -62,12 +68,15 @@ def one_line(readings: Readings) -> str:
         parts.append(f"{readings.mean:.1f} tok/s")
     if readings.acceptance_mean is not None:
         parts.append(f"acceptance {readings.acceptance_mean:.2f}")
+    if readings.alarms:  # before what a narrow screen may cut
+        parts.append("▲ " + safe_line(readings.alarms[-1]))
     if readings.speed_up is not None:
         parts.append(f"{readings.speed_up:.2f}x AR")
     if readings.context:
         parts.append(f"ctx {readings.used:,}/{readings.context:,}")
     parts += [readings.precision] if readings.precision else []
-    parts += ["▲ " + safe_line(readings.alarms[-1])] if readings.alarms else []
+    if readings.memory.used is not None and readings.memory.total:
+        parts.append(f"mem {readings.memory.used / readings.memory.total:.0%}")
     return " · ".join(parts)
 
 

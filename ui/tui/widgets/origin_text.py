@@ -20,7 +20,7 @@ class OriginText(Vertical):
     """Shows accepted drafts underlined and the target's own tokens in marks, so that no colour is needed."""
 
     DEFAULT_CSS = """
-    OriginText { height: auto; }
+    OriginText { height: auto; margin: 0 0 1 0; }
     OriginText > Static { height: auto; }
     """
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Region
+from textual.strip import Strip
 from textual.widgets import Collapsible, Static
 
 from dflash_local.events import Channel, Finished, Piece, Step
 from dflash_local.ui.tui.safety import SafePieces
 from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
 from dflash_local.ui.tui.widgets.origin_text import OriginText
+from dflash_local.ui.tui.widgets.painting import ground
 from dflash_local.ui.tui.widgets.plain_text import PlainText
 
 
@@ -24,7 +26,7 @@ class ReplyView(Vertical):
     """
 
     DEFAULT_CSS = """
-    ReplyView, ReplyView > Vertical { height: auto; }
+    ReplyView { height: auto; }
     """
 
     def __init__(self, by_origin: bool = False) -> None:
@@ -39,9 +41,9 @@ class ReplyView(Vertical):
         self._began: float | None = None
         self.draws = 0
 
-    def compose(self) -> ComposeResult:
-        yield Vertical(classes="head")
-        yield Vertical(classes="body")
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Nothing but its background."""
+        return ground(self, crop)
 
     @property
     def text(self) -> str:
@@ -60,8 +62,6 @@ class ReplyView(Vertical):
     async def finish(self, figures: str = "", stopped: bool = False) -> None:
         """Draw what was held back, and the figures."""
         await self._show(self._safe.finish())
-        if isinstance(self._body, MarkdownText):
-            await self._body.finish()
         if stopped:
             await self.mount(Static("■ stopped", classes="stopped", markup=False))
         if figures:
@@ -74,8 +74,6 @@ class ReplyView(Vertical):
         self._by_origin = wanted
         if self._body is not None:
             old, self._body = self._body, None
-            if isinstance(old, MarkdownText):
-                await old.finish()
             await old.remove()
             await self._write(self._pieces)
 
@@ -99,7 +97,7 @@ class ReplyView(Vertical):
             inside = PlainText(classes="thoughts")
             fold = Collapsible(inside, title="thinking", collapsed=True)
             self._thoughts = (fold, inside)
-            await self.query_one(".head").mount(fold)
+            await self.mount(fold, before=0 if self.children else None)
         fold, inside = self._thoughts
         await inside.write(text)
         tokens, seconds = self._thinking
@@ -108,7 +106,8 @@ class ReplyView(Vertical):
     async def _write(self, pieces: list[Piece]) -> None:
         if self._body is None:
             self._body = OriginText() if self._by_origin else MarkdownText()
-            await self.query_one(".body").mount(self._body)
+            place = 1 if self._thoughts is not None else 0
+            await self.mount(self._body, before=place if len(self.children) > place else None)
         if isinstance(self._body, OriginText):
             await self._body.write(pieces)
         else:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from textual.containers import VerticalScroll
+from textual.geometry import Region
+from textual.strip import Strip
 from textual.widget import Widget
 
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
+from dflash_local.ui.tui.widgets.painting import ground
 from dflash_local.ui.tui.widgets.reply import ReplyView
 
 MAX_SHOWN = 120  # messages on screen; earlier ones stay in the conversation and its file
@@ -23,10 +26,19 @@ class Transcript(VerticalScroll):
     def on_mount(self) -> None:
         self.anchor()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Nothing but its background."""
+        return ground(self, crop)
+
     @property
     def replies(self) -> list[ReplyView]:
         """The replies on screen, oldest first."""
         return list(self.query(ReplyView))
+
+    def page(self, direction: int) -> None:
+        """Scroll by a screen, up or down; at its end the conversation is followed again."""
+        scroll = self.scroll_page_up if direction < 0 else self.scroll_page_down
+        scroll(animate=False)
 
     async def add(self, widget: Widget) -> None:
         """Put something at the end."""

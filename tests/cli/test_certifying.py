@@ -1,0 +1,105 @@
+"""The certificate's own process: what it is asked, what it says, how it ends. The processes are real, not the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import certifying
+from dflash_local.cli.session import LoadWish
+from dflash_local.errors import DoesNotFitError, EngineError, Interrupted
+
+PAIR = Pair("demo", Path("/t"), Path("/d"), bundled=True)
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[tuple[str, float]]]:
+    heard: list[tuple[str, float]] = []
+    report = certifying.run(
+        python(script),
+        os.environ,
+        lambda text, fraction: heard.append((text, fraction)),
+        cancelled if callable(cancelled) else lambda: False,
+    )
+    return report, heard
+
+
+def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
+    plain = certifying.command(PAIR, LoadWish(), False)
+    assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json"]
+    own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
+    wish = LoadWish("bfloat16", "cuda:1", "nf4", allow_mismatch=True, context=4096, fit_check=False)
+    assert " ".join(certifying.command(own, wish, False)[4:]) == (
+        "owner/name --json --drafter /d --dtype bfloat16 --device cuda:1 --quantize nf4 --context 4096 "
+        "--no-fit-check --allow-mismatch --no-think"
+    )
+    assert certifying.command(own, LoadWish(), True)[5:] == ["--json", "--drafter", "/d"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no terminal to give it")
+def test_its_progress_is_heard_and_its_report_comes_back_also_after_a_bug() -> None:
+    report, heard = run(
+        "import sys, time\n"
+        "assert sys.stderr.isatty() and not sys.stdin.isatty()\n"
+        "for share in (0, 50):\n"
+        "    sys.stderr.write(f'\\rcertifying, run 1 of 2 {share}%   '); sys.stderr.flush(); time.sleep(0.05)\n"
+        "sys.stderr.write('\\r' + ' ' * 30 + '\\r')\n"
+        'print(\'{"verdict": "BUG", "filler": "\' + \'x\' * 200000 + \'"}\')\n'
+        "sys.exit(7)"
+    )
+    assert report["verdict"] == "BUG"
+    assert heard == [("certifying, run 1 of 2", 0.0), ("certifying, run 1 of 2", 0.5)]
+
+
+def test_its_error_is_raised_as_what_it_was() -> None:
+    error = DoesNotFitError("too big", "a smaller one").as_dict()
+    with pytest.raises(DoesNotFitError) as raised:
+        run(f"import sys; sys.stderr.write({json.dumps(error)!r} + '\\n'); sys.exit(5)")
+    assert (raised.value.message, raised.value.hint) == ("too big", "a smaller one")
+    with pytest.raises(EngineError, match="exit code 3: it went wrong"):
+        run("import sys; sys.stderr.write('it went wrong'); sys.exit(3)")
+    with pytest.raises(EngineError, match="could not be started"):
+        certifying.run(["/nowhere/at/all"], os.environ, lambda _text, _share: None, lambda: False)
+
+
+def test_cancelled_it_is_gone_within_two_seconds_with_all_that_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    script = (
+        f"{stubborn}; import os, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', '''{stubborn}; time.sleep(60)'''])\n"
+        f"open({str(started)!r} + '~', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(started)!r} + '~', {str(started)!r})\n"
+        "time.sleep(60)"
+    )
+    since: list[float] = []
+
+    def cancelled() -> bool:
+        if started.exists() and not since:
+            since.append(time.monotonic())
+        return bool(since)
+
+    with pytest.raises(Interrupted, match="stopped"):
+        run(script, cancelled)
+    assert time.monotonic() - since[0] < 5
+    for pid in map(int, started.read_text().split()):
+        assert not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that nobody has waited for yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")

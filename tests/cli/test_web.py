@@ -1,0 +1,291 @@
+"""``dflash web``: the command, its record, what it attaches to, its token; variables that must not open anything."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import importlib.util
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import settings
+from dflash_local.catalog.bundled import find
+from dflash_local.cli.console import Console
+from dflash_local.cli.session import LoadWish
+from dflash_local.remote.attached import AttachedSession
+from dflash_local.service.service import Session
+from tests.cli.conftest import Cli, Opened, Result
+from tests.cli.served import Client
+from tests.service.scripted import ScriptedFacts, ScriptedSession
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-secret-of-mine"
+needs_page = pytest.mark.skipif(
+    importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install 'dflash-local[web]'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A server that the command runs, and where."""
+
+    port: int
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+Web = Callable[..., Result]
+
+
+@pytest.fixture
+def web(cli: Cli) -> Iterator[Web]:
+    """``web(visit, "demo", ...)`` runs the command until ``visit`` returns, then sends SIGTERM."""
+    failures: list[BaseException] = []
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def start(visit: Callable[[Visit], None], *argv: str) -> Result:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            here = Visit(free.getsockname()[1])
+        ended = threading.Event()
+
+        def outside() -> None:
+            while not ended.is_set():
+                try:
+                    here.get("/health")
+                    break
+                except OSError:
+                    time.sleep(0.01)
+            try:
+                if not ended.is_set():
+                    visit(here)
+            except BaseException as error:
+                failures.append(error)
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=outside, daemon=True)
+        thread.start()
+        result = cli("web", *argv, "--port", str(here.port))
+        ended.set()
+        thread.join(10)
+        assert not failures, failures[0]
+        return result
+
+    yield start
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def as_loaded() -> ScriptedSession:
+    """A session that calls its pair what the engine would."""
+    return ScriptedSession(ScriptedFacts(target="demo", drafter="demo (bundled)"))
+
+
+def record_of(home: Path) -> Path:
+    return home / ".cache" / "dflash-local" / "serve.json"
+
+
+def test_help_names_its_options(cli: Cli) -> None:
+    result = cli("web", "--help")
+    assert result.code == 0
+    for option in ("--host", "--port", "--token-file", "--open", "--keep-alive", "--drafter", "--think"):
+        assert option in result.out
+
+
+def test_without_its_library_it_says_how_to_get_it(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("dflash_local.ui.web", "gradio"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = cli("web", "demo")
+    assert result.code == 1 and "gradio is not installed" in result.err
+    assert "pip install 'dflash-local[web]'" in result.err and not opened.sessions
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
+def test_web_08_other_machines_need_a_token(cli: Cli, opened: Opened, host: str) -> None:
+    result = cli("web", "demo", "--host", host)
+    assert result.code == 2 and "token" in result.err and not opened.sessions
+
+
+@needs_page
+def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened, own_home: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def visit(here: Visit) -> None:
+        seen["page"] = here.get("/")
+        seen["models"] = json.loads(here.get("/v1/models")[1])
+        seen["record"] = json.loads(record_of(own_home).read_text(encoding="utf-8"))
+        seen["port"] = here.port
+        while not opened.sessions:
+            time.sleep(0.01)
+
+    result = web(visit, "demo")
+    assert result.code == 0 and result.out == ""
+    assert seen["page"][0] == 200 and '"title":"dflash"' in seen["page"][1]
+    assert [one["id"] for one in seen["models"]["data"]] == ["demo"]
+    assert seen["record"]["model"] == "demo" and seen["record"]["port"] == seen["port"]
+    assert f"in a browser: http://127.0.0.1:{seen['port']}/" in result.err
+    assert not record_of(own_home).exists() and all(session.closed for session in opened.sessions)
+
+
+@needs_page
+def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
+    web: Web, opened: Opened, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.api.conftest import _start, _stop
+
+    other = _start(as_loaded(), model=lambda model: replace(model, name="demo"))
+    other.resident.load()
+    record = {"pid": os.getpid(), "url": f"http://127.0.0.1:{other.port}", "model": "demo", "token": False}
+    record_of(own_home).parent.mkdir(parents=True)
+    record_of(own_home).write_text(json.dumps(record), encoding="utf-8")
+
+    def visit(here: Visit) -> None:
+        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
+            time.sleep(0.01)
+
+    result = web(visit, "demo")
+    assert result.code == 0 and "using the pair that dflash serve keeps loaded" in result.err
+    assert not opened.sessions, "nothing is loaded twice"
+    assert json.loads(record_of(own_home).read_text(encoding="utf-8")) == record
+    _stop(other)
+
+
+def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Opened) -> None:
+    from dflash_local.cli.serving import model_of
+
+    opened.make = lambda _pair: as_loaded()
+    found: list[Session] = []
+
+    def visit(client: Client) -> None:
+        console = Console({}, io.StringIO(), io.StringIO())
+        wish = LoadWish(user=settings.load())
+        for asking in ("http://127.0.0.1:1", client.record["url"]):
+            found.append(model_of(find("demo"), wish, console, False, asking).load(lambda _progress: None))
+
+    assert serving(visit, "demo").code == 0
+    assert isinstance(found[0], AttachedSession) and not isinstance(found[1], AttachedSession)
+    assert len(opened.sessions) == 2
+
+
+@needs_page
+def test_srv_11_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
+    web: Web, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_TOKEN", TOKEN)
+    seen: list[int] = []
+
+    def visit(here: Visit) -> None:
+        password = base64.b64encode(f"me:{TOKEN}".encode()).decode()
+        for path in ("/", "/v1/models"):
+            for value in ("", f"Basic {password}", f"Bearer {TOKEN}"):
+                seen.append(here.get(path, {"Authorization": value} if value else {})[0])
+
+    result = web(visit, "demo", "--host", "0.0.0.0")
+    assert result.code == 0 and seen == [401, 200, 200] * 2
+    assert TOKEN not in result.err and "password" in result.err
+
+
+OPENERS = {
+    "GRADIO_SHARE": "1",
+    "GRADIO_SERVER_NAME": "0.0.0.0",
+    "GRADIO_SERVER_PORT": "7999",
+    "GRADIO_ALLOWED_PATHS": "/",
+    "GRADIO_BLOCKED_PATHS": "",
+    "GRADIO_ROOT_PATH": "/elsewhere",
+    "GRADIO_MCP_SERVER": "True",
+    "GRADIO_SSR_MODE": "True",
+    "GRADIO_NODE_SERVER_NAME": "0.0.0.0",
+    "GRADIO_ANALYTICS_ENABLED": "True",
+    "GRADIO_RUN_HISTORY": "True",
+    "GRADIO_HISTORY_BUCKET": "somebody/else",
+    "GRADIO_VIBE_MODE": "1",
+    "GRADIO_PROFILING": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "0",
+    "FASTAPI_OTEL_AUTO_CONFIGURE": "true",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://telemetry.example:4318",
+    "SPACE_ID": "somebody/space",
+    "SYSTEM": "spaces",
+}
+INSIDE = """
+import http.client, json, socket, sys
+import psutil
+
+reached = []
+connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+def is_other(host):
+    return host not in (None, "localhost", "::1") and not str(host).startswith("127.")
+
+def watched(self, address):
+    if self.family != socket.AF_UNIX and is_other(address[0]):
+        reached.append(str(address))
+        raise OSError("no network in a test")
+    return connect(self, address)
+
+def looked_up(host, *args, **more):
+    if is_other(host):
+        reached.append(str(host))
+        raise OSError("no network in a test")
+    return look_up(host, *args, **more)
+
+socket.socket.connect, socket.getaddrinfo = watched, looked_up
+
+from dflash_local import settings
+settings.quiet_libraries()
+from tests.ui.web.stand import site
+
+PATHS = ["/", "/config", "/gradio_api/info", "/gradio_api/file=/etc/hostname", "/gradio_api/mcp/",
+         "/gradio_api/mcp/sse", "/monitoring", "/gradio_api/runs", "/gradio_api/profiling/summary", "/elsewhere/"]
+with site() as here:
+    seen = {}
+    for path in PATHS:
+        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=10)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        seen[path] = [answer.status, answer.read().decode("utf-8", "replace")]
+        connection.close()
+    me = psutil.Process()
+    listening = sorted({one.laddr.ip for one in me.net_connections("inet") if one.status == psutil.CONN_LISTEN})
+    children = [child.name() for child in me.children(recursive=True)]
+config = json.loads(seen["/config"][1])
+print(json.dumps({
+    "status": {path: status for path, (status, _) in seen.items()},
+    "elsewhere": "/elsewhere" in seen["/"][1] + seen["/config"][1],
+    "analytics": config.get("analytics_enabled"), "root": config.get("root"), "share": config.get("is_colab"),
+    "listening": listening, "children": children, "reached": reached, "port": here.port,
+}))
+"""
+
+
+@needs_page
+def test_web_08_no_variable_shares_opens_or_reports_anything(own_home: Path) -> None:
+    environ = {**os.environ, **OPENERS, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    done = subprocess.run([sys.executable, "-c", INSIDE], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["status"].pop("/") == seen["status"].pop("/config") == seen["status"].pop("/gradio_api/info") == 200
+    assert set(seen["status"].values()) == {404}, seen["status"]
+    assert seen["analytics"] is False and not seen["elsewhere"]
+    assert seen["listening"] == ["127.0.0.1"] and seen["children"] == []
+    assert seen["reached"] == []

@@ -1,0 +1,184 @@
+"""Every Triton kernel against its twin, run by Triton's interpreter: started by test_fused_kernels in a process of its
+own, since Triton looks at ``TRITON_INTERPRET`` when a kernel is defined. Prints one JSON object: check -> error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+from dflash_local.kernels import accept, choose, decode_attention, delta_step, place_heads, rms_norm, skinny_gemm
+from dflash_local.kernels.decode_attention import Pieces, Sight
+from dflash_local.kernels.place_heads import Heads
+from dflash_local.kernels.skinny_gemm import Tile
+
+MODULES = (accept, choose, decode_attention, delta_step, place_heads, rms_norm, skinny_gemm)
+
+
+def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
+    """The largest difference between a kernel's results and its twin's."""
+    results = []
+    for kernels in (True, False):
+        for module in MODULES:
+            module.runs_kernels = lambda _tensor, answer=kernels: answer
+        torch.manual_seed(0)
+        results.append([part.double() for part in run()])
+    pairs = [(one, two) for one, two in zip(*results, strict=True) if one.numel()]
+    return max(float((one - two).abs().max()) for one, two in pairs)
+
+
+def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, residual: bool) -> tuple[torch.Tensor, ...]:
+        x, weight = torch.randn(rows, 64), torch.randn(48, 64)
+        out = torch.randn(rows, 48)
+        skinny_gemm.linear(x, weight, out, Tile(16, 32), out if residual else None)
+        gated = skinny_gemm.swiglu(x, torch.randn(96, 64), torch.empty(rows, 48), Tile(16, 32))
+        return out, gated
+
+    for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
+        yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
+
+
+def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    for late in (False, True):
+        yield (
+            f"norm, late {late}",
+            lambda late=late: (
+                rms_norm.rms_norm(torch.randn(5, 40), torch.rand(40), 1e-6, torch.empty(5, 40), late=late),
+            ),
+        )
+
+
+def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    kinds = {
+        "plain": Heads(4, 2, 16, 16),
+        "partly turned, gated, late": Heads(4, 2, 16, 8, gated=True, late=True),
+        "context of many layers": Heads(0, 6, 16, 16, own_norms=True),
+    }
+
+    def run(kind: Heads, normed: bool) -> tuple[torch.Tensor, ...]:
+        rows, room = 5, 40
+        queries = torch.zeros(rows, max(kind.queries, 1), kind.width)
+        cache = (torch.zeros(kind.keys, room, kind.width), torch.zeros(kind.keys, room, kind.width))
+        angles = torch.rand(room, kind.turned // 2).repeat(1, 2)
+        keys = torch.rand(kind.keys, kind.width) if kind.own_norms else torch.rand(kind.width)
+        norms = (torch.rand(kind.width), keys) if normed else None
+        start = torch.tensor([9], dtype=torch.int32)
+        qkv = torch.randn(rows, kind.columns)
+        place_heads.place_heads(qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind)
+        return queries[:, : kind.queries], *cache
+
+    for name, kind in kinds.items():
+        yield f"heads, {name}", lambda kind=kind: run(kind, True)
+    yield "heads without norms", lambda: run(kinds["plain"], False)
+
+
+def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(start: int, rows: int, groups: int, sight: Sight, gated: bool) -> tuple[torch.Tensor, ...]:
+        heads, width, room = 2 * groups, 16, 320
+        cache = (torch.randn(2, room, width), torch.randn(2, room, width))
+        pieces = Pieces.for_(rows, heads, width, room, torch.device("cpu"))
+        gates = torch.randn(rows, heads * 2 * width + 8) if gated else None
+        at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * width)
+        queries = torch.randn(rows, heads, width)
+        decode_attention.decode_attention(queries, cache, at, out, pieces, 300, sight, gates)
+        return (out,)
+
+    cases = {
+        "causal": (270, 8, 2, Sight(), False),
+        "gated, three heads to a key": (131, 5, 3, Sight(), True),
+        "one row at the beginning": (0, 1, 4, Sight(), False),
+        "bidirectional": (150, 8, 2, Sight(causal=False), False),
+        "window": (200, 8, 2, Sight(causal=True, window=40), False),
+        "two-sided window": (200, 8, 2, Sight(causal=False, window=5), False),
+        "draft window": (200, 8, 2, Sight(causal=False, last=30), False),
+    }
+    for name, case in cases.items():
+        yield f"attention, {name}", lambda case=case: run(*case)
+
+
+def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(noisy: bool, poisoned: bool) -> tuple[torch.Tensor, ...]:
+        logits = torch.randn(4, 5001)
+        logits[1, 7] = logits[1, 4000] = 9.0  # of equals the first
+        if poisoned:
+            logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
+        out = torch.zeros(4, dtype=torch.int64)
+        chooser = choose.Chooser(4, 5001, torch.device("cpu"))
+        if noisy:
+            start = torch.tensor([17], dtype=torch.int32)
+            chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
+        else:
+            chooser.greedy(logits, out)
+        return (out,)
+
+    for noisy in (False, True):
+        for poisoned in (False, True):
+            yield f"choice, noisy {noisy}, poisoned {poisoned}", lambda n=noisy, p=poisoned: run(n, p)
+
+
+def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run() -> tuple[torch.Tensor, ...]:
+        seen = []
+        for case in range(60):
+            rows = int(torch.randint(1, 9, ()))
+            start, kept, serial = torch.tensor([20, 3, case], dtype=torch.int32).split(1)
+            tokens = torch.randint(0, 3, (8,))
+            progress = accept.Progress.for_(start, kept, serial, tokens, 4)
+            progress.chosen.copy_(torch.randint(0, 3, (8,)))
+            if case % 3:
+                progress.chosen[: rows - 1] = tokens[1:rows]
+            progress.stops[:2] = torch.tensor([2, 7])
+            if case % 2:
+                progress.stops.fill_(-1)
+            progress.limit.fill_(23 if case % 5 == 0 else 1000)
+            progress.done.fill_(int(case % 11 == 0))
+            if case % 13 == 0:
+                progress.chosen[rows - 1] = -1
+            accept.accept(progress, rows)
+            words = (progress.start, progress.kept, progress.serial, progress.done, progress.tokens[:1])
+            seen += [word.clone() for word in words] + [progress.ring[case % 4, : accept.HEAD + rows].clone()]
+        return tuple(seen)
+
+    yield "acceptance", run
+
+
+def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    shape = delta_step.DeltaShape(keys=2, values=4, key_width=16, value_width=8, taps=4)
+
+    def run(rows: int, kept: int, serial: int) -> tuple[torch.Tensor, ...]:
+        wide = torch.randn
+        state = delta_step.DeltaState(
+            state=wide(4, 8, 16),
+            window=wide(2, 3, shape.channels),
+            inputs=wide(2, 6, shape.channels),
+            keys=wide(2, 6, 2, 16) / 4,
+            values=wide(2, 6, 4, 8),
+            gates=-torch.rand(2, 6, 2, 4),
+            queries=wide(6, 2, 16),
+        )
+        number, count = torch.tensor([serial, kept], dtype=torch.int32).split(1)
+        turn = delta_step.Turn(number, count)
+        weights = delta_step.DeltaWeights(wide(shape.channels, 4), -torch.rand(4), wide(4))
+        projected, out, to = wide(rows, shape.columns), torch.zeros(6, 4, 8), torch.zeros(rows, 32)
+        delta_step.read_inputs(projected, weights, state, shape, turn)
+        delta_step.run_block(rows, state, shape, turn, out)
+        delta_step.gated_norm(out, projected, torch.rand(8), 1e-6, shape, to)
+        half = serial % 2
+        tape = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
+        return to, out[:rows], state.state, state.window[half], *tape
+
+    for rows, kept, serial in ((1, 0, 0), (6, 1, 3), (6, 2, 4), (5, 3, 1), (6, 6, 2)):
+        yield f"recurrence, {rows} rows after {kept}", lambda r=rows, k=kept, s=serial: run(r, k, s)
+
+
+def main() -> None:
+    groups = (products, norms, heads, attention, choices, acceptance, recurrence)
+    found = {name: both(run) for group in groups for name, run in group()}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The Triton kernels of the fused engine: equal to their twins, and within every card's shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+EXACT = ("choice", "acceptance")  # ids and counts
+TOLERANCE = 1e-5
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}  # KiB for one program, by compute capability
+
+
+def child(script: str, **environ: str) -> str:
+    """The output of a script in a process of its own."""
+    pytest.importorskip("triton", reason="triton is not installed here")
+    found = subprocess.run(
+        [sys.executable, str(HERE / script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environ},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    if "only 0-dimensional arrays can be converted" in found.stderr:
+        pytest.skip("this Triton's interpreter does not work with this numpy")
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout
+
+
+def test_every_kernel_equals_its_twin_in_the_interpreter() -> None:
+    found = json.loads(child("interpreted.py", TRITON_INTERPRET="1"))
+    assert len(found) > 20
+    for name, error in found.items():
+        scale = 20 if name.startswith("products") else 1  # sums of 64 products of numbers around one, then multiplied
+        assert error <= (0.0 if name.startswith(EXACT) else scale * TOLERANCE), (name, error)
+
+
+def test_every_kernel_compiles_for_every_card_within_its_shared_memory() -> None:
+    """Ahead of time, without a GPU: what was tuned on one card must not fail on another."""
+    found = json.loads(child("compiled.py"))
+    cards = {entry["card"] for entry in found}
+    assert cards == set(SHARED)
+    for entry in found:
+        assert entry["shared"] <= SHARED[entry["card"]] * 1024, entry

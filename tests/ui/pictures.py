@@ -1,0 +1,210 @@
+"""The pictures that are kept and compared: their scenes, SVG without what changes by itself, and what differs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+from textual.pilot import Pilot
+
+from dflash_local.errors import DFlashError
+from dflash_local.events import Piece, Step
+from dflash_local.planner.occupancy import Occupancy
+from dflash_local.service.wishes import Wishes
+from dflash_local.ui.offers import Offer
+from tests.service.scripted import ScriptedSession
+from tests.ui.stage import Stage, play
+
+FOLDER = Path(__file__).parent / "snapshots"
+RENEW = "python tests/ui/make_screenshots.py --snapshots"
+DRAWN_BY = ("textual", "rich", "pygments")  # other versions draw other pictures
+FONTS = "DejaVu Sans Mono, Menlo, Consolas, monospace"
+CELL = 12.2  # width of a character in the picture
+LINE = 24.4
+REPLY = """## Robots
+
+A robot has **four** fields, `name` first:
+
+1. a name
+2. a speed, its weight and its owner, of whom there may be several
+
+```python
+@dataclass
+class Robot:
+    name: str = "r2"  # unique
+```
+
+> Speeds are in km/h.
+
+| name | speed |
+|------|------:|
+| r2 | 4.5 |
+"""
+THOUGHTS = Step((Piece("which fields", "thinking"),), (1, 2, 3), 0, 0, 0, 0.5)
+OFFERS = [
+    Offer("demo", "bundled", "fits", ""),
+    Offer("qwen3-8b", "local", "fits to 32,768 tokens", "17.4 GB"),
+    Offer("qwen3-4b", "absent", "fits to 8,192 tokens", "9.1 GB"),
+    Offer("gpt-oss-120b", "absent", "needs 64 GB", "65.2 GB"),
+]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture.
+
+    Attributes:
+        act: leads to it. theme: the name of Textual's.
+    """
+
+    act: Callable[[Stage, Pilot[DFlashError]], Awaitable[None]]
+    size: tuple[int, int]
+    theme: str = "textual-dark"
+
+
+async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    await stage.send("Write a class Robot", pilot)
+
+
+async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    await pilot.press("f1")
+
+
+async def _models(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    stage.desk.registry = OFFERS
+    await pilot.press("f7")
+    await stage.until(lambda: stage.app.screen is not stage.chat, pilot)
+
+
+async def _race(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    stage.chat.composer.put("Write a class Robot")
+    await pilot.press("f5")
+    await stage.until(lambda: getattr(stage.app.screen, "race", None) is not None, pilot)
+    await pilot.press("space")
+    await stage.until(lambda: "identical" in stage.screen_text, pilot)
+
+
+SCENES = {
+    "chat-80x24": Scene(_chat, (80, 24)),
+    "chat-120x36": Scene(_chat, (120, 36)),
+    "chat-120x36-light": Scene(_chat, (120, 36), "textual-light"),
+    "help-80x24": Scene(_help, (80, 24)),
+    "models-80x24": Scene(_models, (80, 24)),
+    "race-120x36": Scene(_race, (120, 36)),
+}
+
+
+def steps() -> list[Step]:
+    """The reply in blocks: some tokens drafted, the last of each the target's own."""
+    bits = [REPLY[at : at + 9] for at in range(0, len(REPLY), 9)]
+    return [THOUGHTS] + [
+        Step((Piece(bit[:-2], origin="accepted"), Piece(bit[-2:])), (4, 5, 6), 3, 2, 4, 0.6 + index * 0.01)
+        for index, bit in enumerate(bits)
+    ]
+
+
+def draw(scene: Scene) -> str:
+    """The picture of a scene, with colours whatever the environment wants."""
+    drawn: list[str] = []
+
+    async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+        stage.desk.held = Occupancy()
+        stage.app.theme = scene.theme
+        stage.chat.composer.cursor_blink = False
+        await scene.act(stage, pilot)
+        while len(drawn) < 2 or drawn[-1] != drawn[-2]:  # until nothing moves any more
+            await pilot.pause(0.05)
+            drawn.append(normal(stage.app.export_screenshot(title="dflash", simplify=True)))
+
+    colourless = os.environ.pop("NO_COLOR", None)
+    try:
+        play(act, ScriptedSession(steps=steps()), scene.size, Wishes({"temperature": 0.0, "seed": 7}))
+    finally:
+        if colourless is not None:
+            os.environ["NO_COLOR"] = colourless
+    return drawn[-1]
+
+
+def without_web_fonts(svg: str) -> str:
+    """The picture with a font that is there: a page that shows it asks no other host for one."""
+    return re.sub(
+        r"font-family: ?[^;]*Fira Code[^;]*;",
+        f"font-family: {FONTS};",
+        re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S),
+    )
+
+
+def normal(svg: str) -> str:
+    """The picture without generated names, without fonts from elsewhere, a line for each part of it."""
+    svg = re.sub(r"terminal-\d+-", "t-", without_web_fonts(svg))
+    svg = re.sub(
+        r' clip-path="url\(#t-line-\d+\)"', "", re.sub(r'<clipPath id="t-line-.*?</clipPath>', "", svg, flags=re.S)
+    )
+    svg = re.sub(r"(<(?:rect|text) )", r"\n\1", svg)
+    return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
+
+
+def other_versions() -> str:
+    """What is installed in another version than the pictures were drawn with; empty when nothing is."""
+    pins = dict(
+        line.split("==") for line in (FOLDER.parents[2] / "constraints.txt").read_text().split() if "==" in line
+    )
+    found = [f"{name} {version(name)}, not {pins[name]}" for name in DRAWN_BY if version(name) != pins[name]]
+    return "; ".join(found)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a picture shows, by row: its words, and the look of each part."""
+
+    words: dict[int, str]
+    looks: dict[int, list[tuple[int, str, str]]]  # column, words, style
+    grounds: dict[int, list[tuple[int, int, str]]]  # column, cells, colour
+
+
+def rows(svg: str) -> Rows:
+    """Read a picture."""
+    styles = dict(re.findall(r"\.(t-r\d+) \{ ?([^}]*?);? ?\}", svg))
+    root = ElementTree.fromstring(svg)
+    found = Rows({}, {}, {})
+    for node in root.iter():
+        tag = node.tag.rpartition("}")[2]
+        names = node.get("class", "")
+        if tag == "text" and names in styles and node.text and node.text.strip("\n"):
+            row, column = int(float(node.get("y", "0")) // LINE), round(float(node.get("x", "0")) / CELL)
+            text = node.text.replace("\xa0", " ")
+            found.looks.setdefault(row, []).append((column, text, styles[names]))
+            found.words[row] = found.words.get(row, "").ljust(column) + text
+        elif tag == "rect" and node.get("shape-rendering"):
+            row, column = int(float(node.get("y", "0")) // LINE), round(float(node.get("x", "0")) / CELL)
+            cells = round(float(node.get("width", "0")) / CELL)
+            found.grounds.setdefault(row, []).append((column, cells, node.get("fill", "")))
+    return found
+
+
+def differences(kept: str, now: str) -> list[str]:
+    """Which words and which colours are others; empty when both look the same."""
+    if kept == now:
+        return []
+    old, new = rows(kept), rows(now)
+    told = []
+    for row in sorted({*old.words, *new.words, *old.grounds, *new.grounds}):
+        if old.words.get(row, "").rstrip() != new.words.get(row, "").rstrip():
+            told.append(f"row {row}, words:\n  kept {old.words.get(row, '')!r}\n  now  {new.words.get(row, '')!r}")
+            continue
+        for before, after in ((old.looks, new.looks), (old.grounds, new.grounds)):
+            gone = [part for part in before.get(row, []) if part not in after.get(row, [])]
+            come = [part for part in after.get(row, []) if part not in before.get(row, [])]
+            if gone or come:
+                told.append(f"row {row}, colours:\n  kept {_brief(gone)}\n  now  {_brief(come)}")
+    return told
+
+
+def _brief(parts: list[tuple[int, str, str]] | list[tuple[int, int, str]]) -> str:
+    shown = [f"{what!r} at column {column}: {style}" for column, what, style in parts[:4]]
+    return "; ".join(shown) + ("; ..." if len(parts) > 4 else "") or "nothing"

@@ -1,0 +1,179 @@
+"""A download from the picker or by /pull: the question, the bar, the end, an error, and stopping it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from dflash_local.errors import DownloadError, Interrupted
+from dflash_local.events import Notice, PullProgress
+from dflash_local.ui.downloads import Download
+from dflash_local.ui.offers import Offer
+from dflash_local.ui.tui.screens.pull import PullScreen
+from tests.ui.stage import Stage, play
+
+MIB = 2**20
+FITS = Offer("own/Fits-9B", "absent", "fits in nf4", "19.0 GiB")
+BIG = Offer("own/Big-99B", "partial", "needs 99 GiB", "90.0 GiB")
+HERE = Offer("demo", "bundled", "fits", "")
+
+
+class Pull:
+    """A download that goes on when the test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.gate, self.error, self.cancelled = threading.Event(), error, False
+
+    def __call__(self, hear: Callable[..., None], cancelled: Callable[[], bool]) -> None:
+        hear(PullProgress("own/Fits-9B", 24 * MIB, 96 * MIB))
+        hear(PullProgress("z-own/Fits-9B-DFlash", 0, 4 * MIB))
+        hear(Notice("\x1b]0;x\x07 an earlier download was cut off"))
+        while not self.gate.wait(0.01):
+            if cancelled():
+                self.cancelled = True
+                raise Interrupted("pull stopped; 2 finished files (24.0 MiB) are kept", "run it again to go on")
+        if self.error is not None:
+            raise self.error
+
+
+def pulling(stage: Stage) -> PullScreen | None:
+    screen = stage.app.screen
+    return screen if isinstance(screen, PullScreen) else None
+
+
+async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-untyped-def]
+    stage.desk.registry = [BIG, FITS, HERE]
+    await pilot.press("f7")
+    await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
+    await pilot.press(*keys, "enter")
+    await stage.until(lambda: pulling(stage) is not None and "Esc does not" in stage.screen_text, pilot)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)], ids=["narrow", "wide"])
+def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -> None:
+    pull = Pull()
+
+    async def act(stage: Stage, pilot) -> None:
+        stage.desk.on_pull = pull
+        await choose(stage, pilot, "down")
+        assert "It takes 19.0 GiB of disk." in stage.screen_text
+        assert "It fits this machine in nf4." in stage.screen_text
+        await pilot.press("enter")
+        await stage.until(lambda: "24.0 MiB of 96.0 MiB" in stage.screen_text, pilot)
+        text = stage.screen_text
+        assert "███████▌░" in text and " 25%" in text and "in all 24.0 MiB of 100.0 MiB" in text
+        assert "␛]0;x␇ an earlier download" in text and "Esc stops it" in text
+        pull.gate.set()
+        await stage.until(lambda: "own/Fits-9B is here and verified" in stage.screen_text, pilot)
+        await pilot.press("enter")
+        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
+        await stage.idle(pilot)
+
+    stage = play(act, size=size)
+    assert stage.desk.pulls == ["own/Fits-9B"] and stage.desk.executed == ["/model own/Fits-9B"]
+
+
+def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        await choose(stage, pilot, "down", "down")
+        assert "It takes 90.0 GiB of disk; a part of it is here already." in stage.screen_text
+        assert "It needs 99 GiB, more" in stage.screen_text
+        await pilot.press("escape")
+        await stage.until(lambda: pulling(stage) is None, pilot)
+        assert "Fits this machine" in stage.screen_text, "back in the list"
+        await pilot.press("escape")
+        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
+
+    stage = play(act)
+    assert stage.desk.pulls == [] == stage.desk.executed
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
+    pull = Pull()
+
+    async def act(stage: Stage, pilot) -> None:
+        stage.desk.on_pull = pull
+        await choose(stage, pilot, "down")
+        await pilot.press("enter")
+        await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
+        await pilot.press(key)
+        await stage.until(lambda: "Enter tries again" in stage.screen_text, pilot)
+        assert "pull stopped; 2 finished files (24.0 MiB) are kept; run it again" in stage.screen_text
+        assert "error" not in stage.screen_text and pull.cancelled
+        await pilot.press("escape")
+        await stage.until(lambda: pulling(stage) is None, pilot)
+        assert "own/Fits-9B  partial" in stage.screen_text
+
+    assert play(act).desk.executed == []
+
+
+def test_an_error_is_one_line_and_enter_tries_again() -> None:
+    pull = Pull(DownloadError("the Hub cannot be reached", "is there a network?"))
+    pull.gate.set()
+
+    async def act(stage: Stage, pilot) -> None:
+        stage.desk.on_pull = pull
+        await choose(stage, pilot, "down")
+        await pilot.press("enter")
+        await stage.until(lambda: "error: the Hub cannot be reached; is there a network?" in stage.screen_text, pilot)
+        pull.error = None
+        await pilot.press("enter")
+        await stage.until(lambda: "is here and verified" in stage.screen_text, pilot)
+        await pilot.press("escape")
+        await stage.until(lambda: pulling(stage) is None, pilot)
+        assert "own/Fits-9B  local" in stage.screen_text
+
+    assert play(act).desk.pulls == ["own/Fits-9B"] * 2
+
+
+def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> None:
+    pull = Pull()
+
+    async def act(stage: Stage, pilot) -> None:
+        stage.desk.on_pull, stage.desk.registry = pull, [BIG, FITS, HERE]
+        for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
+            await stage.send(line, pilot)
+            assert words in stage.screen_text and pulling(stage) is None
+        await stage.send(f"/pull {BIG.name}", pilot)
+        await stage.until(lambda: "Enter downloads it" in stage.screen_text, pilot)
+        await pilot.press("escape")
+        await stage.send(f"/pull {FITS.name}", pilot)
+        await stage.until(lambda: "24.0 MiB of 96.0 MiB" in stage.screen_text, pilot)
+        pull.gate.set()
+        await stage.until(lambda: "Enter talks to it" in stage.screen_text, pilot)
+        await pilot.press("escape")
+        await stage.until(lambda: f"/model {FITS.name} talks to it" in stage.screen_text, pilot)
+
+    stage = play(act)
+    assert stage.desk.pulls == [FITS.name] and stage.desk.executed == []
+
+
+def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
+    pull = Pull()
+
+    async def act(stage: Stage, pilot) -> None:
+        stage.desk.on_pull, stage.desk.registry = pull, [FITS]
+        await stage.send(f"/pull {FITS.name}", pilot)
+        await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
+        await pilot.press("ctrl+q")
+
+    play(act)
+    assert pull.cancelled
+
+
+def test_speed_and_time_left_are_of_what_came_since() -> None:
+    now = [0.0]
+    download = Download(lambda: now[0])
+    download.take(PullProgress("a", 500 * MIB, 1000 * MIB))
+    download.take(PullProgress("b", 0, 100 * MIB))
+    assert download.line == "0.49 GiB of 1.07 GiB" and download.left_s is None
+    now[0] = 2.0
+    download.take(PullProgress("a", 520 * MIB, 1000 * MIB))
+    assert download.bytes_per_s == 10 * MIB and download.left_s == 58.0
+    assert download.line == "0.51 GiB of 1.07 GiB · 10.0 MiB/s · 58 s left"
+    download.take(PullProgress("a", 1000 * MIB, 1000 * MIB))
+    download.take(PullProgress("b", 100 * MIB, 100 * MIB))
+    assert download.line == "1.07 GiB of 1.07 GiB"

@@ -1,0 +1,121 @@
+"""The About tab: what runs here, and the certificate."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.errors import BusyError, Interrupted
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import FakeDesk, Site, site, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+RUN = {"prompt": 0, "case": "greedy", "block_size": 8, "tokens": 56, "mean_acceptance_length": 7.86}
+REPORT: dict[str, Any] = {
+    "verdict": "identical",
+    "statement": "identical (float32): the same token ids with and without drafting in 1 of 1 runs",
+    "promise": "identical: the token ids are the same with and without drafting.",
+    "note": "toy pair: test material, never a speed claim",
+    "runs": [{**RUN, "verdict": "identical"}],
+}
+
+
+@contextmanager
+def about(visitor: Visitor, change: Callable[[FakeDesk], None]) -> Iterator[tuple[Site, Page]]:
+    """Within, a window at the About tab; it has asked no other machine for anything in the end."""
+    with site(change=change) as here:
+        page = visitor.page
+        page.goto(here.url)
+        page.get_by_role("tab", name="About").click()
+        page.locator("#df-about td").first.wait_for()
+        yield here, page
+        assert visitor.foreign == [] and visitor.complaints == []
+
+
+def test_the_facts_are_a_table_of_plain_text(visitor: Visitor) -> None:
+    def change(desk: FakeDesk) -> None:
+        desk.facts = {"dflash-local": "0.1.0", "runs on": "CPU <b>and</b> \x1b[31mnothing else"}
+
+    with about(visitor, change) as (_, page):
+        assert page.locator("#df-about tr").first.inner_text().split() == ["dflash-local", "0.1.0"]
+        shown = page.locator("#df-about td").nth(1).inner_text()
+        assert "<b>and</b>" in shown and "\x1b" not in shown
+
+
+def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visitor) -> None:
+    go_on = threading.Event()
+
+    def certify(hear: Callable[[str, float], None], _cancelled: Callable[[], bool]) -> Mapping[str, Any]:
+        hear("certifying, run 1 of 2", 0.25)
+        assert go_on.wait(10)
+        return REPORT
+
+    with about(visitor, lambda desk: setattr(desk, "certify", certify)) as (_, page):
+        assert "unloaded meanwhile" in page.get_by_text("The certificate answers").inner_text()
+        page.locator("#df-certify").click()
+        bar = page.locator("#df-certificate [role=progressbar]")
+        page.locator("#df-certificate").get_by_text("run 1 of 2").wait_for()
+        assert bar.get_attribute("aria-valuenow") == "25" and page.locator("#df-certify").is_disabled()
+        go_on.set()
+        link = page.locator("#df-certificate-file a")
+        link.wait_for()
+        with page.expect_download() as download:
+            link.click()
+        assert json.loads(download.value.path().read_text(encoding="utf-8")) == REPORT
+        assert download.value.suggested_filename == "dflash-certificate.json"
+        words = page.locator("#df-certificate").inner_text()
+        assert f"Verdict: {REPORT['statement']}" in words and "toy pair" in words
+        assert page.locator("#df-certificate-runs tbody").inner_text().split() == "1 greedy 8 56 7.86 identical".split()
+
+
+def test_a_bug_is_shown_as_an_error(visitor: Visitor) -> None:
+    bug = {
+        **REPORT,
+        "verdict": "BUG",
+        "statement": "BUG: prompt 1, greedy, block 8: token 3 is not the target's choice",
+    }
+    with about(visitor, lambda desk: setattr(desk, "report", bug)) as (_, page):
+        page.locator("#df-certify").click()
+        page.locator("#df-certificate [role=alert]").get_by_text("BUG: prompt 1").wait_for()
+
+
+def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visitor: Visitor) -> None:
+    running: list[int] = []
+
+    def certify(_hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
+        running.append(1)
+        wait_until(cancelled)
+        running.pop()
+        raise Interrupted("the certificate was stopped")
+
+    with about(visitor, lambda desk: setattr(desk, "certify", certify)) as (_, page):
+        page.locator("#df-certify").click()
+        page.locator("#df-certify-cancel:enabled").click()
+        page.locator("#df-certificate").get_by_text("the certificate was stopped").wait_for()
+        page.locator("#df-certify:enabled").click()
+        wait_until(lambda: bool(running))
+        page.close()
+        wait_until(lambda: not running, 5.0)
+
+
+def test_programs_ask_for_both_by_name() -> None:
+    import pytest
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+
+    with site(change=lambda desk: setattr(desk, "report", REPORT)) as here:
+        client = Client(here.url, verbose=False)
+        assert client.predict(api_name="/about") == {"dflash-local": "0"}
+        assert client.predict(api_name="/certify") == REPORT
+
+        def busy(*_: Any) -> Any:
+            raise BusyError("a certificate is being made already", "wait for it")
+
+        here.desk.certify = busy  # type: ignore[method-assign]
+        with pytest.raises(AppError, match="being made already"):
+            client.predict(api_name="/certify")

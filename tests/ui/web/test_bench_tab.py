@@ -1,0 +1,212 @@
+"""The Bench tab: rows as they come, totals, plots, stopping; and the arithmetic behind it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dflash_local.bench.prompts import Prompt
+from dflash_local.errors import EngineError, Interrupted, UsageError
+from dflash_local.events import Finished, Piece, Step, Usage
+from dflash_local.service.race import Lane, Race
+from dflash_local.service.resident import Model, Resident
+from tests.service.scripted import STATS, PartingSession, ScriptedSession
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import FakeDesk, Site, site, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from dflash_local.ui.web.bench_run import Row
+
+PROMPTS = (Prompt("greeting", "Say <b>hello</b>."), Prompt("ids", ids=(1, 2, 3)))
+
+
+def two_prompts(desk: FakeDesk) -> None:
+    desk.prompts = PROMPTS
+
+
+@contextmanager
+def bench(visitor: Visitor, *sessions: ScriptedSession) -> Iterator[tuple[Site, Page]]:
+    """Within, a window at the Bench tab; it has asked no other machine for anything in the end."""
+    with site(*sessions, change=two_prompts) as here:
+        page = visitor.page
+        page.goto(here.url)
+        page.get_by_role("tab", name="Bench").click()
+        page.locator("#df-prompts label").nth(1).wait_for()
+        yield here, page
+        assert visitor.foreign == [] and visitor.complaints == []
+
+
+def saved(page: Page) -> dict[str, Any]:
+    """What the link would save."""
+    link = page.locator("#df-bench-file a")
+    link.wait_for()
+    with page.expect_download() as download:
+        link.click()
+    content = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    href = link.get_attribute("href") or ""
+    assert content == json.loads(base64.b64decode(href.partition(",")[2]))
+    return content
+
+
+def plotted(page: Page, plot: str) -> list[str]:
+    """What a plot tells of its marks to those who do not see it."""
+    marks = page.locator(f"#{plot} svg .mark-rect [aria-label], #{plot} svg .mark-line [aria-label]")
+    marks.first.wait_for()
+    return [str(label) for label in marks.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")]
+
+
+def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
+    with bench(visitor) as (_, page):
+        page.locator("#df-run").click()
+        content = saved(page)
+        rows = page.locator("#df-bench-table tbody tr").all_inner_texts()
+        assert [row.split() for row in rows] == [
+            ["1", "greeting", "60.0", "120.0", "2.00x", "2.50", "yes"],
+            ["2", "ids", "60.0", "120.0", "2.00x", "2.50", "yes"],
+        ]
+        assert page.locator("#df-bench-table tfoot").inner_text().split() == "all 50.0 100.0 2.00x 2.50 2 of 2".split()
+        assert "Measured here, in this run" in page.locator("#df-bench-status").inner_text()
+        assert content["totals"]["identical"] == 2 and content["pair"] == "scripted" and content["versions"]
+        assert content["prompts"][1]["dflash"]["token_ids"] == [10, 11, 12, 13, 14, 15]
+        positions = plotted(page, "df-plot-positions")
+        assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
+        assert "share of cycles: 50%" in positions[1]
+        speeds = plotted(page, "df-plot-prompts")
+        assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
+        assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time")} == {"AR", "DFlash"}
+
+
+def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:
+    with bench(visitor, PartingSession()) as (_, page):
+        page.locator("#df-prompts label").nth(1).click()  # one will do
+        page.locator("#df-run").click()
+        page.locator("#df-bench-table td").filter(has_text="first difference at token 1, margin 0.03").wait_for()
+        assert page.locator("#df-bench-table tbody tr").count() == 1
+
+
+def test_web_07_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
+    gate = threading.Event()
+    gate.set()
+    begun: list[int] = []
+
+    def halt(_index: int) -> None:
+        begun.append(1)
+        if len(begun) == 13:  # 3 steps x 4 replies of the first prompt are done
+            gate.clear()
+
+    with bench(visitor, ScriptedSession(gate=gate, on_step=halt)) as (here, page):
+        page.locator("#df-run").click()
+        page.locator("#df-bench-status").get_by_text("prompt 2 of 2").wait_for()
+        assert page.locator("#df-run").is_disabled()
+        page.locator("#df-stop").click()
+        page.locator("#df-bench-status").get_by_text("the bench was stopped").wait_for()
+        assert page.locator("#df-bench-table tbody tr").count() == 1 and len(saved(page)["prompts"]) == 1
+        assert here.resident.status.running == 0
+        gate.set()
+        page.locator("#df-run:enabled").click()
+        page.locator("#df-bench-status").get_by_text("Measured here").wait_for()
+
+
+def test_web_06_a_closed_window_ends_its_run(visitor: Visitor) -> None:
+    with bench(visitor, ScriptedSession(gate=threading.Event())) as (here, page):
+        page.locator("#df-run").click()
+        wait_until(lambda: here.resident.status.running == 1)
+        page.close()
+        wait_until(lambda: here.resident.status.running == 0, 5.0)
+
+
+def test_what_cannot_be_run_is_one_line(visitor: Visitor) -> None:
+    with bench(visitor, ScriptedSession(faults=[EngineError("the kernel died")])) as (_, page):
+        page.locator("#df-run").click()
+        page.locator("#df-bench-status").get_by_text("the kernel died").wait_for()
+        for box in range(2):
+            page.locator("#df-prompts label").nth(box).click()
+        page.locator("#df-run:enabled").click()
+        page.locator("#df-bench-status").get_by_text("no prompt is chosen").wait_for()
+
+
+def test_programs_run_it_by_name() -> None:
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+
+    gate = threading.Event()
+    with site(ScriptedSession(), ScriptedSession(gate=gate), change=two_prompts) as here:
+        client = Client(here.url, verbose=False)
+        report = client.predict(max_tokens=8, prompts=1, api_name="/bench")
+        assert len(report["prompts"]) == 1 and report["max_new_tokens"] == 8
+        with pytest.raises(AppError, match="max_tokens"):
+            client.predict(max_tokens=0, api_name="/bench")
+        here.resident.unload()
+        job = client.submit(api_name="/bench")
+        wait_until(lambda: here.resident.status.running == 1)
+        assert client.predict(api_name="/stop") == 1
+        with pytest.raises(AppError, match="the bench was stopped"):
+            job.result(5)
+        assert here.resident.status.running == 0
+
+
+def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:
+    """A reply of (tokens, time) steps."""
+    made = tuple(Step((Piece("x"),), (7,) * count, 0, 0, 1, at) for count, at in steps)
+    stats = replace(STATS, mode=mode, decode_s=seconds, acceptance_lengths=lengths, acceptance_per_position=(1.0, 0.5))
+    return Lane(mode, made, Finished("stop", Usage(1, sum(count for count, _ in steps)), stats))
+
+
+def row(*lengths: int) -> Row:
+    from dflash_local.ui.web.bench_run import Row
+
+    ar = lane("ar", (1, 0.1), (1, 0.6), (1, 1.1), seconds=1.0)
+    dflash = lane("dflash", (1, 0.1), (2, 0.6), seconds=0.5, lengths=lengths)
+    return Row(Prompt("kind", "text"), Race(1, ar, dflash))
+
+
+def test_totals_are_of_all_tokens_and_all_cycles() -> None:
+    from dflash_local.ui.web.bench_run import per_position, totals
+
+    sums = totals([row(2), row(4, 6)])
+    assert (sums.ar, sums.dflash, sums.ratio) == (2.0, 4.0, 2.0)
+    assert sums.acceptance == 4.0 and sums.identical == 2
+    assert per_position([row(2), row(4, 6)]) == [(1, 1.0), (2, 0.5)]
+    assert totals([]).ratio == 0.0
+
+
+def test_a_curve_holds_the_rate_between_steps() -> None:
+    from dflash_local.ui.web.bench_run import over_time
+
+    points = over_time(row(2))
+    ar = [(at, rate) for at, name, rate in points if name == "AR"]
+    dflash = [(at, rate) for at, name, rate in points if name == "DFlash"]
+    assert ar[-1][0] == 1.1 and dflash[-1][0] == 0.6
+    assert all(rate == pytest.approx(2.0) for _, rate in ar) and all(rate == pytest.approx(4.0) for _, rate in dflash)
+
+
+def test_a_run_tells_a_stop_from_a_pair_that_went_away() -> None:
+    from dflash_local.ui.web.bench_run import BenchRun
+
+    for stopped, kind in ((True, Interrupted), (False, EngineError)):
+        resident = Resident(Model("scripted", lambda _progress: ScriptedSession(gate=threading.Event())), None, None)
+        run = BenchRun(resident, PROMPTS, 8)
+        end = run.stop if stopped else resident.unload
+
+        def soon(resident: Resident = resident, end: Any = end) -> None:
+            while not resident.status.running:
+                time.sleep(0.002)
+            end()
+
+        threading.Thread(target=soon, daemon=True).start()
+        with pytest.raises(kind):
+            run.run()
+        resident.close()
+    with pytest.raises(UsageError, match="max_tokens"):
+        BenchRun(resident, PROMPTS, 5000)

@@ -1,0 +1,195 @@
+"""The Chat tab in a browser: what is typed, what streams, what stops, and what a model's text cannot do."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dflash_local.errors import ContextError, EngineError
+from dflash_local.events import Piece, Step
+from dflash_local.request import SamplingParams
+from tests.service.scripted import ScriptedSession
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import Site, site, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+BOT, USER = "[data-testid=bot]", "[data-testid=user]"
+
+
+def said(*texts: str, channel: str = "final") -> tuple[Step, ...]:
+    """One step for each text."""
+    return tuple(
+        Step((Piece(text, channel),), (10 + index,), 0, 0, 1, 0.01 * (index + 1))  # type: ignore[arg-type]
+        for index, text in enumerate(texts)
+    )
+
+
+@contextmanager
+def chatting(visitor: Visitor, *sessions: ScriptedSession) -> Iterator[tuple[Site, Page]]:
+    """Within, a window at the Chat tab; it has asked no other machine for anything in the end."""
+    with site(*sessions) as here:
+        enter(visitor.page, here)
+        yield here, visitor.page
+        assert visitor.foreign == [] and visitor.complaints == []
+        visitor.page.goto("about:blank")  # or the server would wait for its connections
+
+
+def enter(page: Page, here: Site) -> None:
+    page.goto(here.url)
+    page.locator(".df-figures").wait_for()  # the page has asked the server once
+
+
+def field(page: Page) -> Locator:
+    return page.locator("#df-field textarea")
+
+
+def send(page: Page, text: str) -> None:
+    field(page).fill(text)
+    field(page).press("Enter")
+
+
+def status(page: Page, words: str) -> Locator:
+    found = page.locator(".df-status:visible").get_by_text(words).first
+    found.wait_for()
+    return found
+
+
+def press(page: Page, name: str) -> None:
+    page.locator("button:visible").get_by_text(name, exact=True).click()
+
+
+def test_a_message_is_answered_and_its_figures_are_shown(visitor: Visitor) -> None:
+    session = ScriptedSession()
+    with chatting(visitor, session) as (_, page):
+        field(page).fill("first")
+        field(page).press("Shift+Enter")
+        field(page).type("second")
+        field(page).press("Enter")
+        status(page, "6 tokens · 120.0 tok/s · acceptance 2.50 · seed 99")
+        assert "Hello, world!" in page.locator(BOT).inner_text()
+        assert session.requests[0].messages[-1].content == "first\nsecond"
+        assert field(page).input_value() == ""
+        panel = page.locator("#df-figures").inner_text()
+        for words in ("120.0 mean tok/s", "2.50 mean of 4", "50%", "40%", "11 of 512 tokens", "float32: exact"):
+            assert words in panel, words
+        assert [bar.inner_text() for bar in page.locator(".df-share").all()[:3]] == ["1\n100%", "2\n50%", "3\n0%"]
+
+
+def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
+    session = ScriptedSession()
+    with chatting(visitor, session) as (_, page):
+        send(page, "one")
+        status(page, "acceptance 2.50")
+        press(page, "Regenerate")
+        wait_until(lambda: len(session.requests) == 2)
+        status(page, f"seed {session.requests[1].sampling.seed}")
+        assert session.requests[1].messages == session.requests[0].messages
+        press(page, "Edit last")
+        wait_until(lambda: field(page).input_value() == "one")
+        assert page.locator(BOT).count() == page.locator(USER).count() == 0
+        send(page, "two")
+        page.locator(USER).get_by_text("two").wait_for()
+        wait_until(lambda: len(session.requests) == 3)
+        assert [message.content for message in session.requests[2].messages] == ["two"]
+        status(page, "acceptance 2.50")
+        press(page, "Clear")
+        page.locator(USER).wait_for(state="detached")
+        send(page, "three")
+        wait_until(lambda: len(session.requests) == 4)
+        assert [message.content for message in session.requests[3].messages] == ["three"]
+
+
+def test_settings_reach_the_request_and_a_bad_one_is_one_plain_line(visitor: Visitor) -> None:
+    session = ScriptedSession()
+    with chatting(visitor, session) as (_, page):
+        press(page, "Settings")
+        send(page, "as it is")
+        status(page, "acceptance 2.50")
+        own = session.requests.pop()
+        assert own.sampling == SamplingParams() and own.block_size is None and own.limits.max_new_tokens == 1024
+        press(page, "Clear")
+        page.locator(USER).wait_for(state="detached")
+        page.get_by_label("System prompt").fill("Be brief.")
+        page.get_by_label("Temperature").first.fill("0.7")
+        page.get_by_label("Top-p").fill("0.9")
+        page.get_by_label("Most tokens").first.fill("33")
+        page.get_by_label("Block size").fill("3")
+        page.get_by_label("without (AR)").check()
+        page.get_by_label("Seed").first.fill("no number")
+        send(page, "hi")
+        status(page, "seed must be a whole number, got 'no number'")
+        assert field(page).input_value() == "hi" and session.requests == []
+        page.get_by_label("Seed").first.fill("18446744073709551615")
+        field(page).press("Enter")
+        status(page, "without drafting · seed 18446744073709551615")
+        request = session.requests[0]
+        assert (request.mode, request.block_size, request.limits.max_new_tokens) == ("ar", 3, 33)
+        assert (request.sampling.temperature, request.sampling.top_p) == (0.7, 0.9)
+        assert request.sampling.seed == 2**64 - 1
+        assert [message.role for message in request.messages] == ["system", "user"]
+        page.get_by_label("with the drafter").check()
+        field(page).fill("more")
+        field(page).press("Enter")
+        status(page, "2.00x AR")
+        assert "AR here: 60.0 tok/s, 2.00x" in page.locator("#df-figures").inner_text()
+
+
+def test_an_error_is_one_line_and_the_message_comes_back(visitor: Visitor) -> None:
+    faults = [ContextError("at once: 900 tokens do not fit", "shorten it"), EngineError("the device is gone", "wait")]
+    with chatting(visitor, ScriptedSession(faults=[*faults])) as (_, page):
+        for words in ("900 tokens do not fit (shorten it)", "the device is gone (wait)"):
+            send(page, "too much")
+            assert status(page, words).get_attribute("role") == "alert"
+            wait_until(lambda: field(page).input_value() == "too much")
+            assert page.locator(USER).count() == 0
+            assert "Traceback" not in page.content()
+        field(page).press("Enter")  # the pair is loaded again where it broke
+        status(page, "acceptance 2.50")
+
+
+def test_tokens_are_shown_by_origin_with_more_than_a_colour(visitor: Visitor) -> None:
+    with chatting(visitor) as (_, page):
+        send(page, "hi")
+        status(page, "acceptance 2.50")
+        page.get_by_label("Tokens by origin").check()
+        status(page, "underlined: drafted and accepted")
+        origins = page.locator(".df-origins")
+        origins.wait_for()
+        assert origins.locator("u").all_inner_texts() == [", wor", "!"]
+        assert origins.locator("b").all_inner_texts()[:2] == ["‹Hello›", "‹ld›"]
+        style = origins.locator("u").first.evaluate("element => getComputedStyle(element).textDecorationLine")
+        assert style == "underline"
+        page.get_by_label("Tokens by origin").uncheck()
+        page.locator(BOT).get_by_text("Hello, world!").wait_for()
+
+
+def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visitor: Visitor) -> None:
+    steps = (*said("I wonder ", "<b>why</b>", channel="thinking"), *said("# Title\n\n```py\nprint('<b>')\n```\n"))
+    with chatting(visitor, ScriptedSession(steps=steps)) as (_, page):
+        press(page, "Export")
+        page.get_by_text("there is nothing to export yet").wait_for()
+        send(page, "code, please")
+        status(page, "acceptance 2.50")
+        title = page.get_by_text("Thinking (2 tokens, 0.0 s)")
+        title.wait_for()
+        page.get_by_text("I wonder").wait_for(state="hidden")
+        title.click()
+        page.get_by_text("I wonder <b>why</b>").wait_for()
+        page.locator(f"{BOT} button.copy_code_button").wait_for()
+        press(page, "Export")
+        with page.expect_download() as saving:
+            page.get_by_role("link", name="JSON with figures").click()
+        assert saving.value.suggested_filename == "conversation.json"
+        content = json.loads(saving.value.path().read_text(encoding="utf-8"))
+        link = page.get_by_role("link", name="Markdown").get_attribute("href") or ""
+        markdown = base64.b64decode(link.partition("base64,")[2]).decode("utf-8")
+    assert [row["role"] for row in content["messages"]] == ["user", "assistant"]
+    reply = content["messages"][1]
+    assert reply["content"] == "# Title\n\n```py\nprint('<b>')\n```\n" and reply["thinking"] == "I wonder <b>why</b>"
+    assert reply["figures"]["mean_acceptance_length"] == 2.5
+    assert "## You\n\ncode, please" in markdown and "print('<b>')" in markdown

@@ -1,0 +1,250 @@
+"""The Models tab: a pull with its progress, cancelling, loading and removing; the desk is real, the hub is ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fake_hub import FakeHub
+
+from dflash_local import settings
+from dflash_local.catalog.bundled import find
+from dflash_local.cli.session import LoadWish
+from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
+from dflash_local.events import Notice, PullProgress
+from dflash_local.service.resident import Model, Resident
+from dflash_local.ui.offers import Offer
+from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
+from tests.service.scripted import ScriptedSession
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import FakeDesk, Site, site, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+SLOW = 200_000  # bytes per second of a file that is to be seen coming
+
+
+@contextmanager
+def models(visitor: Visitor, **how: Any) -> Iterator[tuple[Site, Page]]:
+    """Within, a window at the Models tab; it has asked no other machine for anything in the end."""
+    with site(**how) as here:
+        enter(visitor.page, here)
+        yield here, visitor.page
+        assert visitor.foreign == [] and visitor.complaints == []
+
+
+def enter(page: Page, here: Site) -> None:
+    page.goto(here.url)
+    page.get_by_role("tab", name="Models").click()
+    page.locator("#df-details pre").wait_for()
+
+
+def real_desk(resident: Resident) -> Any:
+    """The desk of the command, over the home and the hub of this test."""
+    from dflash_local.cli.web_desk import WebDesk
+
+    user = settings.load()
+    return WebDesk(resident, find("demo"), LoadWish(user=user), user, "http://127.0.0.1:1")
+
+
+def any_model(name: str) -> Model:
+    return Model(name, lambda _progress: ScriptedSession())
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator(f'#df-pairs tr[data-name="{name}"]')
+
+
+def choose(page: Page, name: str) -> None:
+    """Click a row, and wait until what belongs to it is shown."""
+    row(page, name).locator("button").click()
+    page.locator("#df-details pre").get_by_text(name).first.wait_for()
+
+
+def enabled(page: Page, button: str) -> Locator:
+    found = page.locator(f"#{button}:enabled")
+    found.wait_for()
+    return found
+
+
+def test_a_pull_is_seen_by_every_window_and_goes_on_when_its_own_is_closed(
+    visitor: Visitor,
+    toy_hub: FakeHub,  # noqa: F811
+) -> None:
+    toy_hub.fault("*.safetensors", "trickle", times=9, rate=SLOW)
+    with models(visitor, make=real_desk, find=any_model) as (here, page):
+        choose(page, TARGET)
+        enabled(page, "df-download").click()
+        bar = page.locator("#df-pulling [role=progressbar][aria-valuenow]")
+        bar.wait_for()
+        other = page.context.new_page()
+        enter(other, here)
+        other.locator("#df-pulling").get_by_text("/s").wait_for()
+        assert "goes on when this page is closed" in other.locator("#df-pulling").inner_text()
+        began = int(bar.get_attribute("aria-valuenow") or 0)
+        page.wait_for_function(
+            f"+document.querySelector('#df-pulling [role=progressbar]').getAttribute('aria-valuenow') > {began}"
+        )
+        page.close()
+        other.locator("#df-cancel-pull").click()
+        other.locator("#df-pulling").get_by_text("cancelled").wait_for()
+        row(other, TARGET).get_by_text("in part").wait_for()
+        assert not other.locator("#df-cancel-pull").is_visible()
+
+
+def test_a_pair_is_pulled_loaded_and_removed(
+    visitor: Visitor,
+    toy_hub: FakeHub,  # noqa: F811
+) -> None:
+    with models(visitor, make=real_desk, find=any_model) as (here, page):
+        choose(page, TARGET)
+        assert page.locator("#df-load").is_disabled() and page.locator("#df-remove").is_disabled()
+        enabled(page, "df-download").click()
+        page.locator("#df-pulling").get_by_text("every file verified").wait_for()
+        row(page, TARGET).get_by_text("here", exact=True).wait_for()
+        assert toy_hub.sent("*.safetensors") > 1_000_000
+
+        enabled(page, "df-load").click()
+        page.locator("#df-standing").get_by_text(f"{TARGET} is loaded").wait_for()
+        row(page, TARGET).locator(".df-served").wait_for()
+        assert here.resident.model.name == TARGET
+        assert page.locator("#df-remove").is_disabled(), "what is loaded is not removed"
+
+        enabled(page, "df-unload").click()
+        page.locator("#df-standing").get_by_text("is not loaded").wait_for()
+        enabled(page, "df-remove").click()
+        page.locator("#df-question").get_by_text("would be freed").wait_for()
+        page.locator("#df-no").click()
+        page.locator("#df-question").wait_for(state="hidden")
+        row(page, TARGET).get_by_text("here", exact=True).wait_for()
+
+        enabled(page, "df-remove").click()
+        page.locator("#df-yes").click()
+        page.locator("#df-models-notice").get_by_text("freed").wait_for()
+        row(page, TARGET).get_by_text("not here").wait_for()
+        assert TARGET in page.locator("#df-models-notice").inner_text()
+
+
+def test_a_pull_that_fails_is_one_plain_line(
+    visitor: Visitor,
+    toy_hub: FakeHub,  # noqa: F811
+) -> None:
+    toy_hub.fault("api", "404", times=99, code="RepoNotFound")
+    with models(visitor, make=real_desk) as (_, page):
+        choose(page, TARGET)
+        enabled(page, "df-download").click()
+        line = page.locator("#df-pulling [role=alert]")
+        line.wait_for()
+        assert "was not downloaded" in line.inner_text() and "\n" not in line.inner_text()
+        enabled(page, "df-download")
+
+
+def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
+    def broken(name: str) -> Model:
+        def load(_progress: object) -> ScriptedSession:
+            raise DownloadError("a shard is missing", "pull it again")
+
+        return Model(name, load)
+
+    def change(desk: FakeDesk) -> None:
+        desk.registry.append(Offer("other", "local", "fits", "1.00 GiB"))
+
+    with models(visitor, change=change, find=broken) as (here, page):
+        choose(page, "other")
+        enabled(page, "df-load").click()
+        page.locator("#df-models-notice").get_by_text("a shard is missing (pull it again)").wait_for()
+        assert here.resident.model.name == "scripted"
+
+
+def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) -> None:
+    odd = "<img src=x onerror=alert(1)>"
+
+    def change(desk: FakeDesk) -> None:
+        desk.registry.append(Offer(odd, "absent", "fits", "1 GiB"))
+
+    with models(visitor, change=change) as (_, page):
+        page.locator("#df-pairs").get_by_text(odd).click()
+        page.locator("#df-details").get_by_text(f"all about {odd}").wait_for()
+        assert page.locator("#df-pairs img").count() == 0
+
+
+def test_programs_use_the_pairs_by_name() -> None:
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+
+    def pulling(_name: str, hear: Any, cancelled: Any) -> None:
+        hear(Notice("one file is here"))
+        hear(PullProgress("a/b", 1, 4))
+        until = time.monotonic() + 10
+        while not cancelled() and time.monotonic() < until:
+            time.sleep(0.01)
+        raise Interrupted("stopped; finished files are kept")
+
+    def change(desk: FakeDesk) -> None:
+        desk.registry.append(Offer("absent-one", "absent", "fits", "1 GiB"))
+        desk.pulling = pulling
+
+    with site(change=change) as here:
+        client = Client(here.url, verbose=False)
+        listed = client.predict(api_name="/models")
+        assert [(one["name"], one["served"]) for one in listed] == [("scripted", True), ("absent-one", False)]
+        assert "is loaded" in client.predict("scripted", api_name="/load")
+        assert "is not loaded" in client.predict(api_name="/unload")
+        assert "would be freed" in client.predict("absent-one", True, api_name="/remove")
+        assert here.desk.removed == []
+        assert "freed" in client.predict("absent-one", api_name="/remove") and here.desk.removed == ["absent-one"]
+        for call in (lambda: client.predict("/etc", api_name="/load"), lambda: client.predict("x", api_name="/pull")):
+            with pytest.raises(AppError, match="unknown model"):
+                call()
+        with pytest.raises(AppError, match="download it first"):
+            client.predict("absent-one", api_name="/load")
+        job = client.submit("absent-one", api_name="/pull")
+        wait_until(lambda: bool(job.outputs()))
+        assert job.outputs()[0]["done"] == 1 and job.outputs()[0]["total"] == 4
+        with pytest.raises(AppError, match="one at a time"):
+            client.predict("absent-one", api_name="/pull")
+        assert "cancelled" in client.predict(api_name="/cancel_pull")
+        with pytest.raises(AppError, match="finished files are kept"):
+            job.result(5)
+
+
+def test_no_endpoint_is_named_that_is_not_meant_to_be() -> None:
+    from gradio_client import Client
+
+    with site() as here:
+        named = set(Client(here.url, verbose=False).view_api(return_format="dict")["named_endpoints"])
+    assert named == {
+        *("/chat", "/race", "/stop", "/models", "/pull", "/cancel_pull", "/remove"),
+        *("/load", "/unload", "/bench", "/about", "/certify"),
+    }
+
+
+def test_two_pulls_at_once_are_refused() -> None:
+    from dflash_local.ui.web.shelf import Shelf
+
+    def pulling(_name: str, _hear: Any, cancelled: Any) -> None:
+        wait_until(cancelled)
+        raise Interrupted("stopped")
+
+    resident = Resident(any_model("scripted"))
+    desk = FakeDesk(resident, registry=[Offer("a", "absent", "fits", ""), Offer("b", "absent", "fits", "")])
+    desk.pulling = pulling
+    shelf = Shelf(desk)
+    pull = shelf.download("A")
+    with pytest.raises(BusyError, match="a is being downloaded"):
+        shelf.download("b")
+    with pytest.raises(BusyError, match="cancel that first"):
+        shelf.remove("a")
+    with pytest.raises(UnknownModelError):
+        shelf.download("../../etc")
+    pull.cancel()
+    wait_until(lambda: not pull.running)
+    assert isinstance(pull.error, Interrupted) and "cancelled" in pull.verdict
+    again = shelf.download("b")
+    again.cancel()
+    wait_until(lambda: not again.running)
+    resident.close()

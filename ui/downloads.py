@@ -1,0 +1,84 @@
+"""How far a download is and how fast it goes, out of a pull's events. Arithmetic only; draws nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from dflash_local.events import PullProgress
+from dflash_local.terminal import byte_size, duration
+
+WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
+
+
+class Speed:
+    """Bytes per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, done: int) -> None:
+        """``done`` bytes in all at this time."""
+        self._points.append((now, done))
+        while len(self._points) > 2 and now - self._points[0][0] > WINDOW_S:
+            self._points.popleft()
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before there is anything to measure."""
+        if len(self._points) < 2:
+            return None
+        (start, before), (end, after) = self._points[0], self._points[-1]
+        return (after - before) / (end - start) if end > start and after > before else None
+
+
+class Download:
+    """The repositories of a pull, in the order in which they were heard of.
+
+    Attributes:
+        repos: bytes done and in all of each.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.repos: dict[str, tuple[int, int]] = {}
+        self._clock, self._speed = clock, Speed()
+
+    def take(self, event: PullProgress) -> None:
+        """Count one event in."""
+        known = event.repo in self.repos
+        self.repos[event.repo] = (event.done, event.total)
+        if known:  # what was there before says nothing about the speed
+            self._speed.add(self._clock(), self.done)
+        else:
+            self._speed = Speed()
+            self._speed.add(self._clock(), self.done)
+
+    @property
+    def done(self) -> int:
+        """Bytes that are here."""
+        return sum(done for done, _ in self.repos.values())
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(total for _, total in self.repos.values())
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Over the last seconds; None before there is anything to measure."""
+        return self._speed.bytes_per_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until all is here at this speed; None while that is not known."""
+        rate = self.bytes_per_s
+        return None if rate is None else (self.total - self.done) / rate
+
+    @property
+    def line(self) -> str:
+        """All of it in words: bytes, speed, time left."""
+        parts = [f"{byte_size(self.done)} of {byte_size(self.total)}"]
+        if self.bytes_per_s is not None and self.left_s:
+            parts += [f"{byte_size(self.bytes_per_s)}/s", f"{duration(self.left_s)} left"]
+        return " · ".join(parts)

@@ -1,0 +1,24 @@
+"""Links that save something from the page. The file lies in the link: the server stores nothing."""
+
+from __future__ import annotations
+
+import base64
+
+from dflash_local.ui.web.markup import paragraph, word
+from dflash_local.ui.web.talk import Talk
+
+
+def link(label: str, name: str, kind: str, content: str) -> str:
+    """A link that saves ``content`` under ``name``."""
+    data = base64.b64encode(content.encode("utf-8", "replace")).decode("ascii")
+    href = f"data:{kind};charset=utf-8;base64,{data}"
+    return f'<a class="df-save" download="{word(name)}" href="{href}">{word(label)}</a>'
+
+
+def links(talk: Talk) -> str:
+    """The conversation as Markdown and as JSON with its figures."""
+    if not talk.turns:
+        return paragraph("there is nothing to export yet")
+    markdown = link("Markdown", "conversation.md", "text/markdown", talk.exported("md"))
+    as_json = link("JSON with figures", "conversation.json", "application/json", talk.exported("json"))
+    return f'<p class="df-line">Save the conversation: {markdown} · {as_json}</p>'

@@ -1,0 +1,74 @@
+"""Small pieces of HTML, every word in them made harmless. Knows no components and no models."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dflash_local.errors import DFlashError
+from dflash_local.terminal import safe, safe_line
+
+
+def word(value: object) -> str:
+    """One line of text."""
+    return html.escape(safe_line(str(value)))
+
+
+def paragraph(text: str, kind: str = "note") -> str:
+    """A line of its own; ``kind`` is note or error. Empty for no text."""
+    role = "alert" if kind == "error" else "status"
+    return f'<p class="df-line df-{kind}" role="{role}">{word(text)}</p>' if text else ""
+
+
+def failed(error: DFlashError) -> str:
+    """An error as one plain line, with the fix."""
+    return paragraph(str(error), "error")
+
+
+def block(text: str) -> str:
+    """Text that is laid out already, in columns."""
+    return f'<pre class="df-text" tabindex="0">{html.escape(safe(text))}</pre>'
+
+
+def facts(pairs: Mapping[str, object]) -> str:
+    """Names and their values."""
+    rows = "".join(f'<tr><th scope="row">{word(name)}</th><td>{word(value)}</td></tr>' for name, value in pairs.items())
+    return f'<table class="df-facts"><tbody>{rows}</tbody></table>'
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], last: Sequence[object] | None = None) -> str:
+    """Rows of figures; where it is too wide for the window, it scrolls. ``last`` is set off below them."""
+    head = "".join(f'<th scope="col">{word(title)}</th>' for title in titles)
+    body = "".join(_row(row) for row in rows)
+    foot = f"<tfoot>{_row(last)}</tfoot>" if last is not None else ""
+    return (
+        '<div class="df-scroll" tabindex="0"><table class="df-table">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table></div>"
+    )
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"<tr>{''.join(f'<td>{word(cell)}</td>' for cell in cells)}</tr>"
+
+
+def progress(text: str, fraction: float | None) -> str:
+    """A bar under its words; without a fraction it only says that something goes on."""
+    share = None if fraction is None else round(100 * min(max(fraction, 0.0), 1.0))
+    value = "" if share is None else f' aria-valuenow="{share}"'
+    style = "" if share is None else f' style="width:{share}%"'
+    return (
+        f'<div class="df-progress"><span>{word(text)}</span>'
+        f'<div class="df-bar" role="progressbar" aria-label="{word(text)}" aria-valuemin="0" aria-valuemax="100"'
+        f"{value}><div{style}></div></div></div>"
+    )
+
+
+def saved(label: str, name: str, content: Mapping[str, Any]) -> str:
+    """A link that saves a JSON file; the file lies in the link, so the server stores nothing."""
+    raw = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
+    data = base64.b64encode(raw).decode("ascii")
+    link = f"data:application/json;base64,{data}"
+    return f'<p class="df-line"><a class="df-save" download="{word(name)}" href="{link}">{word(label)}</a></p>'

@@ -1,0 +1,183 @@
+"""One reply on its way to a window: what came of it so far, and the way to end it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from dflash_local.errors import EngineError
+from dflash_local.events import Channel, Event, Finished, Piece, Step
+from dflash_local.request import Request
+from dflash_local.service.resident import Resident
+from dflash_local.service.service import Facts, Ticket
+from dflash_local.terminal import safe_line
+from dflash_local.ui.readings import Readings
+from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.web.text import SafeMarkdown
+
+MAX_POINTS = 120  # of the curve of one reply
+
+
+class Reply:
+    """Gathers a reply. ``run`` is called once, on a thread; everything else from any thread.
+
+    Args:
+        known: what the readings are of; another pair makes them begin anew.
+
+    Attributes:
+        facts: of the pair that replies; before it does, of the one before.
+        version: grows with everything that came. finished: how it ended; None before, or when it failed.
+    """
+
+    def __init__(self, resident: Resident, request: Request, readings: Readings, known: Facts | None) -> None:
+        self.request, self.readings = request, readings
+        self.facts = known
+        self.version = 0
+        self.finished: Finished | None = None
+        self._resident = resident
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
+        self._stopping = False
+        self._safe = SafePieces()
+        self._raw: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
+        self._pieces: list[Piece] = []
+        self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
+        self._thinking: tuple[int, float] | None = None  # tokens, seconds
+        self._channel: Channel = "final"
+        self._began: float | None = None
+        self._curve: list[tuple[float, float]] = []
+        self._every = 1  # steps for one point of the curve
+        self._steps = 0
+
+    def run(self) -> None:
+        """Ask for it and take what comes, to its end.
+
+        Raises:
+            DFlashError: the pair could not be loaded, or the request failed.
+        """
+        ticket = self._resident.submit(self.request)
+        with self._lock:
+            self._ticket = ticket
+            if self._stopping:
+                ticket.cancel()
+            facts = self._resident.facts
+            if facts is not None and facts is not self.facts:
+                self.facts = facts
+                self.readings.load(facts)
+                self.readings.begin(self.request.mode)
+        for event in ticket.events():
+            self._take(event)
+        if self.finished is None:
+            raise EngineError("the reply ended without saying why")
+
+    def stop(self) -> None:
+        """End it within one cycle; what came is kept."""
+        with self._lock:
+            self._stopping = True
+            ticket = self._ticket
+        if ticket is not None:
+            ticket.cancel()
+
+    @property
+    def text(self) -> str:
+        """The answer as the model wrote it."""
+        with self._lock:
+            return "".join((*self._raw["final"], *self._raw["tool"]))
+
+    @property
+    def thinking(self) -> str:
+        """What was thought, as the model wrote it."""
+        with self._lock:
+            return "".join(self._raw["thinking"])
+
+    @property
+    def stopped(self) -> bool:
+        """True when it was ended early."""
+        return self.finished is not None and self.finished.reason == "cancelled"
+
+    @property
+    def worth_keeping(self) -> bool:
+        """True when it ended and something came of it."""
+        return self.finished is not None and (not self.stopped or bool(self.text or self.thinking))
+
+    @property
+    def answer(self) -> str:
+        """The answer as Markdown for the page."""
+        with self._lock:
+            return self._answer.text
+
+    @property
+    def thoughts(self) -> str:
+        """What was thought as Markdown for the page."""
+        with self._lock:
+            return self._thoughts.text
+
+    @property
+    def thinking_title(self) -> str:
+        """The title of the folded box."""
+        with self._lock:
+            tokens, seconds = self._thinking or (0, 0.0)
+        return f"Thinking ({tokens} tokens, {seconds:.1f} s)" if tokens else "Thinking"
+
+    @property
+    def is_thinking(self) -> bool:
+        """True while no word of the answer has come."""
+        return self.finished is None and not self._pieces
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """The answer with the origins of its tokens, without control characters."""
+        with self._lock:
+            return tuple(self._pieces)
+
+    @property
+    def curve(self) -> Sequence[tuple[float, float]]:
+        """Seconds and tokens per second, over the whole reply."""
+        with self._lock:
+            return tuple(self._curve)
+
+    @property
+    def state(self) -> str:
+        """What is going on, in words."""
+        load = self._resident.status.progress
+        if self.finished is None and self._ticket is None:
+            return (
+                f"loading {self._resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}"
+                if load
+                else "waiting"
+            )
+        return "stopping" if self._stopping and self.finished is None else self.readings.state
+
+    def _take(self, event: Event) -> None:
+        with self._lock:
+            self.readings.take(event)
+            if isinstance(event, Step):
+                for piece in event.pieces:
+                    self._raw[piece.channel].append(piece.text)
+                self._count(event)
+                self._show(self._safe.feed(event.pieces))
+            elif isinstance(event, Finished):
+                self._show(self._safe.finish())
+                self.finished = event
+            self.version += 1
+
+    def _count(self, step: Step) -> None:
+        self._began = step.t_s if self._began is None else self._began
+        self._channel = step.pieces[-1].channel if step.pieces else self._channel
+        if self._channel == "thinking":
+            tokens = self._thinking[0] if self._thinking else 0
+            self._thinking = (tokens + len(step.token_ids), step.t_s - self._began)
+        self._steps += 1
+        if self.readings.now is not None and self._steps % self._every == 0:
+            self._curve.append((step.t_s - self._began, self.readings.now))
+        if len(self._curve) > MAX_POINTS:
+            self._every *= 2
+            del self._curve[::2]
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if piece.channel == "thinking":
+                self._thoughts.feed(piece.text)
+            else:
+                self._pieces.append(piece)
+                self._answer.feed(piece.text)
