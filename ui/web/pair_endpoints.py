@@ -139,7 +139,9 @@ class _Calls:
 
     @_gives(dict[str, Any])
     async def bench(self, request: gr.Request, max_tokens: int = 128, prompts: int = 0) -> AsyncIterator[Any]:
-        """Run the built-in prompts without and with drafting; /stop ends it. Streams how far it is, the last is the report.
+        """Run the built-in prompts without and with drafting; /stop ends it.
+
+        Streams how far it is; the last is the report.
 
         Parameters:
             max_tokens: of each reply at most.
