@@ -155,7 +155,9 @@ class Bench:
     def session(self, context: int) -> Session:
         """The pair, loaded as any other."""
         pair = Pair(self.case.name, self.folder / "target", self.folder / "drafter", bundled=False)
-        options = LoadOptions(dtype="bfloat16", device=self.device, draft=self.draft, context=context)
+        options = LoadOptions(
+            dtype="bfloat16", device=self.device, engine="reference", draft=self.draft, context=context
+        )
         return load(pair, options)
 
     def predicted(self, context: int) -> Ledger:

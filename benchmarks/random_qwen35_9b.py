@@ -249,7 +249,7 @@ def run(size: Size, work: Path, device: str, clock: Clock) -> dict[str, Any]:
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
         before = time.perf_counter()
-        session = load(pair, LoadOptions(dtype=dtype, device=device))
+        session = load(pair, LoadOptions(dtype=dtype, device=device, engine="reference"))
         results["load_s"][dtype] = time.perf_counter() - before
         results["head"] = report.header("random Qwen3.5-9B", pair, session.facts)
         results["logit_std"] = logit_spread(session)

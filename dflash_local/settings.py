@@ -21,6 +21,7 @@ APP = "dflash-local"
 SETTINGS_FILE = "settings.json"
 HUB_ENDPOINT = "https://huggingface.co"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ENGINES = ("auto", "fused", "reference")
 # Quiet and private libraries; set only where the user has not decided otherwise.
 LIBRARY_DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -87,6 +88,7 @@ def _tokens(value: Any) -> int:
 KEYS: dict[str, Key] = {
     "model": Key("the name of a pair or a folder", _text),
     "device": Key("auto, cpu, cuda, cuda:N, mps or balanced", _text),
+    "engine": Key(", ".join(ENGINES), _one_of(ENGINES)),
     "dtype": Key(", ".join(DTYPES), _one_of(DTYPES)),
     "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _temperature),
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
@@ -129,6 +131,7 @@ class Settings:
     hub: HubSettings
     model: str | None = None
     device: str | None = None
+    engine: str | None = None
     dtype: str | None = None
     temperature: float | None = None
     max_new_tokens: int | None = None

@@ -83,5 +83,6 @@ def _is_as_wished(pair: Pair, wish: LoadWish, facts: Any) -> bool:
         and not wish.allow_mismatch
         and format_ in (None, facts.dtype)
         and wish.device in ("auto", facts.device)
+        and wish.engine in ("auto", facts.engine)
         and (wish.context is None or wish.context == facts.context)
     )

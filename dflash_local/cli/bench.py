@@ -42,6 +42,7 @@ def bench(
     block_size: opt.BlockSize = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
+    engine: opt.Engine = None,
     quantize: opt.Quantize = None,
     context: opt.Context = None,
     no_fit_check: opt.NoFitCheck = False,
@@ -63,7 +64,7 @@ def bench(
     if limit is not None:
         check_integer("limit", limit, 1, MAX_LIMIT)
         chosen = chosen[:limit]
-    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    wish = load_wish(user, dtype=dtype, device=device, engine=engine, quantize=quantize, allow_mismatch=allow_mismatch)
     wish = replace(wish, context=context, fit_check=not no_fit_check)
     thinking = thinks(pair, think, user, console)
     with loaded_engine(pair, wish, console) as session:

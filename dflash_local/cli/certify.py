@@ -44,6 +44,7 @@ def certify(
     seed: opt.Seed = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
+    engine: opt.Engine = None,
     quantize: opt.Quantize = None,
     context: opt.Context = None,
     no_fit_check: opt.NoFitCheck = False,
@@ -59,7 +60,7 @@ def certify(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
     check_report_path(report)
-    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
+    wish = load_wish(user, dtype=dtype, device=device, engine=engine, quantize=quantize, allow_mismatch=allow_mismatch)
     wish = replace(wish, context=context, fit_check=not no_fit_check)
     thinking = thinks(pair, think, user, console)
     with loaded_engine(pair, wish, console) as session:

@@ -40,6 +40,8 @@ class QuantizeChoice(str, Enum):
 class EngineChoice(str, Enum):
     """Which runner does the work."""
 
+    auto = "auto"
+    fused = "fused"
     reference = "reference"
 
 
@@ -91,7 +93,7 @@ GpuMemory = Annotated[
 ]
 Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-Engine = Annotated[EngineChoice, typer.Option(help="The runner.")]
+Engine = Annotated[EngineChoice | None, typer.Option(help="auto: fused on a GPU where it knows the pair.")]
 Quantize = Annotated[QuantizeChoice | None, typer.Option(help="Load the target's weights in 4 or 8 bits.")]
 AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]

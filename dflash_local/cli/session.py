@@ -30,6 +30,7 @@ class LoadWish:
 
     dtype: str = "auto"
     device: str = "auto"
+    engine: str = "auto"
     quantize: str | None = None
     allow_mismatch: bool = False
     draft: bool = True
@@ -43,6 +44,7 @@ def load_wish(
     *,
     dtype: Enum | None,
     device: str | None,
+    engine: Enum | None = None,
     quantize: Enum | None = None,
     allow_mismatch: bool = False,
     draft: bool = True,
@@ -53,6 +55,7 @@ def load_wish(
     return LoadWish(
         dtype=opt.first(opt.value_of(dtype), user.dtype, "auto"),
         device=opt.first(device, user.device, "auto"),
+        engine=opt.first(opt.value_of(engine), user.engine, "auto"),
         quantize=opt.value_of(quantize),
         allow_mismatch=allow_mismatch,
         draft=draft,
@@ -95,6 +98,7 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
     options = LoadOptions(
         dtype=wish.dtype,
         device=wish.device,
+        engine=wish.engine,
         quantize=wish.quantize,
         allow_mismatch=wish.allow_mismatch,
         draft=wish.draft,

@@ -65,6 +65,7 @@ class FusedRunner:
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
         self._limit = context - 1
+        self._said = ""
         self._kept = 0  # rows that the last cycle committed, as the host knows
         self._ahead = AHEAD
 
@@ -97,6 +98,14 @@ class FusedRunner:
         self._limit = min(length, self.context) - 1
         self.progress.limit.fill_(self._limit)
         self._ahead = 0 if exactly and self.target.is_recurrent else AHEAD
+
+    def notice(self) -> str:
+        """Something the user should know, once; empty when there is nothing."""
+        fault, said = self._graphs.fault, self._said
+        self._said = fault
+        return (
+            "" if fault == said else f"no CUDA graph could be recorded ({fault}): replies are slower than they could be"
+        )
 
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""

@@ -140,6 +140,8 @@ class Generation:
 
     def _watch(self) -> Iterator[Event]:
         """Alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""
+        if found := self.runner.notice():
+            yield Notice(found, "warning")
         if not self.drafting:
             return
         if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:

@@ -12,23 +12,29 @@ class Graphs:
     """Work recorded once and replayed; the same work run eagerly where there is nothing to record with.
 
     A shape's first run is eager: it compiles kernels and gives the result of its cycle. The second records.
+    Where recording fails the work goes on eagerly, and ``fault`` says why.
     """
 
     def __init__(self, on_gpu: bool) -> None:
+        self.fault = ""
         self._on_gpu = on_gpu
         self._known: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         self._pool: Any = None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Do the work of that key."""
-        if not self._on_gpu:
+        if not self._on_gpu or self.fault:
             return work()
         if key not in self._known:
             self._known[key] = None
             return work()
         graph = self._known[key]
         if graph is None:
-            graph = self._known[key] = self._recorded(work)
+            try:
+                graph = self._known[key] = self._recorded(work)
+            except RuntimeError as error:  # a driver or a memory that does not allow it
+                self.fault = str(error).strip().partition("\n")[0]
+                return work()
         graph.replay()
 
     def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:

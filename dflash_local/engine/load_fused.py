@@ -22,6 +22,7 @@ from dflash_local.models.pair import PairFacts
 from dflash_local.models.target_facts import TargetFacts
 
 ENGINES = ("auto", "fused", "reference")
+OLDEST_CARD = (8, 0)  # compute capability
 
 
 def chosen_engine(wanted: str, facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:
@@ -39,8 +40,14 @@ def chosen_engine(wanted: str, facts: TargetFacts, contract: PairFacts | None, w
         if why:
             raise UsageError(f"the fused engine cannot run this: {why}", "use --engine reference")
         return wanted
-    on_gpu = where.device.startswith("cuda") and HAVE_TRITON
-    return "reference" if why or not on_gpu else "fused"
+    return "fused" if not why and _has_kernels(where.device) else "reference"
+
+
+def _has_kernels(device: str) -> bool:
+    """True on a GPU that the kernels are compiled for: they need bfloat16 in the tensor cores."""
+    if not (device.startswith("cuda") and HAVE_TRITON):
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_CARD
 
 
 def _refusal(facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:

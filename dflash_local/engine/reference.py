@@ -109,6 +109,10 @@ class ReferenceRunner:
     def end_at(self, length: int, exactly: bool) -> None:
         """Nothing to do: each cycle is known before the next one begins."""
 
+    def notice(self) -> str:
+        """Something the user should know, once; this runner has nothing to say."""
+        return ""
+
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
         self._block = block

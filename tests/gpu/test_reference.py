@@ -39,9 +39,12 @@ def test_l1_float32_is_identical_on_the_gpu(family: str) -> None:
                 assert decode(target, prompt, NEW, drafter, block, params)[0] == text, f"{drafter} block {block}"
 
 
+@pytest.mark.parametrize("engine", ["reference", "fused"])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_golden_pairs_in_float32_on_the_gpu(pair: str) -> None:
-    session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "cuda"))
+def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
+    options = LoadOptions("float32", "cuda", engine=engine)
+    session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), options)
+    assert session.facts.engine == engine
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
         reply = ask(session, case["prompt_ids"], 72)
         assert reply.ids == case["output_ids"]
@@ -61,7 +64,8 @@ def test_bfloat16_runs_on_the_gpu(family: str) -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_golden_pairs_spread_over_several_gpus(pair: str) -> None:
     session = load(
-        find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), LoadOptions("float32", "balanced")
+        find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")),
+        LoadOptions("float32", "balanced", engine="reference"),
     )
     assert len({p.device for p in session.runner.target.model.parameters()}) > 1
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][:2]:

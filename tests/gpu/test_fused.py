@@ -1,0 +1,70 @@
+"""The fused engine on a GPU: equal to the reference engine, graphs equal to eager launches, no host in the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_sessions import Reply, ask, random_prompt
+
+from dflash_local.catalog import bundled
+from dflash_local.engine.graphs import Graphs
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.session import Session
+from dflash_local.request import Limits, SamplingParams, user_request
+
+pytestmark = pytest.mark.gpu
+PAIRS = pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+
+
+def session_of(pair: str, engine: str) -> Session:
+    return load(bundled.find(pair), LoadOptions("float32", "cuda", engine=engine))
+
+
+@PAIRS
+def test_both_engines_write_the_same_text(pair: str) -> None:
+    fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
+    for text in ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.'):
+        for sampling in (
+            SamplingParams(),
+            SamplingParams(temperature=0.8, seed=7),
+            SamplingParams(0.9, 5, 0.9, seed=3),
+        ):
+            for mode, block in (("ar", None), ("dflash", None), ("dflash", 5)):
+                limits = Limits(max_new_tokens=120)
+                request = user_request(text, sampling=sampling, limits=limits, mode=mode, block_size=block)
+                one, two = (Reply(list(session.generate(request))) for session in (fused, reference))
+                assert one.ids == two.ids, (text, sampling, mode, block)
+
+
+@PAIRS
+def test_two_hundred_replayed_cycles_equal_eager_ones(pair: str) -> None:
+    session = session_of(pair, "fused")
+    prompt = random_prompt(15)
+    replayed = ask(session, prompt, 400)
+    session.reset()
+    session.runner._graphs = Graphs(on_gpu=False)
+    assert ask(session, prompt, 400).ids == replayed.ids
+    assert len(replayed.finished.stats.acceptance_lengths) > 40
+
+
+@PAIRS
+def test_no_cycle_waits_for_the_device(pair: str) -> None:
+    session = session_of(pair, "fused")
+    runner, prompt = session.runner, random_prompt(9)
+    sampler = Sampler(SamplingParams(), 1, runner.target.vocab_size, torch.tensor(prompt, device="cuda"))
+    runner.begin(sampler, frozenset(), session.facts.block_size, True)
+    with torch.inference_mode():
+        for _ in runner.prefill(prompt, 0):
+            pass
+        for _ in range(4):  # the first runs compile and record
+            runner.launch()
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            cycles = []
+            for _ in range(100):
+                runner.launch()
+                cycles += runner.collect()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(cycles) >= 100
