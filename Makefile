@@ -41,7 +41,7 @@ help:
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
-	@echo "make screenshots  pictures of the terminal screens: all into build/screens, the README's into docs"
+	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
 	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
@@ -65,6 +65,7 @@ test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
 
 screenshots: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens docs
+	@$(TEST) $(BIN)/python tests/ui/web/make_pictures.py build/screens docs
 
 snapshots: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py --snapshots

@@ -44,6 +44,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+ASSETS, KEEP = ("/assets/", "/static/"), (b"cache-control", b"private, max-age=86400")  # named by their content
 # Gradio closes a window's stream of answers when none is due, and the window loses the answer to a request whose
 # receipt overtakes the word that the stream is closed. So a receipt that follows such a word is sent a little later.
 STREAM_PATH, LAST_WORD = "/gradio_api/queue/data", b'"close_stream"'
@@ -112,8 +113,12 @@ class _Narrow:
                 begun = True
                 if scope["path"] == RECEIPT_PATH:
                     await self._let_pass()
-                policy = (b"content-security-policy", POLICY.encode("ascii"))
-                message = {**message, "headers": [*message.get("headers", ()), policy]}
+                headers = [*message.get("headers", ()), (b"content-security-policy", POLICY.encode("ascii"))]
+                if scope["path"].startswith(ASSETS) and not any(
+                    name.lower() == b"cache-control" for name, _ in headers
+                ):
+                    headers.append(KEEP)
+                message = {**message, "headers": headers}
             elif message["type"] == "http.response.body":
                 whole = not message.get("more_body", False)
                 if scope["path"] == STREAM_PATH and LAST_WORD in message.get("body", b""):

@@ -64,6 +64,13 @@ def test_the_page_is_there_and_says_what_the_browser_may_load(here: Site, path: 
     assert headers["x-frame-options"] == "DENY" and "access-control-allow-origin" not in headers
 
 
+def test_what_is_named_by_its_content_may_be_kept_and_nothing_else(here: Site) -> None:
+    _, headers, _ = ask(here, "GET", "/static/img/logo.svg")
+    assert headers["cache-control"] == "private, max-age=86400"
+    _, headers, _ = ask(here, "GET", "/config")
+    assert headers["cache-control"] == "no-store"
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.nip.io"])
 @pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/static/img/logo.svg"])
 def test_web_01_the_page_does_not_answer_to_a_foreign_host(here: Site, host: str, path: str) -> None:
