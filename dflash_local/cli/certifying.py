@@ -30,7 +30,8 @@ def command(pair: Pair, wish: LoadWish, thinking: bool) -> list[str]:
     argv = [sys.executable, "-m", "dflash_local", "certify", pair.name, "--json"]
     if not pair.bundled and pair.drafter is not None:
         argv += ["--drafter", str(pair.drafter)]
-    for option, value in (("--dtype", wish.dtype), ("--device", wish.device), ("--quantize", wish.quantize)):
+    given = {"--dtype": wish.dtype, "--device": wish.device, "--engine": wish.engine, "--quantize": wish.quantize}
+    for option, value in given.items():
         argv += [option, value] if value not in (None, "auto") else []
     argv += ["--context", str(wish.context)] if wish.context is not None else []
     argv += ["--no-fit-check"] if not wish.fit_check else []

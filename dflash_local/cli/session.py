@@ -30,13 +30,13 @@ class LoadWish:
 
     dtype: str = "auto"
     device: str = "auto"
-    engine: str = "auto"
     quantize: str | None = None
     allow_mismatch: bool = False
     draft: bool = True
     context: int | None = None
     fit_check: bool = True
     user: settings.Settings | None = None
+    engine: str = "auto"
 
 
 def load_wish(

@@ -38,9 +38,9 @@ def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
     plain = certifying.command(PAIR, LoadWish(), False)
     assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json"]
     own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
-    wish = LoadWish("bfloat16", "cuda:1", "nf4", allow_mismatch=True, context=4096, fit_check=False)
+    wish = LoadWish("bfloat16", "cuda:1", "nf4", allow_mismatch=True, context=4096, fit_check=False, engine="fused")
     assert " ".join(certifying.command(own, wish, False)[4:]) == (
-        "owner/name --json --drafter /d --dtype bfloat16 --device cuda:1 --quantize nf4 --context 4096 "
+        "owner/name --json --drafter /d --dtype bfloat16 --device cuda:1 --engine fused --quantize nf4 --context 4096 "
         "--no-fit-check --allow-mismatch --no-think"
     )
     assert certifying.command(own, LoadWish(), True)[5:] == ["--json", "--drafter", "/d"]
@@ -92,7 +92,10 @@ def test_cancelled_it_is_gone_within_two_seconds_with_all_that_it_started(tmp_pa
     with pytest.raises(Interrupted, match="stopped"):
         run(script, cancelled)
     assert time.monotonic() - since[0] < 5
+    until = time.monotonic() + 5  # a killed process takes a moment to be gone
     for pid in map(int, started.read_text().split()):
+        while alive(pid) and time.monotonic() < until:
+            time.sleep(0.01)
         assert not alive(pid)
 
 

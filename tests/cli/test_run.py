@@ -144,7 +144,7 @@ def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
         (["hi", "--max-new-tokens", "-1"], "max_new_tokens -1"),
         (["hi", "--stop", ""], "stop string"),
         (["hi", "--mode", "fast"], "--mode"),
-        (["hi", "--engine", "fused"], "--engine"),
+        (["hi", "--engine", "quick"], "--engine"),
         (["hi", "--quantize", "int3"], "--quantize"),
         (["hi", "--bogus"], "--bogus"),
         (["hi", "--drafter", "/nowhere"], "--drafter '/nowhere' is neither a folder"),

@@ -89,7 +89,7 @@ def sampled(session: Session, params: SamplingParams) -> Iterator[tuple[torch.Te
         yield from zip(logp, emitted, strict=True)
 
 
-@PAIRS
+@pytest.mark.parametrize("pair", [pytest.param("demo", marks=pytest.mark.slow), "demo-hybrid"])
 def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str) -> None:
     """z of the summed surprise is N(0,1) and the randomised PIT uniform, if the sampling is lossless.
 

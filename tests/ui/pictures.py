@@ -71,6 +71,11 @@ async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
     await stage.send("Write a class Robot", pilot)
 
 
+async def _whole_chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    await _chat(stage, pilot)
+    await stage.until(lambda: "thinking: 3 tokens" in stage.screen_text, pilot)
+
+
 async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:
     await pilot.press("f1")
 
@@ -91,8 +96,8 @@ async def _race(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 
 SCENES = {
     "chat-80x24": Scene(_chat, (80, 24)),
-    "chat-120x36": Scene(_chat, (120, 36)),
-    "chat-120x36-light": Scene(_chat, (120, 36), "textual-light"),
+    "chat-120x36": Scene(_whole_chat, (120, 36)),
+    "chat-120x36-light": Scene(_whole_chat, (120, 36), "textual-light"),
     "help-80x24": Scene(_help, (80, 24)),
     "models-80x24": Scene(_models, (80, 24)),
     "race-120x36": Scene(_race, (120, 36)),
