@@ -21,6 +21,7 @@ from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.engine.fused import FusedRunner, Shape
 from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels.timing import replay_ms
 from dflash_local.models import drafter_weights
 from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.fused import weights as target_weights
@@ -90,24 +91,6 @@ def build(target: str, drafter: str, context: int) -> FusedRunner:
     return FusedRunner(fused, proposer, context)
 
 
-def median_ms(work: Callable[[], object]) -> float:
-    """Of one replay of the work as a graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    spans = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(begin.elapsed_time(end))
-    return sorted(spans)[REPLAYS // 2]
-
-
 def measure(runner: FusedRunner, length: int, kept: int) -> dict[str, float]:
     """Milliseconds at ``length`` committed tokens; recurrent layers fold ``kept`` rows in each cycle."""
     target, drafter = runner.target, runner.proposer
@@ -120,7 +103,7 @@ def measure(runner: FusedRunner, length: int, kept: int) -> dict[str, float]:
             work()
 
         runner.progress.limit.fill_(2**31 - 1)
-        return median_ms(again)
+        return replay_ms(again, REPLAYS)
 
     cycle, step = Shape(block, True, True, False, reach), Shape(1, False, False, False, reach)
     return {

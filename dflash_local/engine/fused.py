@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dflash_local.engine.graphs import Graphs
-from dflash_local.engine.reference import PREFILL_CHUNK, Cycle, PrefillStep
+from dflash_local.engine.reference import Cycle, PrefillStep, chunks
 from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
 from dflash_local.errors import EngineError, NumericsError
 from dflash_local.kernels.accept import HEAD, MAX_STOPS, NOT_FINITE, Progress, accept
@@ -113,23 +113,19 @@ class FusedRunner:
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
         """Process prompt ``ids`` beyond what is committed; see ``ReferenceRunner.prefill``."""
-        start = at = len(self.committed)
+        start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
         self.ids = list(ids)
         tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        while at < len(ids):
-            end = min(at + PREFILL_CHUNK, len(ids))
-            if at < stable < end:
-                end = stable
+        for at, end in chunks(start, len(ids), stable):
             out = self.target.prefill(tensor[at:end], self._with_taps)
             if out.taps is not None and self.proposer is not None:
                 self.proposer.write_context(out.taps, at)
             self.committed += self.ids[at:end]
-            at = end
-            first = self._first(out.hidden[-1:], tensor) if at == len(ids) else None
-            point = self.target.snapshot() if at == stable and self.target.is_recurrent else None
-            yield PrefillStep(at - start, len(ids) - start, point, first)
+            first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
+            point = self.target.snapshot() if end == stable and self.target.is_recurrent else None
+            yield PrefillStep(end - start, len(ids) - start, point, first)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
         """The first token, which belongs to no cycle."""

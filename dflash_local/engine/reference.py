@@ -65,6 +65,15 @@ class PrefillStep:
     first: Cycle | None
 
 
+def chunks(start: int, total: int, stable: int) -> Iterator[tuple[int, int]]:
+    """The parts in which a prompt is processed, from ``start`` on; one ends at ``stable``, if that lies inside."""
+    while start < total:
+        end = min(start + PREFILL_CHUNK, total)
+        end = stable if start < stable < end else end
+        yield start, end
+        start = end
+
+
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
     """Number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
 
@@ -124,22 +133,18 @@ class ReferenceRunner:
             ids: the whole prompt; ``committed`` is a proper prefix of it.
             stable: position to take a snapshot at, if it lies in the part to process.
         """
-        start = at = len(self.committed)
+        start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
         self.ids = list(ids)
         tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        while at < len(ids):
-            end = min(at + PREFILL_CHUNK, len(ids))
-            if at < stable < end:
-                end = stable
+        for at, end in chunks(start, len(ids), stable):
             out = self.target.prefill(tensor[at:end], self._with_taps)
             self._extend(out.taps, at)
             self.committed += self.ids[at:end]
-            at = end
-            first = self._first(out.hidden[-1:], tensor) if at == len(ids) else None
-            point = self.target.snapshot() if at == stable and self.target.is_recurrent else None
-            yield PrefillStep(at - start, len(ids) - start, point, first)
+            first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
+            point = self.target.snapshot() if end == stable and self.target.is_recurrent else None
+            yield PrefillStep(end - start, len(ids) - start, point, first)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
         """The first token, which belongs to no cycle: one of no rows."""

@@ -12,7 +12,7 @@ from textual.geometry import Size
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
-from dflash_local.ui.tui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard, SafePieces
+from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard, SafePieces
 from dflash_local.ui.tui.widgets.composer import MAX_PASTE
 from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
 from dflash_local.ui.tui.widgets.transcript import MAX_REBUILT, MAX_SHOWN

@@ -14,8 +14,8 @@ from textual.content import Content, Span
 from textual.highlight import highlight
 from textual.style import Style
 
+from dflash_local.ui.safety import parser
 from dflash_local.ui.tui.lines import EMPTY, Item, Line, Rule, Table
-from dflash_local.ui.tui.safety import parser
 
 CODE_LINES = 40  # of a long code block that stay open at least: each addition colours them anew
 BULLETS = "•▪‣◦"

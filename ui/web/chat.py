@@ -12,6 +12,7 @@ from gradio.components import Component
 
 from dflash_local.errors import DFlashError
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
+from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.exports import links
@@ -23,7 +24,6 @@ from dflash_local.ui.web.visitors import Visitor, Visitors
 PULSE_S = 0.1  # the page is changed at most so often
 CHARS_A_PULSE = 20_000  # a long text is drawn less often: the browser lays it out anew each time
 FIGURES_S = 0.3
-LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target itself"
 Given = dict[Component, Any]
 Changes = dict[Component, Any]
 

@@ -12,7 +12,7 @@ from dflash_local.request import Request
 from dflash_local.service.race import MODES, Lane, Race, Racer
 from dflash_local.service.resident import Resident
 from dflash_local.terminal import safe_line
-from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.safety import SafePieces
 
 NAMES: dict[Mode, str] = {"ar": "without drafting (AR)", "dflash": "with the drafter (DFlash)"}
 

@@ -12,7 +12,7 @@ from dflash_local.service.resident import Resident
 from dflash_local.service.service import Facts, Ticket
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.safety import SafePieces
 from dflash_local.ui.web.text import SafeMarkdown
 
 MAX_POINTS = 120  # of the curve of one reply

@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from dflash_local.events import Piece
-from dflash_local.ui.tui.safety import MarkdownGuard
+from dflash_local.ui.origins import marked
+from dflash_local.ui.safety import MarkdownGuard
 
 LANGUAGES = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash", "mermaid": "text"}
 ESCAPED = re.compile(r"[!-/:-@\[-`{-~]")  # every ASCII sign that Markdown may read
@@ -58,17 +59,6 @@ def by_origin(pieces: Iterable[Piece]) -> str:
         tag = "u" if piece.origin == "accepted" else "b"
         runs.append(f"<{tag}>{_entities(marked(piece))}</{tag}>")
     return f'<div class="df-origins">{"".join(runs)}</div>' if runs else ""
-
-
-def marked(piece: Piece) -> str:
-    """The piece's text; a token of the target's own stands in marks, a line end stays one."""
-    if piece.origin == "accepted":
-        return piece.text
-    core = piece.text.strip()
-    if not core:
-        return f"‹↵›{piece.text}" if "\n" in piece.text else f"‹␣›{piece.text[1:]}"
-    before, _, after = piece.text.partition(core)
-    return f"{before}‹{core}›{after}"
 
 
 class SafeMarkdown:

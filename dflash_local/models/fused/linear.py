@@ -5,7 +5,7 @@ A weight format is named nowhere else. Today there is one: the model's own dtype
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +13,13 @@ import torch
 from dflash_local.kernels import skinny_gemm
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels.timing import replay_ms
 
 LIBRARY = None  # in place of a tile: the library's own product
 TILES = (Tile(32, 128, 7), Tile(32, 256, 5), Tile(64, 128, 7), Tile(64, 256, 5), Tile(32, 128, 4), Tile(16, 64, 4))
 PAIRED_TILES = (Tile(32, 128, 4), Tile(64, 128, 3), Tile(32, 64, 5), Tile(16, 64, 4))
 SMALL = (Tile(16, 32, 3), Tile(16, 16, 3))  # for toys, whose shapes no larger tile divides
+REPLAYS = 5
 KEPT_FREE = 1024  # bytes of shared memory that the system keeps
 
 
@@ -119,23 +121,5 @@ def _fastest(members: list[Linear | GateUp], rows: int) -> Tile | None:
     for tile in (LIBRARY, *candidates(first, shared, rows)):
         for member in members:
             member.tile = tile
-        times[tile] = _seconds(lambda: [member(x, out) for member in members])
+        times[tile] = replay_ms(lambda: [member(x, out) for member in members], REPLAYS)
     return min(times, key=lambda tile: times[tile])
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Of one run, the median of a few, launches left out: it is replayed as a graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    spans = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(begin.elapsed_time(end))
-    return sorted(spans)[len(spans) // 2]

@@ -17,6 +17,7 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import LoadProgress, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
+from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.board import Board
 from dflash_local.ui.tui.collector import SETTLE_S, Collector
@@ -27,7 +28,6 @@ from dflash_local.ui.tui.own_commands import OWN, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
 from dflash_local.ui.tui.widgets.meter import Meter
-from dflash_local.ui.tui.widgets.origin_text import LEGEND
 from dflash_local.ui.tui.widgets.reply import ReplyView, figures
 from dflash_local.ui.tui.widgets.transcript import Transcript
 

@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from dflash_local.events import Mode, Step
 from dflash_local.service.race import Lane
-from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.safety import SafePieces
 from dflash_local.ui.tui.widgets.plain_text import PlainText
 
 NAMES: dict[Mode, str] = {"ar": "without drafting (ar)", "dflash": "with the drafter (dflash)"}

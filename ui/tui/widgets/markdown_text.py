@@ -15,9 +15,9 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
+from dflash_local.ui.safety import MarkdownGuard
 from dflash_local.ui.tui.lines import Item, Line, PlainLayout, Row, rows_of
 from dflash_local.ui.tui.markdown import MarkdownLayout
-from dflash_local.ui.tui.safety import MarkdownGuard
 from dflash_local.ui.tui.widgets.painting import filtered
 
 MAX_OPEN = 12_000  # characters that each addition lays out anew

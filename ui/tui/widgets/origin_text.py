@@ -9,8 +9,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from dflash_local.events import Origin, Piece
+from dflash_local.ui.origins import marked
 
-LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target itself"
 CHUNK_RUNS = 200
 MAX_CHUNKS = 60
 STYLES: dict[Origin, str] = {"accepted": "underline $text-success", "bonus": "bold $text-warning"}
@@ -39,14 +39,3 @@ class OriginText(Vertical):
             self.query(Static).last().update(Content.assemble(*self._runs))
         if len(self.children) > MAX_CHUNKS:
             await self.remove_children(self.children[: len(self.children) - MAX_CHUNKS])
-
-
-def marked(piece: Piece) -> str:
-    """The piece's text; a token of the target's own stands in marks, a line end stays one."""
-    if piece.origin == "accepted":
-        return piece.text
-    core = piece.text.strip()
-    if not core:
-        return f"‹↵›{piece.text}" if "\n" in piece.text else f"‹␣›{piece.text[1:]}"
-    before, _, after = piece.text.partition(core)
-    return f"{before}‹{core}›{after}"

@@ -11,7 +11,7 @@ from textual.strip import Strip
 from textual.widgets import Collapsible, Static
 
 from dflash_local.events import Channel, Finished, Piece, Step
-from dflash_local.ui.tui.safety import SafePieces
+from dflash_local.ui.safety import SafePieces
 from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
 from dflash_local.ui.tui.widgets.origin_text import OriginText
 from dflash_local.ui.tui.widgets.painting import ground
