@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -15,7 +16,8 @@ from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 SPLIT = 128  # keys of one program, at least
 PIECES = 64  # about so many pieces keep a large GPU busy; more would only be more to join
-STEP = 32
+STEP = 32  # keys at a time
+ROOMY = 140 * 1024  # bytes of shared memory that the widest heads take at that step
 NOTHING = -1e30
 
 
@@ -57,6 +59,16 @@ def split_of(reach: int) -> int:
     return max(SPLIT, power_of_two(reach) // PIECES)
 
 
+def step_of(lines: int, width: int, shared_memory: int) -> int:
+    """Keys at a time: fewer for many lines of wide heads on a card with little shared memory (bytes a program)."""
+    return STEP if lines * width <= 64 * 256 or shared_memory >= ROOMY else STEP // 2
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
 def decode_attention(
     queries: torch.Tensor,
     cache: tuple[torch.Tensor, torch.Tensor],
@@ -83,7 +95,8 @@ def decode_attention(
     room, wide = pieces.sums.shape[1], power_of_two(width)
     see = (sight.causal, sight.window, sight.last)
     parts = (pieces.sums, pieces.scales)
-    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, lines, split, STEP)
+    step = step_of(lines, wide, _shared_memory(queries.device))
+    sizes = (rows, room, width**-0.5, keys.shape[1], heads, key_heads, width, wide, lines, split, step)
     grid = (key_heads, math.ceil(reach / split))
     _attend_kernel[grid](queries, keys, values, start, *parts, *sizes, *see, num_warps=4, num_stages=2)
     gated = (out, 0) if gates is None else (gates, gates.shape[1])

@@ -29,7 +29,8 @@ def work(limit: int) -> Iterator[Work]:
     for heads, keys, width in ATTENTION:
         lines = skinny_gemm.power_of_two(16 * heads // keys)
         sizes = {"HEADS": heads, "KEY_HEADS": keys, "width": width, "WIDTH": width, "LINES": lines}
-        sight = {"SPLIT": 128, "STEP": decode_attention.STEP, "CAUSAL": True, "WINDOW": 0, "LAST": 0}
+        step = decode_attention.step_of(lines, width, limit)
+        sight = {"SPLIT": 128, "STEP": step, "CAUSAL": True, "WINDOW": 0, "LAST": 0}
         yield "attend", decode_attention._attend_kernel, {"start": "*i32", "scale": "fp32"}, {**sizes, **sight}, 4, 2
     for tile in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
         constants = {"depth": 4096, "BLOCK_ROWS": 16, "COLUMNS": tile.columns, "DEPTH": tile.depth, "ADD": True}
@@ -69,8 +70,11 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
         else:
             pointer = "*fp32" if argument in ("sums", "scales") else BF16
             signature[argument] = types.get(argument, pointer if argument in POINTERS else "i32")
-    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=values)
+    places = {name: (kernel.arg_names.index(name),) for name in kernel.arg_names}
+    values = {places[name]: value for name, value in constants.items()}
+    # As at run time: tensors begin at multiples of 16 bytes, so that loads go through shared memory in stages.
+    aligned = {places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return {"card": card, "kernel": name, "shared": built.metadata.shared}
