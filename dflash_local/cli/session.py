@@ -66,8 +66,11 @@ def load_wish(
 
 
 @contextmanager
-def named_when_missing() -> Iterator[None]:
+def named_when_missing(package: str = "dflash-local") -> Iterator[None]:
     """Around an import of ours that needs other libraries.
+
+    Args:
+        package: what brings them, as a shell takes it.
 
     Raises:
         MissingDependencyError: one of them is not installed.
@@ -77,7 +80,7 @@ def named_when_missing() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dflash_local"):
             raise
-        raise MissingDependencyError(f"{error.name} is not installed", "pip install dflash-local") from error
+        raise MissingDependencyError(f"{error.name} is not installed", f"pip install {package}") from error
 
 
 def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], None] | None = None) -> Session:

@@ -17,13 +17,11 @@ from dflash_local.cli.chat import ModelOrDemo
 from dflash_local.cli.console import Console
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
-from dflash_local.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dflash_local.service.resident import Resident
-    from dflash_local.ui.web.desk import Desk
     from dflash_local.ui.web.mount import Page
 
 PORT = 7860
@@ -59,7 +57,8 @@ def web(
     address = serving.address_of(host, port, token, token_file, allow_host, user)
     seconds = serving.parse_duration(keep_alive)
     settings.quiet_libraries()
-    page_of = _page_builder()
+    with loading.named_when_missing("'dflash-local[web]'"):
+        from dflash_local.ui.web.page import page as page_of
     pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=allow_mismatch)
     wish = loading.load_wish(
         user,
@@ -79,18 +78,3 @@ def web(
 
     life = Serving(pair, wish, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
     life.run(address, seconds)
-
-
-def _page_builder() -> Callable[[Desk, Callable[[], bool]], Page]:
-    """``ui.web.page.page``.
-
-    Raises:
-        MissingDependencyError: the page's library is not installed.
-    """
-    try:
-        from dflash_local.ui.web.page import page
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dflash_local"):
-            raise
-        raise MissingDependencyError(f"{error.name} is not installed", "pip install 'dflash-local[web]'") from error
-    return page

@@ -54,7 +54,6 @@ class FusedRunner:
         self.committed: list[int] = []
         on_gpu = target.device.type == "cuda"
         self.progress = Progress.for_(target.start, target.kept, target.serial, target.tokens, RING)
-        self.progress.limit.fill_(context - 1)
         self._chooser = Chooser(target.rows, target.vocab_size, target.device)
         self._heat = torch.ones(1, device=target.device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=target.device)
@@ -64,16 +63,15 @@ class FusedRunner:
         self._serial = 0
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
-        self._limit = context - 1
         self._said = ""
         self._kept = 0  # rows that the last cycle committed, as the host knows
-        self._ahead = AHEAD
+        self.end_at(context, exactly=False)
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
         """Set what the next request needs; see ``ReferenceRunner.begin``."""
-        self._sampler, self._block, self._top, self._stop_ids = sampler, block, top, stop_ids
+        self._sampler, self._block, self._top = sampler, block, top
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
         self._noisy = not params.greedy
