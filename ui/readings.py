@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dflash_local.events import Event, Finished, Mode, Notice, PrefillProgress, Queued, Started, Stats, Step
+from dflash_local.loaded import SessionFacts
 from dflash_local.planner.occupancy import Occupancy
-from dflash_local.service.service import Facts
 
 WINDOW_S = 1.0  # "now" is the last second of the reply
 HISTORY = 60  # samples of the sparkline
@@ -52,7 +52,7 @@ class Readings:
     _single: int = 0  # cycles that came one to an event
     _first: tuple[float, int] | None = None
 
-    def load(self, facts: Facts) -> None:
+    def load(self, facts: SessionFacts) -> None:
         """A pair was loaded: what was measured of another does not hold for it."""
         self.begin(self.mode)
         self.context, self.block_size = facts.context, facts.block_size

@@ -28,10 +28,8 @@ from dflash_local.api.metrics import CONTENT_TYPE
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
 from dflash_local.api.wishes import Asked
 from dflash_local.errors import DFlashError, UnknownModelError
+from dflash_local.loaded import SessionFacts
 from dflash_local.service.resident import Model
-from dflash_local.service.service import Facts
-
-FACTS = ("target", "drafter", "engine", "dtype", "device", "block_size", "context", "has_tokenizer", "notices")
 
 
 def guarded_app(
@@ -210,11 +208,9 @@ async def _body(request: HttpRequest) -> bytes:
     return await request.body()
 
 
-def _facts(facts: Facts | None) -> dict[str, Any] | None:
+def _facts(facts: SessionFacts | None) -> dict[str, Any] | None:
     """Of the last load; None before the first."""
-    if facts is None:
-        return None
-    return {name: getattr(facts, name) for name in FACTS}
+    return None if facts is None else asdict(facts)
 
 
 def _json(value: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:

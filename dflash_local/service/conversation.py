@@ -14,9 +14,11 @@ from typing import Any
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.events import Channel, Event, Finished, Step
+from dflash_local.events import Event, Finished
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
-from dflash_local.service.service import Facts, Service, Ticket
+from dflash_local.service.gathered import Gathered
+from dflash_local.service.service import Service, Ticket
 from dflash_local.service.wishes import Wishes, merged
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
@@ -24,7 +26,7 @@ from dflash_local.store.records import Chat, Turn
 Load = Callable[[Pair, bool], Service]  # the pair, and whether its drafter is to be loaded
 
 
-class Answer:
+class Answer(Gathered):
     """A reply on its way: an iterator over its events. Use it in a ``with``.
 
     Leaving the ``with`` decides: a reply that ended is kept as a turn, one that failed, was abandoned
@@ -32,11 +34,10 @@ class Answer:
     """
 
     def __init__(self, ticket: Ticket, settle: Callable[[Answer], None]) -> None:
+        super().__init__()
         self._ticket, self._settle = ticket, settle
         self._events = ticket.events()
-        self._texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
         self._settled = False
-        self.finished: Finished | None = None
 
     def __enter__(self) -> Answer:
         return self
@@ -55,11 +56,7 @@ class Answer:
 
     def __next__(self) -> Event:
         event = next(self._events)
-        if isinstance(event, Step):
-            for piece in event.pieces:
-                self._texts[piece.channel].append(piece.text)
-        elif isinstance(event, Finished):
-            self.finished = event
+        self.gather(event)
         return event
 
     def events(self) -> Answer:
@@ -79,26 +76,6 @@ class Answer:
     def request(self) -> Request:
         """What was asked."""
         return self._ticket.request
-
-    @property
-    def text(self) -> str:
-        """The answer as far as it has come."""
-        return "".join(self._texts["final"])
-
-    @property
-    def thinking(self) -> str:
-        """What was thought as far as it has come."""
-        return "".join(self._texts["thinking"])
-
-    @property
-    def stopped(self) -> bool:
-        """True when it was ended early."""
-        return self.finished is not None and self.finished.reason == "cancelled"
-
-    @property
-    def worth_keeping(self) -> bool:
-        """True when it ended and something came of it."""
-        return self.finished is not None and (not self.stopped or bool(self.text or self.thinking))
 
 
 class Conversation:
@@ -143,7 +120,7 @@ class Conversation:
         return self._service
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> SessionFacts | None:
         """What was loaded, and how; None while nothing is."""
         service = self._service  # another thread may close it meanwhile
         return service.facts if service is not None else None

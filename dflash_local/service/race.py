@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
-from dflash_local.service.service import Facts, Ticket
+from dflash_local.service.service import Ticket
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
@@ -133,7 +134,7 @@ class Loaded(Protocol):
     """A loaded pair, or one that is kept loaded: ``Service`` and ``Resident``."""
 
     @property
-    def facts(self) -> Facts | None: ...
+    def facts(self) -> SessionFacts | None: ...
 
     def submit(self, request: Request) -> Ticket: ...
 

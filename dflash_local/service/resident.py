@@ -14,8 +14,9 @@ from typing import Literal
 from dflash_local.chat.tool_calls import CallFormat
 from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError
 from dflash_local.events import Event, LoadProgress, Mode
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request, SamplingParams
-from dflash_local.service.service import MAX_QUEUE, Facts, Service, Session, Ticket
+from dflash_local.service.service import MAX_QUEUE, Service, Session, Ticket
 
 KEEP_ALIVE_S = 30 * 60.0
 CLOSE_S = 5.0
@@ -80,7 +81,7 @@ class _Watched:
         self.error: DFlashError | None = None
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> SessionFacts:
         return self._session.facts
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -123,7 +124,7 @@ class Resident:
         self._changed = threading.Condition()
         self._service: Service | None = None
         self._watched: _Watched | None = None
-        self._facts: Facts | None = None
+        self._facts: SessionFacts | None = None
         self._changing = False  # one thread at a time loads or unloads; all others wait
         self._loading: LoadProgress | None = None
         self._error: DFlashError | None = None
@@ -141,7 +142,7 @@ class Resident:
         return self._model
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> SessionFacts | None:
         """What was loaded, and how; of the last time when it is not loaded now, None before the first."""
         return self._facts
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dflash_local.errors import BusyError, DFlashError, EngineError, ExactnessError, NumericsError
 from dflash_local.events import Event, Finished, Queued, Stats, Usage
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 from dflash_local.service.listener import CAPACITY, Listener
 
@@ -20,42 +21,11 @@ MAX_QUEUE = 8
 CLOSE_S = 30.0  # a cycle or a prefill chunk ends well within this
 
 
-class Facts(Protocol):
-    """What a session says of itself; the service reads two of these, screens all."""
-
-    @property
-    def target(self) -> str: ...
-
-    @property
-    def drafter(self) -> str | None: ...
-
-    @property
-    def engine(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def has_tokenizer(self) -> bool: ...
-
-    @property
-    def notices(self) -> tuple[str, ...]: ...
-
-
 class Session(Protocol):
     """The engine's session, as the service sees it."""
 
     @property
-    def facts(self) -> Facts: ...
+    def facts(self) -> SessionFacts: ...
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
 
@@ -160,7 +130,7 @@ class Service:
         self.close()
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> SessionFacts:
         """What was loaded, and how."""
         return self._session.facts
 

@@ -20,11 +20,12 @@ from dflash_local.events import (
     TokenLogprob,
     Usage,
 )
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedFacts:
+class ScriptedFacts(SessionFacts):
     """What the scripted session says of itself."""
 
     target: str = "scripted"
@@ -35,7 +36,6 @@ class ScriptedFacts:
     block_size: int = 4
     context: int = 512
     has_tokenizer: bool = True
-    notices: tuple[str, ...] = ()
 
 
 STATS = Stats(

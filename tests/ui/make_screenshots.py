@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.engine.load import LoadOptions, load  # noqa: E402
+from dflash_local.planner.occupancy import occupancy  # noqa: E402
 from dflash_local.service.conversation import Conversation  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.service.wishes import Wishes  # noqa: E402
@@ -35,6 +36,7 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     recorder = Recorder(None, lambda _text: None, keep=False)
     talk = Conversation(pair, lambda _pair, _draft: service, Wishes({"temperature": 0.0}), recorder)
     desk = ScriptedDesk(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
+    desk.read = lambda: occupancy("cpu", {})
     stage = Stage(ChatApp(desk), desk, ScriptedSession())
 
     def save(name: str) -> None:

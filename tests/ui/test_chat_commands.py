@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
 from dflash_local.errors import SettingsError
 from dflash_local.events import Piece, Step
+from dflash_local.store.records import Turn
 from dflash_local.ui.offers import Offer
+from dflash_local.ui.tui.widgets.messages import UserMessage
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -25,6 +33,112 @@ def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
         assert "all the [bold]figures[/bold]" in stage.screen_text, "no markup is read into it"
 
     assert play(act).desk.executed == ["/stats"]
+
+
+@contextmanager
+def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[None]:
+    """Within, ``/stats`` says something at once; it ends, or fails, at the end."""
+    go = threading.Event()
+
+    def wait() -> None:
+        stage.desk.say("counting")
+        assert go.wait(20)
+        if error is not None:
+            raise error
+
+    stage.desk.acts["/stats"] = wait
+    try:
+        yield
+    finally:
+        go.set()
+
+
+async def type_ahead(stage: Stage, pilot, *lines: str) -> None:
+    """Send lines without waiting for what comes of them."""
+    for line in lines:
+        stage.chat.composer.put(line)
+        await pilot.press("enter")
+        await pilot.pause()
+
+
+@pytest.mark.parametrize(("ahead", "executed"), [("hi", ["/stats"]), ("/set seed 1", ["/stats", "/set seed 1"])])
+def test_what_is_sent_while_a_command_runs_waits_for_its_end(ahead: str, executed: list[str]) -> None:
+    async def act(stage: Stage, pilot) -> None:
+        with slow_command(stage):
+            await type_ahead(stage, pilot, "/stats", ahead)
+            await stage.until(lambda: "counting" in stage.screen_text, pilot)
+            assert stage.chat.composer.text == "" and "waits for what runs" in stage.screen_text
+            assert stage.session.requests == [] and stage.desk.executed == ["/stats"]
+            await type_ahead(stage, pilot, "one too many")
+            assert stage.chat.composer.text == "one too many", "one line waits, not two"
+        await stage.until(lambda: len(stage.desk.executed) + len(stage.session.requests) == 2, pilot)
+        await stage.idle(pilot)
+        assert "waits for what runs" not in stage.screen_text and stage.chat.composer.text == "one too many"
+        assert ("Hello, world!" in stage.screen_text) == (ahead == "hi")
+
+    assert play(act).desk.executed == executed
+
+
+def test_what_waits_goes_back_on_escape_and_when_the_command_fails() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        with slow_command(stage):
+            await type_ahead(stage, pilot, "/stats", "hi")
+            assert stage.chat.composer.text == ""
+            await pilot.press("escape")
+            await pilot.pause()
+            assert stage.chat.composer.text == "hi" and "waits for what runs" not in stage.screen_text
+        await stage.idle(pilot)
+        with slow_command(stage, SettingsError("no figures")):
+            await type_ahead(stage, pilot, "/stats", "hi")
+        await stage.until(lambda: stage.chat.composer.text == "hi", pilot)
+        assert "no figures" in stage.screen_text and "waits for what runs" not in stage.screen_text
+
+    assert play(act).session.requests == []
+
+
+def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        go = threading.Event()
+        turns = [Turn("user", "before"), Turn("assistant", "earlier")]
+
+        def load() -> None:
+            assert go.wait(20)
+            stage.desk.conversation.turns.extend(turns)
+
+        stage.desk.acts["/load x"] = load
+        await type_ahead(stage, pilot, "/load x", "hi")
+        go.set()
+        await stage.until(lambda: bool(stage.session.requests), pilot)
+        await stage.idle(pilot)
+        assert [str(child.render()) for child in stage.chat.query(UserMessage)] == ["before", "hi"]
+
+    stage = play(act)
+    assert [message.content for message in stage.session.requests[0].messages] == ["before", "earlier", "hi"]
+
+
+def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(stage: Stage, pilot) -> None:
+        written = threading.Event()
+        recorder = stage.desk.conversation.recorder
+        write = recorder.turn
+
+        def slowly(pair: str, system: str, turns: Sequence[Turn]) -> None:
+            assert turns[-1].role == "user" or written.wait(20)
+            write(pair, system, turns)
+
+        monkeypatch.setattr(recorder, "turn", slowly)
+        await type_ahead(stage, pilot, "hi")
+        try:
+            await stage.until(lambda: stage.chat.busy and stage.chat.readings.stats is not None, pilot)
+            await pilot.press("ctrl+c")
+            await pilot.pause()
+            assert [note.message for note in stage.app._notifications] == ["Ctrl+C again leaves"]
+        finally:
+            written.set()
+        await stage.idle(pilot)
+        assert stage.chat.readings.state == "ready"
+
+    play(act)
 
 
 def test_a_message_may_begin_with_two_slashes() -> None:

@@ -76,7 +76,7 @@ class ChatApp(App[DFlashError]):
         """The palette: Textual's own, and the chat's."""
         yield from super().get_system_commands(screen)
         chat = self.chat
-        yield SystemCommand("Regenerate", "The last reply again, with a fresh seed", chat.action_regenerate)
+        yield SystemCommand("Regenerate", "The last reply with a fresh seed", partial(chat.action_command, "/regen"))
         yield SystemCommand("Edit last message", "Back into the field", partial(chat.action_command, "/edit"))
         yield SystemCommand("Copy last reply", "To the clipboard", partial(chat.action_command, "/copy"))
         yield SystemCommand("Models", "Choose another pair", partial(chat.action_command, "/models"))

@@ -24,7 +24,22 @@ async def _help(screen: ChatScreen, _argument: str) -> None:
 
 
 async def _regenerate(screen: ChatScreen, _argument: str) -> None:
-    await screen.action_regenerate()
+    """The last reply again; the old one stays where nothing comes."""
+    if screen.busy or not screen.transcript.replies or not screen.conversation.turns:
+        screen.notify("a reply is coming" if screen.busy else "there is no reply to make again", markup=False)
+        return
+    old = screen.transcript.replies[-1]
+    old.display = False
+    if screen.conversation.sampling.greedy:
+        await screen.say("greedy: the reply will be the same; /set temperature 0.7 changes that")
+
+    async def then(ended: Ended) -> None:
+        if await screen.reply_ended(ended):
+            await old.remove()
+        else:
+            old.display = True
+
+    await screen.ask(screen.conversation.regenerate, then)
 
 
 async def _edit(screen: ChatScreen, _argument: str) -> None:

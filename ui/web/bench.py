@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from dflash_local.ui.web.visitors import Visitors
 from dflash_local.ui.web.windows import PerWindow
 
 TOKENS = 128
+DRAW_S = 1.0  # of two plots that come sooner one after the other, Gradio may keep the first
 COLOURS = {"AR": "#8a94a6", "DFlash": "#0d9488"}
 MEASURED = "Measured here, in this run; no figure is remembered or quoted."
 EXPLAINED = (
@@ -91,10 +93,10 @@ class _Tab:
         job: Job[None] = Job(run.run, run.stop)
         try:
             yield [*_shown(True, markup.progress(run.line, 0.0), ""), *_cleared()]
-            done = 0
+            done, drawn = 0, time.monotonic()
             async for _ in job.pulses():
-                if len(run.rows) > done:
-                    done = len(run.rows)
+                if len(run.rows) > done and time.monotonic() - drawn > DRAW_S:
+                    done, drawn = len(run.rows), time.monotonic()
                     yield [*_shown(True, markup.progress(run.line, run.fraction), _table(run)), *_drawn(run)]
                 else:
                     yield [*_shown(True, markup.progress(run.line, run.fraction)), *[gr.skip()] * 5]

@@ -18,7 +18,8 @@ from dflash_local.ui.web.windows import PerWindow
 LOOK_S = 0.2  # how often a window looks for news
 SIGN_S = 3.0  # how often it says that it still looks, so that closed windows are found out
 STATES = {"absent": "not here", "partial": "in part", "local": "here", "bundled": "built in"}
-# Rows are buttons; which one is chosen is marked at once, without waiting for the server.
+# Rows are buttons; which one is chosen is marked at once, without waiting for the server,
+# and stays marked when a table comes that was drawn before the click.
 CHOOSE = """
 const mark = () => element.querySelectorAll('tr[data-name]').forEach((row) => {
   const on = row.dataset.name === element.dataset.chosen;
@@ -26,14 +27,17 @@ const mark = () => element.querySelectorAll('tr[data-name]').forEach((row) => {
   row.querySelector('button').setAttribute('aria-pressed', on);
 });
 const adopt = () => {
+  const rows = [...element.querySelectorAll('tr[data-name]')];
   const first = element.querySelector('table[data-chosen]');
-  if (first) element.dataset.chosen = first.dataset.chosen;
+  if (first && !rows.some((row) => row.dataset.name === element.dataset.clicked)) {
+    element.dataset.chosen = first.dataset.chosen;
+  }
   mark();
 };
 element.addEventListener('click', (event) => {
   const row = event.target.closest('tr[data-name]');
   if (!row) return;
-  element.dataset.chosen = row.dataset.name;
+  element.dataset.chosen = element.dataset.clicked = row.dataset.name;
   mark();
   trigger('click', {name: row.dataset.name, columns: COLUMNS});
 });
@@ -80,18 +84,21 @@ class _Tab:
         buttons = [self.load, self.unload, self.download, self.remove]
         view = [self.pairs, self.details, *buttons]
         seen: dict[str, Any] = {"inputs": self.columns, "js": f"() => {COLUMNS}"}
-        opened.select(self._view, outputs=view, **seen, **quiet)
+        now = [self.standing, self.pulling, self.cancel]
+        # One after the other, or a table drawn before a click could come after what was clicked for.
+        alone: dict[str, Any] = {"concurrency_id": "df-shelf", "concurrency_limit": 1}
+        opened.select(self._open, outputs=[*view, *now], **seen, **quiet, **alone)
         opened.select(
             self._watch,
             None,
-            [self.standing, self.pulling, self.cancel, self.version],
+            [*now, self.version],
             trigger_mode="once",
             concurrency_limit=None,
             **quiet,
         )
-        self.version.change(self._view, outputs=view, **seen, **quiet)
+        self.version.change(self._view, outputs=view, **seen, **quiet, **alone)
         asking = [self.question, self.asked, self.notice]
-        self.pairs.click(self._choose, None, [self.details, *buttons, *asking], **quiet)
+        self.pairs.click(self._choose, None, [self.details, *buttons, *asking], **quiet, **alone)
         self.load.click(self._load, None, self.notice, **quiet)
         self.unload.click(self._unload, None, self.notice, **quiet)
         self.download.click(self._download, None, self.notice, **quiet)
@@ -102,18 +109,22 @@ class _Tab:
 
     async def _watch(self) -> AsyncIterator[Updates]:
         """What every window shows of what goes on, as long as it is open."""
-        shown: tuple[str, ...] = ()
+        shown: tuple[object, ...] = ()
         until = 0.0
         while True:
-            pull = self._shelf.pull
-            now = (self._standing(), _pulling(pull), self._shelf.version)
+            now = (*self._now(), self._shelf.version)
             if now != shown:
                 shown, until = now, time.monotonic() + SIGN_S
-                yield [now[0], now[1], gr.update(visible=pull is not None and pull.running), now[2]]
+                yield [now[0], now[1], gr.update(visible=now[2]), now[3]]
             elif time.monotonic() > until:
                 until = time.monotonic() + SIGN_S
                 yield [gr.skip()] * 4
             await asyncio.sleep(LOOK_S)
+
+    def _now(self) -> tuple[str, str, bool]:
+        """What goes on above the table; whether there is a download to cancel."""
+        pull = self._shelf.pull
+        return self._standing(), _pulling(pull), pull is not None and pull.running
 
     def _standing(self) -> str:
         status = self._shelf.desk.resident.status
@@ -121,16 +132,17 @@ class _Tab:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
         return markup.paragraph(self._shelf.standing, "error" if status.state == "broken" else "note")
 
+    def _open(self, columns: float, request: gr.Request) -> Updates:
+        """All of the tab at once, so that nothing moves under the pointer afterwards."""
+        standing, pulling, running = self._now()
+        return [*self._view(columns, request), standing, pulling, gr.update(visible=running)]
+
     def _view(self, columns: float, request: gr.Request) -> Updates:
-        """The table, and all that belongs to the chosen pair; another one may be chosen while they are looked up."""
-        while True:
-            chosen = self._chosen.get(request) or ""
-            try:
-                updates = self._drawn(chosen, columns)
-            except DFlashError as error:
-                return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
-            if chosen == (self._chosen.get(request) or ""):
-                return updates
+        """The table, and all that belongs to the chosen pair."""
+        try:
+            return self._drawn(self._chosen.get(request) or "", columns)
+        except DFlashError as error:
+            return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
 
     def _drawn(self, chosen: str, columns: float) -> Updates:
         offers, model = self._shelf.offers(), self._shelf.desk.resident.model

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 
 from dflash_local.api.guard import App, Message, Receive, Scope, Send
+from dflash_local.ui.web.streams import RECEIPT_PATH, STREAM_PATH, Streams
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -45,10 +46,6 @@ POLICY = "; ".join(
     )
 )
 ASSETS, KEEP = ("/assets/", "/static/"), (b"cache-control", b"private, max-age=86400")  # named by their content
-# Gradio closes a window's stream of answers when none is due, and the window loses the answer to a request whose
-# receipt overtakes the word that the stream is closed. So a receipt that follows such a word is sent a little later.
-STREAM_PATH, LAST_WORD = "/gradio_api/queue/data", b'"close_stream"'
-RECEIPT_PATH, RECEIPT_S = "/gradio_api/queue/join", 0.05
 LOOK_S = 0.1  # how often an open stream looks whether the server ends
 Ending = Callable[[], bool]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -98,7 +95,7 @@ class _Narrow:
 
     def __init__(self, app: App, ending: Ending) -> None:
         self._app, self._ending = app, ending
-        self._last_word = float("-inf")
+        self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
@@ -111,8 +108,6 @@ class _Narrow:
             nonlocal begun, whole
             if message["type"] == "http.response.start":
                 begun = True
-                if scope["path"] == RECEIPT_PATH:
-                    await self._let_pass()
                 headers = [*message.get("headers", ()), (b"content-security-policy", POLICY.encode("ascii"))]
                 if scope["path"].startswith(ASSETS) and not any(
                     name.lower() == b"cache-control" for name, _ in headers
@@ -121,22 +116,16 @@ class _Narrow:
                 message = {**message, "headers": headers}
             elif message["type"] == "http.response.body":
                 whole = not message.get("more_body", False)
-                if scope["path"] == STREAM_PATH and LAST_WORD in message.get("body", b""):
-                    self._last_word = asyncio.get_running_loop().time()
             await send(message)
 
-        await self._run(scope, receive, with_policy)
+        answer = {STREAM_PATH: self._streams.stream, RECEIPT_PATH: self._streams.receipt}.get(scope["path"])
+        await self._run(answer(self._app) if answer else self._app, scope, receive, with_policy)
         if begun and not whole and self._ending():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _let_pass(self) -> None:
-        """Give the last word of a stream that was closed just now the time to arrive."""
-        if asyncio.get_running_loop().time() - self._last_word < RECEIPT_S:
-            await asyncio.sleep(RECEIPT_S)
-
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a page's streams have no end of their own, so the server's end is theirs."""
-        answer = asyncio.ensure_future(_as_coroutine(self._app(scope, receive, send)))
+        answer = asyncio.ensure_future(_as_coroutine(app(scope, receive, send)))
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=LOOK_S)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from dflash_local.errors import EngineError
 from dflash_local.events import Channel, Event, Finished, Piece, Step
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
+from dflash_local.service.gathered import Gathered
 from dflash_local.service.resident import Resident
-from dflash_local.service.service import Facts, Ticket
+from dflash_local.service.service import Ticket
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.safety import SafePieces
@@ -18,28 +20,27 @@ from dflash_local.ui.web.text import SafeMarkdown
 MAX_POINTS = 120  # of the curve of one reply
 
 
-class Reply:
-    """Gathers a reply. ``run`` is called once, on a thread; everything else from any thread.
+class Reply(Gathered):
+    """Gathers a reply, and how the page shows it. ``run`` is called once, on a thread; everything else from any thread.
 
     Args:
         known: what the readings are of; another pair makes them begin anew.
 
     Attributes:
         facts: of the pair that replies; before it does, of the one before.
-        version: grows with everything that came. finished: how it ended; None before, or when it failed.
+        version: grows with everything that came.
     """
 
-    def __init__(self, resident: Resident, request: Request, readings: Readings, known: Facts | None) -> None:
+    def __init__(self, resident: Resident, request: Request, readings: Readings, known: SessionFacts | None) -> None:
+        super().__init__()
         self.request, self.readings = request, readings
         self.facts = known
         self.version = 0
-        self.finished: Finished | None = None
         self._resident = resident
         self._lock = threading.Lock()
         self._ticket: Ticket | None = None
         self._stopping = False
         self._safe = SafePieces()
-        self._raw: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
         self._pieces: list[Piece] = []
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
         self._thinking: tuple[int, float] | None = None  # tokens, seconds
@@ -77,28 +78,6 @@ class Reply:
             ticket = self._ticket
         if ticket is not None:
             ticket.cancel()
-
-    @property
-    def text(self) -> str:
-        """The answer as the model wrote it."""
-        with self._lock:
-            return "".join((*self._raw["final"], *self._raw["tool"]))
-
-    @property
-    def thinking(self) -> str:
-        """What was thought, as the model wrote it."""
-        with self._lock:
-            return "".join(self._raw["thinking"])
-
-    @property
-    def stopped(self) -> bool:
-        """True when it was ended early."""
-        return self.finished is not None and self.finished.reason == "cancelled"
-
-    @property
-    def worth_keeping(self) -> bool:
-        """True when it ended and something came of it."""
-        return self.finished is not None and (not self.stopped or bool(self.text or self.thinking))
 
     @property
     def answer(self) -> str:
@@ -152,13 +131,11 @@ class Reply:
         with self._lock:
             self.readings.take(event)
             if isinstance(event, Step):
-                for piece in event.pieces:
-                    self._raw[piece.channel].append(piece.text)
                 self._count(event)
                 self._show(self._safe.feed(event.pieces))
             elif isinstance(event, Finished):
                 self._show(self._safe.finish())
-                self.finished = event
+            self.gather(event)
             self.version += 1
 
     def _count(self, step: Step) -> None:

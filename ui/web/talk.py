@@ -9,10 +9,10 @@ from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.events import Piece
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, fresh_seed
 from dflash_local.service.conversation import summary
 from dflash_local.service.resident import Resident
-from dflash_local.service.service import Facts
 from dflash_local.service.wishes import Wishes, merged, parse_setting
 from dflash_local.store import export
 from dflash_local.store.records import Turn
@@ -59,7 +59,7 @@ class Talk:
         self._reply: Reply | None = None
         self._coming: Reply | None = None  # until it is a turn, or nothing
         self._job: Job[None] | None = None
-        self._known: Facts | None = None  # what the readings are of
+        self._known: SessionFacts | None = None  # what the readings are of
 
     @property
     def busy(self) -> bool:

@@ -59,10 +59,10 @@ def saved(page: Page) -> dict[str, Any]:
     return content
 
 
-def plotted(page: Page, plot: str) -> list[str]:
-    """What a plot tells of its marks to those who do not see it."""
+def plotted(page: Page, plot: str, least: int) -> list[str]:
+    """What a plot tells of its marks to those who do not see it, once it has so many."""
     marks = page.locator(f"#{plot} svg .mark-rect [aria-label], #{plot} svg .mark-line [aria-label]")
-    marks.first.wait_for()
+    marks.nth(least - 1).wait_for(state="attached")  # a bar of no height is not visible
     return [str(label) for label in marks.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")]
 
 
@@ -79,12 +79,12 @@ def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
         assert "Measured here, in this run" in page.locator("#df-bench-status").inner_text()
         assert content["totals"]["identical"] == 2 and content["pair"] == "scripted" and content["versions"]
         assert content["prompts"][1]["dflash"]["token_ids"] == [10, 11, 12, 13, 14, 15]
-        positions = plotted(page, "df-plot-positions")
+        positions = plotted(page, "df-plot-positions", 3)
         assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
         assert "share of cycles: 50%" in positions[1]
-        speeds = plotted(page, "df-plot-prompts")
+        speeds = plotted(page, "df-plot-prompts", 4)
         assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
-        assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time")} == {"AR", "DFlash"}
+        assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
 
 
 def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:

@@ -17,6 +17,7 @@ from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownMo
 from dflash_local.events import Notice, PullProgress
 from dflash_local.service.resident import Model, Resident
 from dflash_local.ui.offers import Offer
+from dflash_local.ui.web.models import LOOK_S
 from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
@@ -158,6 +159,15 @@ def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
         enabled(page, "df-load").click()
         page.locator("#df-models-notice").get_by_text("a shard is missing (pull it again)").wait_for()
         assert here.resident.model.name == "scripted"
+
+
+def test_nothing_moves_under_the_pointer_when_the_tab_has_opened(visitor: Visitor) -> None:
+    with models(visitor) as (_, page):
+        box = row(page, "scripted").bounding_box()
+        page.locator("#df-unload").wait_for()
+        page.locator("#df-standing").get_by_text("scripted").wait_for()
+        page.wait_for_timeout(2000 * LOOK_S)
+        assert row(page, "scripted").bounding_box() == box
 
 
 def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dflash_local.ui.web.mount import RECEIPT_S
 from tests.service.scripted import HELLO, ScriptedSession
 from tests.ui.web.stand import Site, site, wait_until
 from tests.ui.web.test_chat_tab import said
@@ -118,18 +117,3 @@ def test_web_06_a_slow_reader_holds_nobody_up(client: Any, shared: Any) -> None:
         assert json.load(answer)["event_id"] != event
     wait_until(lambda: len(session.requests) == 2 and here.resident.status.running == 0)
     slow.close()
-
-
-def test_a_receipt_does_not_overtake_the_end_of_the_stream_before(client: Any, shared: Any) -> None:
-    """Or the window would lose the answer: see ``mount.RECEIPT_S``."""
-    index = next(one["id"] for one in client.config["dependencies"] if one["api_name"] == "stop")
-    body = json.dumps({"data": [], "fn_index": index, "session_hash": "someone"}).encode()
-    url = f"{shared[0].url}gradio_api/queue/"
-    join = urllib.request.Request(f"{url}join", body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(join, timeout=10).close()
-    with urllib.request.urlopen(f"{url}data?session_hash=someone", timeout=10) as stream:
-        while "close_stream" not in stream.readline().decode():
-            pass
-        ended = time.monotonic()
-        urllib.request.urlopen(join, timeout=10).close()
-    assert time.monotonic() - ended > 0.9 * RECEIPT_S

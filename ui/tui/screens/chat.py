@@ -32,6 +32,7 @@ from dflash_local.ui.tui.widgets.reply import ReplyView, figures
 from dflash_local.ui.tui.widgets.transcript import Transcript
 
 PULSE_S = 0.03  # how often what came is drawn
+NOTHING_CAME = "nothing came of it; your message is back in the field"
 
 
 class ChatScreen(Screen[None]):
@@ -50,7 +51,7 @@ class ChatScreen(Screen[None]):
         Binding("f7", "command('/models')", "Models", show=False, priority=True),
         Binding("f8", "command('/edit')", "Edit last", show=False),
         Binding("f9", "command('/copy')", "Copy", show=False),
-        Binding("ctrl+r", "regenerate", "Again"),
+        Binding("ctrl+r", "command('/regen')", "Again"),
         Binding("pageup", "scroll_page(-1)", "Up", show=False, priority=True),
         Binding("pagedown", "scroll_page(1)", "Down", show=False, priority=True),
     ]
@@ -127,9 +128,12 @@ class ChatScreen(Screen[None]):
         return True
 
     def stop(self) -> bool:
-        """End the running reply early; False when there is none."""
-        if self._view is None:
-            return False
+        """End the running reply early, or take back what waits to be sent; False when there is neither."""
+        if held := self.transcript.let_go():
+            self.composer.give_back(held)
+            self.notify(NOTHING_CAME, markup=False)
+        if self._view is None or (self._answer is not None and self._answer.finished is not None):
+            return bool(held)
         self._stopping = True
         if self._answer is not None:
             self._answer.cancel()
@@ -168,6 +172,7 @@ class ChatScreen(Screen[None]):
         then, self._job = self._job, None
         if then is not None:
             await then(ended)
+        await self._go_on(failed=ended.error is not None)
         self.set_timer(SETTLE_S, self.collector.settle)
 
     def redraw(self, at_once: bool = True) -> None:
@@ -194,14 +199,27 @@ class ChatScreen(Screen[None]):
 
     @on(Composer.Sent)
     async def _sent(self, message: Composer.Sent) -> None:
-        text = message.text
-        if text.startswith("/") and not text.startswith("//"):
-            await self.action_command(text)
-        elif self.busy:
-            self.composer.put(text)
-            self.notify("not yet: Esc stops the reply that is coming", markup=False)
+        await self._take(message.text)
+
+    async def _take(self, line: str) -> None:
+        """Act on a message or a command; one that comes while a command runs waits for its end."""
+        command = line.startswith("/") and not line.startswith("//")
+        if self.busy and not (command and own_command(line.split()[0])):
+            if self._view is not None or not await self.transcript.hold(line):
+                self.composer.give_back(line)
+                self.notify("not yet: Esc stops what is coming", markup=False)
+        elif command:
+            await self.action_command(line)
         else:
-            await self.send(text[1:] if text.startswith("//") else text)
+            await self.send(line[1:] if line.startswith("//") else line)
+
+    async def _go_on(self, failed: bool) -> None:
+        """Send what waited for the end of a command, unless that failed or led elsewhere."""
+        held = "" if self.busy else self.transcript.let_go()
+        if held and not failed and self.app.screen is self:
+            await self._take(held)
+        elif held:
+            self.composer.give_back(held)
 
     async def send(self, text: str) -> None:
         """Send a message and show the reply as it comes."""
@@ -209,31 +227,14 @@ class ChatScreen(Screen[None]):
         await self.transcript.add(shown)
 
         async def then(ended: Ended) -> None:
-            if not await self._reply_ended(ended):
+            if not await self.reply_ended(ended):
                 await shown.remove()
-                self.composer.put(self.composer.text or text)
+                self.composer.give_back(text)
 
-        await self._ask(lambda: self.conversation.answer(text), then)
+        await self.ask(lambda: self.conversation.answer(text), then)
 
-    async def action_regenerate(self) -> None:
-        """The last reply again; the old one stays where nothing comes."""
-        if self.busy or not self.transcript.replies or not self.conversation.turns:
-            self.notify("there is no reply to make again" if not self.busy else "a reply is coming", markup=False)
-            return
-        old = self.transcript.replies[-1]
-        old.display = False
-        if self.conversation.sampling.greedy:
-            await self.say("greedy: the reply will be the same; /set temperature 0.7 changes that")
-
-        async def then(ended: Ended) -> None:
-            if await self._reply_ended(ended):
-                await old.remove()
-            else:
-                old.display = True
-
-        await self._ask(self.conversation.regenerate, then)
-
-    async def _ask(self, ask: Callable[[], Answer], then: Callable[[Ended], Any]) -> None:
+    async def ask(self, ask: Callable[[], Answer], then: Callable[[Ended], Any]) -> None:
+        """Start a reply; ``then`` closes its view by ``reply_ended``."""
         self._view = ReplyView(self._by_origin)
         await self.transcript.add(self._view)
         self.transcript.anchor()
@@ -250,7 +251,7 @@ class ChatScreen(Screen[None]):
                 self._inbox.put(event)
         return answer
 
-    async def _reply_ended(self, ended: Ended) -> bool:
+    async def reply_ended(self, ended: Ended) -> bool:
         """Close the view of a reply; False when it was not kept."""
         view, self._view, self._answer = self._view, None, None
         answer = ended.result if isinstance(ended.result, Answer) else None
@@ -264,7 +265,7 @@ class ChatScreen(Screen[None]):
         if answer is None or answer.finished is None or not answer.worth_keeping:
             await view.remove()
             if ended.error is None:
-                await self.say("nothing came of it; your message is back in the field")
+                await self.say(NOTHING_CAME)
             return False
         await view.finish(figures(answer.finished), answer.stopped)
         return True

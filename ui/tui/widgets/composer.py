@@ -58,6 +58,10 @@ class Composer(TextArea):
         self.text = text
         self.move_cursor(self.document.end)
 
+    def give_back(self, text: str) -> None:
+        """Put in what was not sent, unless something else is there by now; the arrows have both."""
+        self.put(self.text or text)
+
     def action_clear_all(self) -> None:
         """Empty the field."""
         self.put("")

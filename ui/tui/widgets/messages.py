@@ -11,12 +11,14 @@ MAX_SHOWN = 20_000  # characters of one message on screen
 
 
 class UserMessage(Static):
-    """A message as it was sent."""
+    """A message as it was sent, and a remark on it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, remark: str = "") -> None:
         shown = safe(text)
         if len(shown) > MAX_SHOWN:
             shown = f"{shown[:MAX_SHOWN]}\n[{len(shown) - MAX_SHOWN:,} more characters were sent]"
+        if remark:
+            shown = f"{shown}\n[{remark}]"
         super().__init__(Content(shown), classes="user")
 
 

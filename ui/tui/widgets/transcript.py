@@ -18,10 +18,15 @@ from dflash_local.ui.tui.widgets.reply import ReplyView
 MAX_SHOWN = 120  # messages on screen; earlier ones stay in the conversation and its file
 MAX_REBUILT = 40  # laying a reply out takes a while
 EARLIER = "earlier messages are not on screen any more; /export writes all of them"
+WAITS = "waits for what runs to end; Esc takes it back"
 
 
 class Transcript(VerticalScroll):
     """Messages, replies and notes, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: tuple[str, UserMessage] | None = None
 
     def on_mount(self) -> None:
         self.anchor()
@@ -47,6 +52,22 @@ class Transcript(VerticalScroll):
             keep = MAX_SHOWN * 3 // 4
             await self.remove_children(self.children[: len(self.children) - keep])
             await self.mount(Note(EARLIER), before=0)
+
+    async def hold(self, text: str) -> bool:
+        """Keep one line that cannot be sent yet, and show that it waits; False when one waits already."""
+        if self._held is not None:
+            return False
+        self._held = text, UserMessage(text, WAITS)
+        await self.add(self._held[1])
+        return True
+
+    def let_go(self) -> str:
+        """What waited, which does so no more; empty when nothing did."""
+        held, self._held = self._held, None
+        if held is None:
+            return ""
+        held[1].remove()
+        return held[0]
 
     async def rebuild(self, turns: Sequence[Turn], by_origin: bool) -> None:
         """Show a conversation from its turns; where its tokens came from is not known any more."""
