@@ -1,20 +1,23 @@
 """Random-weight checkpoints of true Qwen3.5-9B and Qwen3-8B shape, targets and drafters, in the published layout.
 
-Values are drawn on the device and written shard by shard, so that 9 billion of them take seconds.
+Values are drawn on the device and written tensor by tensor, so that 9 billion of them take seconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
 SHARD_BYTES = 4 * 2**30
+
+Make = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 # Text model, published values: registry facts of Qwen/Qwen3.5-9B and of the second-generation
 # z-lab/Qwen3.5-9B-DFlash (its mask id 248077, rms_norm_eps and rope_theta are inferred there).
@@ -177,12 +180,19 @@ def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
     layers = shape["num_hidden_layers"]
     # Qwen3.5's norms are zero-centred, their gain is 1 + w; Qwen3's gain is w itself.
     centre = 0.0 if "linear_num_key_heads" in shape else 1.0
-    _save(folder, ((n, _target_tensor(n, s, layers, centre, generator)) for n, s in target_shapes(config)))
+    save(folder, target_shapes(config), values_of(generator, layers, centre))
 
 
-def _target_tensor(
-    name: str, shape: tuple[int, ...], layers: int, centre: float, generator: torch.Generator
-) -> torch.Tensor:
+def values_of(generator: torch.Generator, layers: int, centre: float) -> Make:
+    """What makes a tensor of a name and a shape.
+
+    Args:
+        layers: of the model, for the scale of what is added to the residual. centre: of the norms' weights.
+    """
+    return lambda name, shape: _tensor(name, shape, layers, centre, generator)
+
+
+def _tensor(name: str, shape: tuple[int, ...], layers: int, centre: float, generator: torch.Generator) -> torch.Tensor:
     """Random values whose activations stay of order one through all layers."""
     out = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
     if name.endswith("A_log"):
@@ -254,33 +264,39 @@ def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], d
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     generator = torch.Generator(device).manual_seed(2)
     shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(target["hidden_size"])
-    _save(folder, ((name, _drafter_tensor(size, generator)) for name, size in shapes.items()))
+    save(folder, list(shapes.items()), values_of(generator, shape["num_hidden_layers"], 1.0))
 
 
-def _drafter_tensor(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    out = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-    return out.fill_(1.0) if len(shape) == 1 else out.normal_(0.0, shape[-1] ** -0.5, generator=generator)
-
-
-def _save(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Shards of about 4 GiB with an index, each written as soon as it is full."""
-    shards: list[Path] = []
-    weight_map: dict[str, str] = {}
-    held: dict[str, torch.Tensor] = {}
-    total = 0
-
-    def flush() -> None:
-        shards.append(folder / f"model-{len(shards) + 1:05d}.safetensors")
-        save_file({name: tensor.cpu() for name, tensor in held.items()}, shards[-1], metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(held, shards[-1].name))
-        held.clear()
-
-    for name, tensor in tensors:
-        held[name] = tensor
-        total += tensor.nbytes
-        if sum(t.nbytes for t in held.values()) >= SHARD_BYTES:
-            flush()
-    if held:
-        flush()
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+def save(folder: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> None:
+    """bfloat16 shards with an index, written tensor by tensor: never more than one is held."""
+    shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    held = 0
+    for name, shape in shapes:
+        if held >= SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append((name, shape))
+        held += 2 * math.prod(shape)
+    files = [f"model-{number:05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for file, part in zip(files, shards):
+        _save_shard(folder / file, part, make)
+    index = {
+        "metadata": {"total_size": sum(2 * math.prod(shape) for _, shape in shapes)},
+        "weight_map": {name: file for file, part in zip(files, shards) for name, _ in part},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _save_shard(file: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> None:
+    """One safetensors file: the header's length, the header, then the values in its order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes:
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in shapes:
+            stream.write(make(name, shape).flatten().view(torch.uint8).cpu().numpy())

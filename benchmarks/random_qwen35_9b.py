@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from benchmarks.random_pair import DRAFTER_9B, QWEN35_9B, TINY, TINY_DRAFTER, build_drafter, build_target
+from dflash_local.bench import certificate, report
 from dflash_local.bench import certify as certifying
-from dflash_local.bench import report
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadOptions, Session, load
 from dflash_local.engine.reference import Cycle, Proposer
@@ -133,7 +133,7 @@ def prove(session: Session, plan: certifying.Plan, planted: bool) -> dict[str, A
     return {
         "drafter": "planted" if planted else "random",
         "dtype": session.facts.dtype,
-        "statement": certifying.statement(found, session.facts.dtype),
+        "statement": certificate.statement(found, session.facts.dtype),
         "mean_acceptance_length": statistics.mean(lengths) if lengths else None,
         "wall_s": time.perf_counter() - started,
         **report.finite(asdict(found)),

@@ -63,6 +63,8 @@ class Stats:
         turn_acceptance_length: completion tokens / cycles (the model cards' definition, per turn).
         tokens_per_s: decode rate, first token excluded; ``end_to_end_tokens_per_s`` includes prefill.
         draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
+        verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
+        undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
     """
 
     acceptance_lengths: tuple[int, ...]
@@ -81,6 +83,9 @@ class Stats:
     mode: Mode
     block_size: int
     seed: int
+    verify_rows: tuple[tuple[int, int], ...] = ()
+    mean_verify_rows: float | None = None
+    undrafted_cycles: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ APP = "dflash-local"
 SETTINGS_FILE = "settings.json"
 HUB_ENDPOINT = "https://huggingface.co"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+CACHES = ("auto", "fp8")
+DRAFT_SIDES = ("auto", "full", "8bit-head", "8bit", "frequent", "8bit-frequent")
 ENGINES = ("auto", "fused", "reference")
 # Quiet and private libraries; set only where the user has not decided otherwise.
 LIBRARY_DEFAULTS = {
@@ -85,11 +87,22 @@ def _tokens(value: Any) -> int:
     return number
 
 
+def _window(value: Any) -> int:
+    number = _tokens(value)
+    if number < 1:
+        raise ValueError(value)
+    return number
+
+
 KEYS: dict[str, Key] = {
     "model": Key("the name of a pair or a folder", _text),
     "device": Key("auto, cpu, cuda, cuda:N, mps or balanced", _text),
     "engine": Key(", ".join(ENGINES), _one_of(ENGINES)),
     "dtype": Key(", ".join(DTYPES), _one_of(DTYPES)),
+    "exact": Key("true or false", _flag),
+    "kv_cache": Key(", ".join(CACHES), _one_of(CACHES)),
+    "draft_side": Key(", ".join(DRAFT_SIDES), _one_of(DRAFT_SIDES)),
+    "draft_window": Key("a whole number of tokens from 1", _window),
     "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _temperature),
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
     "thinking": Key("true or false", _flag),
@@ -133,6 +146,10 @@ class Settings:
     device: str | None = None
     engine: str | None = None
     dtype: str | None = None
+    exact: bool = False
+    draft_side: str | None = None
+    kv_cache: str | None = None
+    draft_window: int | None = None
     temperature: float | None = None
     max_new_tokens: int | None = None
     thinking: bool | None = None

@@ -10,9 +10,10 @@ import torch
 from families import save_model
 from proposers import Planted
 
+from dflash_local.catalog.engine_rule import FUSED_FAMILIES as FAMILIES
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.shape import FAMILIES, TargetShape
+from dflash_local.models.fused.shape import TargetShape
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -33,10 +34,12 @@ def _weights(family: str, device: str) -> tuple[TargetWeights, TargetShape]:
         return read_weights(checkpoint, facts, shape, torch.device(device), torch.float32), shape
 
 
-def fused_target(family: str, context: int, rows: int = ROWS, device: str = "cpu") -> FusedTarget:
+def fused_target(
+    family: str, context: int, rows: int = ROWS, device: str = "cpu", *, exact: bool = False
+) -> FusedTarget:
     """A target of the weights that ``families.random_model`` gives."""
     weights, shape = _weights(family, device)
-    return FusedTarget(weights, shape, TAPS, context, rows)
+    return FusedTarget(weights, shape, TAPS, context, rows, exact=exact)
 
 
 class PlantedBlocks:

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.bench import plain, replay
+from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run
+from dflash_local.bench.planted import Planted
 from dflash_local.bench.trial import Written, write
 from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explained, judge, measure
 from dflash_local.engine.reference import Proposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
 
 Plant = Callable[[tuple[int, ...], tuple[int, ...]], Proposer]
 Progress = Callable[[str, float], None]
-ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "BUG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,79 +46,17 @@ def cases(seed: int) -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: prompts as ids, cases, block sizes (each at most the trained one), tokens per reply."""
+    """What is run: prompts as ids, cases, block sizes (each at most the trained one), tokens per reply.
+
+    Attributes:
+        planted: drafts are AR's own text with mistakes instead of the drafter's (fused engine only).
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     cases: tuple[Case, ...]
     block_sizes: tuple[int, ...]
     max_new_tokens: int = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first token that differs. Ids are None where a text ended; texts are None without a tokenizer.
-
-    ``margin`` is in perturbed scores, the larger of both passes' gaps; None at a filter's border.
-    """
-
-    index: int
-    ar_id: int | None
-    dflash_id: int | None
-    ar_text: str | None
-    dflash_text: str | None
-    margin: float | None
-    threshold: float
-    border: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One request both ways.
-
-    Attributes:
-        prompt: index into the plan's prompts, from 0. tokens: of the drafted reply.
-        unexplained: indices of tokens that neither pass's scores account for.
-        largest_margin: over all tokens of the drafted reply, in scores, filters' borders left out.
-    """
-
-    prompt: int
-    case: str
-    block_size: int
-    verdict: Verdict
-    tokens: int
-    mean_acceptance_length: float | None
-    divergence: Divergence | None
-    unexplained: tuple[int, ...]
-    largest_margin: float
-    notices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainCheck:
-    """The greedy replies scored by plain transformers, teacher-forced.
-
-    Attributes:
-        positions: tokens scored. other_choice: where its argmax is another token.
-        unexplained: of these, beyond the threshold. noise: between its logits and ours.
-        skipped: why nothing was checked, empty otherwise.
-    """
-
-    positions: int
-    other_choice: int
-    unexplained: int
-    max_margin: float
-    noise: Noise | None
-    skipped: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What was found. ``verdict`` is the worst of all runs and of the plain check."""
-
-    runs: tuple[Run, ...]
-    noise: Noise
-    plain: PlainCheck
-    verdict: Verdict
+    planted: bool = False
 
 
 @dataclass(slots=True)
@@ -139,18 +79,26 @@ class _Trial:
 
 
 def certify(
-    session: Session, plan: Plan, progress: Progress = lambda _text, _fraction: None, plant: Plant | None = None
+    session: Session,
+    plan: Plan,
+    progress: Progress = lambda _text, _fraction: None,
+    plant: Plant | None = None,
+    load_plain: plain.Load | None = None,
 ) -> Certificate:
     """Run the plan and explain every difference.
 
     Args:
         progress: told what is being done and how far it is (0..1).
         plant: gives the proposer to run instead of the session's, from the prompt and AR's reply.
+        load_plain: gives the target as transformers loads it, where the session holds none; beside the session.
 
     Raises:
         DFlashError: a request failed; a bug found is a verdict, not an error.
     """
+    if plan.planted:
+        plant = _plant(session)
     trials: list[_Trial] = []
+    oracle = plain.Oracle(session.runner.target, load_plain)
     total = len(plan.prompts) * len(plan.cases) * len(plan.block_sizes)
     skipped = ""
     for number, prompt in enumerate(plan.prompts):
@@ -160,16 +108,26 @@ def certify(
                 progress(f"certifying, run {len(trials) + 1} of {total}", len(trials) / total)
                 dflash = _drafted(session, prompt, case, plan.max_new_tokens, block, ar, plant)
                 trial = _Trial(number, case, block, ar, dflash, _first_difference(ar.ids, dflash.ids), [])
-                skipped = _examine(session, prompt, trial) or skipped
+                skipped = _examine(session, prompt, trial, oracle) or skipped
                 trials.append(trial)
     dtype = session.runner.target.dtype
     noise = measure([p.single.noise for t in trials for p in t.positions if p.agreed], dtype)
     checked = _plain_check(trials, dtype, skipped)
     runs = tuple(_run(session, trial, noise) for trial in trials)
     verdicts: list[Verdict] = [run.verdict for run in runs]
-    if checked.unexplained:
+    looks = [position.single.same_bits for trial in trials for position in trial.positions]
+    exact = session.facts.exact
+    broken = exact and not (all(looks) and set(verdicts) <= {"identical"})
+    if checked.unexplained or broken:
         verdicts.append("BUG")
-    return Certificate(runs, noise, checked, max(verdicts, key=ORDER.index))
+    return Certificate(runs, noise, checked, max(verdicts, key=ORDER.index), len(looks), sum(looks), exact)
+
+
+def _plant(session: Session) -> Plant:
+    target = session.runner.target
+    if not isinstance(target, FusedTarget):
+        raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
+    return lambda prompt, text: Planted(target, [*prompt, *text])  # type: ignore[return-value]
 
 
 def _request(prompt: tuple[int, ...], case: Case, tokens: int, mode: str, block: int | None) -> Request:
@@ -204,7 +162,7 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return next((i for i in range(shortest) if one[i] != other[i]), shortest)
 
 
-def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial) -> str:
+def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial, oracle: plain.Oracle) -> str:
     """Score the drafted reply both ways (greedy ones by plain transformers too); why the last was left out."""
     target, text, params = session.runner.target, trial.dflash.ids, trial.case.sampling
     whole: torch.Tensor | None = None
@@ -213,13 +171,8 @@ def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial) -> str:
         return skipped
     try:
         single = replay.single_rows(target, prompt, text)
-        if isinstance(target, FusedTarget):
-            skipped = "the fused engine holds no transformers model; --engine reference checks against it"
-        elif params.greedy:
-            try:
-                whole = plain.plain_rows(target.model, prompt, text)
-            except torch.cuda.OutOfMemoryError:
-                skipped = f"no memory for one forward over {len(prompt) + len(text)} tokens"
+        if params.greedy:
+            whole, skipped = oracle.rows(prompt, text)
         seed = trial.dflash.stats.seed
         sampler = Sampler(params, seed, target.vocab_size, torch.tensor(prompt, device=target.device))
         rows = replay.block_rows(target, prompt, text, trial.dflash.cycles)
@@ -282,43 +235,3 @@ def _text(session: Session, token: int | None) -> str | None:
     if token is None or session.tokenizer is None:
         return None
     return session.tokenizer.decode([token], skip_special=False)
-
-
-def failure(certificate: Certificate) -> tuple[str, str]:
-    """Message and hint of the error a BUG verdict ends with."""
-    broken = next((run for run in certificate.runs if run.verdict == "BUG"), None)
-    hint = "this is an engine bug: please report it with --report FILE attached"
-    if broken is None:
-        check = certificate.plain
-        return (
-            f"{check.unexplained} of {check.positions} greedy tokens are not the choice of plain transformers "
-            f"(largest margin {check.max_margin:.3g})",
-            hint,
-        )
-    where = f"prompt {broken.prompt + 1}, {broken.case}, block {broken.block_size}"
-    index = min((*broken.unexplained, broken.divergence.index if broken.divergence else broken.tokens))
-    return f"{where}: token {index} is not the target's choice (margin {broken.largest_margin:.3g})", hint
-
-
-def statement(certificate: Certificate, dtype: str) -> str:
-    """The strength that holds, in one line."""
-    runs = certificate.runs
-    same = sum(run.verdict == "identical" for run in runs)
-    if certificate.verdict == "BUG":
-        return f"BUG: {failure(certificate)[0]}"
-    if same == len(runs) and dtype == "float32":
-        return f"identical (float32): the same token ids with and without drafting in {same} of {same} runs"
-    fast = f"fast mode ({dtype}): every token is the target's choice on the verify logits"
-    beyond = sum(len(run.unexplained) for run in runs)  # of identical runs: any other such run is a bug
-    fast += f" ({beyond} beyond the noise when replayed)" if beyond else ""
-    if same == len(runs):
-        return f"{fast}; the token ids are the same with and without drafting in {same} of {same} runs"
-    parted = [run.divergence for run in runs if run.divergence]
-    margins = [divergence.margin for divergence in parted if divergence.margin is not None]
-    borders = sum(divergence.border for divergence in parted)
-    details = [f"largest margin {max(margins):.3g}"] if margins else []
-    details += [f"{borders} at a filter's border"] if borders else []
-    return (
-        f"{fast}; {same} of {len(runs)} runs identical, the others part at a near-tie "
-        f"({', '.join(details)}; noise {certificate.noise.tau:.3g})"
-    )

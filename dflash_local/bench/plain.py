@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,37 @@ from torch import nn
 from dflash_local.errors import EngineError
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 
+Load = Callable[[], Any]
 REFERENCE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")  # what a prompt pass calls
+
+
+class Oracle:
+    """Plain transformers' opinion of a session's greedy replies.
+
+    Args:
+        target: of the session, whose own model is asked where it has one.
+        load: gives the model where it has none; called once, when it is first needed.
+    """
+
+    def __init__(self, target: Any, load: Load | None) -> None:
+        self._model = getattr(target, "model", None)
+        self._load = load
+        self._refusal = "the fused engine holds no transformers model; --engine reference checks against it"
+
+    def rows(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[torch.Tensor | None, str]:
+        """Logits [n, V] as ``plain_rows`` gives them; None, and why, where they cannot be had."""
+        try:
+            if self._model is None and self._load is not None:
+                self._refusal = "no memory for the model beside the engine's own"
+                load, self._load = self._load, None
+                self._model = load()
+            if self._model is None:
+                return None, self._refusal
+            return plain_rows(self._model, prompt, text), ""
+        except torch.OutOfMemoryError:
+            if self._model is None:
+                return None, self._refusal
+            return None, f"no memory for one forward over {len(prompt) + len(text)} tokens"
 
 
 @torch.inference_mode()

@@ -9,18 +9,20 @@ from datetime import datetime, timezone
 from typing import Any
 
 from dflash_local.bench import provenance
-from dflash_local.bench.certify import Certificate, Divergence, Plan, Run, failure, statement
+from dflash_local.bench.certificate import Certificate, Divergence, Run, failure, statement
+from dflash_local.bench.certify import Plan
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.verdict import ENOUGH_POSITIONS
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.session import SessionFacts
+from dflash_local.loaded import SessionFacts
 
 SCHEMA = 1
 TOY = "toy pair: test material, never a speed claim"
+PLANTED = "drafts are planted (AR's own text with mistakes): their acceptance says nothing of the drafter"
 PROMISE = (
     "identical: the token ids are the same with and without drafting. fast: every emitted token is the target's "
     "choice on the verify logits; where the text first parts from AR the two tokens are a near-tie. strict "
-    "(bitwise equality by construction) is not offered by this engine."
+    "(--exact, fused engine): with and without drafting a row's logits are equal in every bit, in any dtype."
 )
 
 
@@ -56,12 +58,18 @@ def certificate_report(
             "promise": PROMISE,
             "failure": failure(certificate)[0] if certificate.verdict == "BUG" else None,
             "seed": seed,
+            "drafts": "planted" if plan.planted else "drafter",
             "block_sizes": list(plan.block_sizes),
             "max_new_tokens": plan.max_new_tokens,
             "cases": [{"name": case.name, **asdict(case.sampling)} for case in plan.cases],
             "prompts": [
                 {"kind": prompt.kind, "ids": list(ids)} for prompt, ids in zip(prompts, plan.prompts, strict=True)
             ],
+            "strict": {
+                "promised": certificate.exact,
+                "positions": certificate.positions,
+                "same_bits": certificate.same_bits,
+            },
             "noise": {**asdict(certificate.noise), "enough_positions": certificate.noise.enough},
             "runs": [asdict(run) for run in certificate.runs],
             "plain_transformers": asdict(certificate.plain),
@@ -70,13 +78,15 @@ def certificate_report(
 
 
 def _strength(certificate: Certificate, facts: SessionFacts) -> str | None:
-    """Which of the two promises holds; none after a bug. Equal ids in 16 bits are luck, not a promise."""
+    """Which of the promises holds; none after a bug. Equal ids in 16 bits are luck, not a promise."""
     if certificate.verdict == "BUG":
         return None
+    if certificate.exact:
+        return "strict"
     return "identical" if certificate.verdict == "identical" and facts.dtype == "float32" else "fast"
 
 
-def certificate_lines(pair: Pair, facts: SessionFacts, seed: int, certificate: Certificate) -> list[str]:
+def certificate_lines(pair: Pair, facts: SessionFacts, plan: Plan, seed: int, certificate: Certificate) -> list[str]:
     """The certificate as a short table and what it means."""
     lines = [
         f"{pair.label}: {facts.engine} engine, {facts.dtype} on {facts.device}, seed {seed}",
@@ -96,6 +106,7 @@ def certificate_lines(pair: Pair, facts: SessionFacts, seed: int, certificate: C
             ],
         ),
         "",
+        *([PLANTED] if plan.planted else []),
         noise_line(certificate),
         plain_line(certificate),
     ]

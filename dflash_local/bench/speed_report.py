@@ -10,7 +10,7 @@ from dflash_local.bench.report import TOY, finite, header, number, table
 from dflash_local.bench.speed import Comparison, Row, Wish, rows
 from dflash_local.bench.trial import Written
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.session import SessionFacts
+from dflash_local.loaded import SessionFacts
 
 TITLES = (
     "kind",
@@ -55,6 +55,7 @@ def _written(one: Comparison, written: Written) -> dict[str, Any]:
         "finish_reason": written.reason,
         "right": one.right(written),
         "acceptance_lengths": list(stats.acceptance_lengths),
+        "verify_rows": dict(stats.verify_rows),
         "tokens_per_s": stats.tokens_per_s,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,

@@ -32,6 +32,7 @@ class Look:
             the rival.
         noise: how far the gaps among the contending logits differ between this pass and the block
             pass. rounding: two roundings of the largest contending logit in the head's dtype.
+        same_bits: every logit of this pass's row is that of the block pass's.
     """
 
     best: int
@@ -39,6 +40,7 @@ class Look:
     rival_short: float = 0.0
     noise: float = 0.0
     rounding: float = 0.0
+    same_bits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +133,23 @@ def judge(
                 plain_row = plain[at].to(row.device)
                 scores = sampler.scores(plain_row[None], token[:0], noise)[0]
                 whole = _look(scores, text[at], other, *_noise(plain_row, row))
-            one_look = _look(one, text[at], other, *_noise(one_row, row))
+            one_look = _look(one, text[at], other, *_noise(one_row, row), torch.equal(one_row, row))
             positions.append(Position(text[at], one_look, _look(block, text[at], other), whole))
             sampler.emitted(token)
     return positions
 
 
-def _look(scores: torch.Tensor, token: int, rival: int, noise: float = 0.0, rounding: float = 0.0) -> Look:
+def _look(
+    scores: torch.Tensor,
+    token: int,
+    rival: int,
+    noise: float = 0.0,
+    rounding: float = 0.0,
+    same_bits: bool = False,
+) -> Look:
     best = int(scores.argmax())
     short, rival_short = (float(scores[best] - scores[x]) for x in (token, rival))
-    return Look(best, short, rival_short, noise, rounding)
+    return Look(best, short, rival_short, noise, rounding, same_bits)
 
 
 def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:

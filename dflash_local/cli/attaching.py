@@ -81,6 +81,10 @@ def _is_as_wished(pair: Pair, wish: LoadWish, facts: Any) -> bool:
     return (
         same
         and not wish.allow_mismatch
+        and wish.draft_window is None
+        and wish.draft_side == "auto"
+        and wish.kv_cache in ("auto", facts.kv_cache)
+        and (not wish.exact or bool(facts.exact))
         and format_ in (None, facts.dtype)
         and wish.device in ("auto", facts.device)
         and wish.engine in ("auto", facts.engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,11 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
+from dflash_local.cli.random_bench import RandomWish, random_bench
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import load_wish
+from dflash_local.cli.session import LoadWish, load_wish
 from dflash_local.cli.thinking import thinks
+from dflash_local.errors import UsageError
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
@@ -23,6 +26,36 @@ if TYPE_CHECKING:
 
 TOKENS = 256
 MAX_LIMIT = 100_000
+
+
+class WeightsChoice(str, Enum):
+    """What is measured: the pair itself, or random weights of its shapes."""
+
+    real = "real"
+    random = "random"
+
+
+Contexts = Annotated[
+    list[int] | None,
+    typer.Option(metavar="N", help="Tokens the session may hold; with random weights tokens committed, repeatable."),
+]
+Prompts = Annotated[
+    str | None, typer.Option(metavar="heldout|builtin|FILE.jsonl", help="heldout for bundled pairs, else builtin.")
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N prompts.")]
+Tokens = Annotated[int | None, typer.Option(metavar="N", help=f"Tokens in a reply at most; {TOKENS} if not given.")]
+Weights = Annotated[
+    WeightsChoice, typer.Option(help="random: the pair's shapes on this GPU, without a download; times only.")
+]
+Prefill = Annotated[
+    int | None, typer.Option(metavar="N", help="Random weights: tokens of a prompt to time, 0 for none.")
+]
+AcceptanceLengths = Annotated[
+    str | None, typer.Option(metavar="3,5,7", help="Random weights: tokens per cycle to project tok/s at.")
+]
+Baselines = Annotated[
+    bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,21 +66,26 @@ def register(app: typer.Typer) -> None:
 def bench(
     model: opt.Model,
     drafter: opt.Drafter = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(metavar="heldout|builtin|FILE.jsonl", help="heldout for bundled pairs, else builtin."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in a reply at most.")] = TOKENS,
+    prompts: Prompts = None,
+    limit: Limit = None,
+    max_new_tokens: Tokens = None,
     block_size: opt.BlockSize = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     engine: opt.Engine = None,
+    exact: opt.Exact = None,
+    draft_window: opt.DraftWindow = None,
+    draft_side: opt.DraftSide = None,
+    kv_cache: opt.KvCache = None,
     quantize: opt.Quantize = None,
-    context: opt.Context = None,
+    context: Contexts = None,
     no_fit_check: opt.NoFitCheck = False,
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
+    weights: Weights = WeightsChoice.real,
+    prefill: Prefill = None,
+    acceptance: AcceptanceLengths = None,
+    baselines: Baselines = False,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -55,18 +93,63 @@ def bench(
     """Measure speed and acceptance with and without drafting. Writes nothing unless --report is given."""
     user = settings.load()
     console = Console(user.environ)
-    check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
+    wish = load_wish(
+        user,
+        dtype=dtype,
+        device=device,
+        engine=engine,
+        quantize=quantize,
+        allow_mismatch=allow_mismatch,
+        exact=exact,
+        draft_window=draft_window,
+        draft_side=draft_side,
+        kv_cache=kv_cache,
+    )
+    if weights is WeightsChoice.random:
+        _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, quantize=quantize, think=think)
+        _refuse("random", no_fit_check=no_fit_check or None, allow_mismatch=allow_mismatch or None)
+        _refuse("random", exact=exact, draft_window=draft_window, kv_cache=kv_cache)
+        if engine is opt.EngineChoice.reference:
+            raise UsageError("--weights random measures the fused engine", "--baselines adds the reference engine")
+        measured = RandomWish(
+            drafter, tuple(context or ()), block_size, prefill, wish.draft_side, acceptance, baselines
+        )
+        measured = replace(measured, dtype=wish.dtype, device=wish.device, report=report, as_json=as_json)
+        return random_bench(model, measured, user, console)
+    _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None)
+    if len(context or ()) > 1:
+        raise UsageError("--context is given more than once", "several go with --weights random")
+    wish = replace(wish, context=context[0] if context else None, fit_check=not no_fit_check)
+    length = TOKENS if max_new_tokens is None else max_new_tokens
+    check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     if block_size is not None:
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
     pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
     check_report_path(report)
-    chosen = _chosen(pair, prompts)
-    if limit is not None:
-        check_integer("limit", limit, 1, MAX_LIMIT)
-        chosen = chosen[:limit]
-    wish = load_wish(user, dtype=dtype, device=device, engine=engine, quantize=quantize, allow_mismatch=allow_mismatch)
-    wish = replace(wish, context=context, fit_check=not no_fit_check)
-    thinking = thinks(pair, think, user, console)
+    chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
+    _compare(pair, wish, chosen, length, block_size, thinking, console, report, as_json)
+
+
+def _refuse(weights: str, **given: object) -> None:
+    """Options that say nothing about such weights."""
+    for name, value in given.items():
+        if value is not None:
+            other = "real" if weights == "random" else "random"
+            raise UsageError(f"--{name.replace('_', '-')} does not go with --weights {weights}", f"--weights {other}")
+
+
+def _compare(
+    pair: Pair,
+    wish: LoadWish,
+    chosen: tuple[Prompt, ...],
+    max_new_tokens: int,
+    block_size: int | None,
+    thinking: bool,
+    console: Console,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Load the pair, write every reply both ways, tell."""
     with loaded_engine(pair, wish, console) as session:
         from dflash_local.bench import speed, speed_report
 
@@ -81,6 +164,12 @@ def bench(
             console.data(text)
     if report is not None:
         save_report(report, result, console)
+
+
+def _first(prompts: tuple[Prompt, ...], limit: int | None) -> tuple[Prompt, ...]:
+    if limit is not None:
+        check_integer("limit", limit, 1, MAX_LIMIT)
+    return prompts[:limit]
 
 
 def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,10 +42,18 @@ def certify(
     block_size: Annotated[
         list[int] | None, typer.Option(metavar="B", help="Block size; repeatable; trained size if not given.")
     ] = None,
+    planted: Annotated[
+        bool,
+        typer.Option("--planted", help="Draft AR's own text with mistakes: every acceptance length occurs."),
+    ] = False,
     seed: opt.Seed = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     engine: opt.Engine = None,
+    exact: opt.Exact = None,
+    draft_window: opt.DraftWindow = None,
+    draft_side: opt.DraftSide = None,
+    kv_cache: opt.KvCache = None,
     quantize: opt.Quantize = None,
     context: opt.Context = None,
     no_fit_check: opt.NoFitCheck = False,
@@ -60,15 +69,26 @@ def certify(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
     check_report_path(report)
-    wish = load_wish(user, dtype=dtype, device=device, engine=engine, quantize=quantize, allow_mismatch=allow_mismatch)
-    wish = replace(wish, context=context, fit_check=not no_fit_check)
+    wish = load_wish(
+        user,
+        dtype=dtype,
+        device=device,
+        engine=engine,
+        quantize=quantize,
+        allow_mismatch=allow_mismatch,
+        context=context,
+        fit_check=not no_fit_check,
+        exact=exact,
+        draft_window=draft_window,
+        draft_side=draft_side,
+        kv_cache=kv_cache,
+    )
     thinking = thinks(pair, think, user, console)
     with loaded_engine(pair, wish, console) as session:
         prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
-        found, lines, failed = _certify(
-            console, pair, session, prompts, seed, tuple(block_size or ()), max_new_tokens, thinking
-        )
+        trials = _Trials(prompts, thinking, tuple(block_size or ()), max_new_tokens, planted)
+        found, lines, failed = _certify(console, pair, session, trials, seed)
     if as_json:
         console.json(found)
     else:
@@ -92,29 +112,48 @@ def _prompts(pair: Pair, session: Session, texts: list[str], ids: list[str]) -> 
     return a_few(held_out(HELD_OUT)) if pair.toy else built_in()
 
 
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """What is tried: see ``bench.certify.Plan``; no block sizes are the trained one."""
+
+    prompts: tuple[Prompt, ...]
+    thinking: bool
+    blocks: tuple[int, ...]
+    tokens: int
+    planted: bool
+
+
 def _certify(
-    console: Console,
-    pair: Pair,
-    session: Session,
-    prompts: tuple[Prompt, ...],
-    seed: int,
-    blocks: tuple[int, ...],
-    tokens: int,
-    thinking: bool,
+    console: Console, pair: Pair, session: Session, trials: _Trials, seed: int
 ) -> tuple[dict[str, Any], list[str], tuple[str, str] | None]:
     """The report, its lines, and what to raise."""
     from dflash_local.bench import certify as bench
     from dflash_local.bench import report
+    from dflash_local.bench.certificate import failure
     from dflash_local.bench.trial import prompt_ids
 
     plan = bench.Plan(
-        prompts=tuple(prompt_ids(session, prompt, thinking) for prompt in prompts),
+        prompts=tuple(prompt_ids(session, prompt, trials.thinking) for prompt in trials.prompts),
         cases=bench.cases(seed),
-        block_sizes=blocks or (session.facts.block_size,),
-        max_new_tokens=tokens,
+        block_sizes=trials.blocks or (session.facts.block_size,),
+        max_new_tokens=trials.tokens,
+        planted=trials.planted,
     )
     with console.progress() as line:
-        certificate = bench.certify(session, plan, line)
-    found = report.certificate_report(pair, session.facts, prompts, plan, seed, certificate)
-    lines = report.certificate_lines(pair, session.facts, seed, certificate)
-    return found, lines, bench.failure(certificate) if certificate.verdict == "BUG" else None
+        certificate = bench.certify(session, plan, line, load_plain=_plain_target(pair, session))
+    found = report.certificate_report(pair, session.facts, trials.prompts, plan, seed, certificate)
+    lines = report.certificate_lines(pair, session.facts, plan, seed, certificate)
+    return found, lines, failure(certificate) if certificate.verdict == "BUG" else None
+
+
+def _plain_target(pair: Pair, session: Session) -> Callable[[], Any] | None:
+    """How to load the target once more, as transformers has it, for a session whose engine holds it otherwise."""
+    from dflash_local.models.checkpoint import Checkpoint
+    from dflash_local.models.load_target import load_target, placement
+    from dflash_local.models.target_facts import TargetFacts
+
+    if session.facts.engine != "fused":
+        return None
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(pair.target))
+    where = placement(session.facts.device, session.facts.dtype, None)
+    return lambda: load_target(pair.target, facts, where)

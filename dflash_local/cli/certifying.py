@@ -31,9 +31,12 @@ def command(pair: Pair, wish: LoadWish, thinking: bool) -> list[str]:
     if not pair.bundled and pair.drafter is not None:
         argv += ["--drafter", str(pair.drafter)]
     given = {"--dtype": wish.dtype, "--device": wish.device, "--engine": wish.engine, "--quantize": wish.quantize}
+    given |= {"--draft-side": wish.draft_side, "--kv-cache": wish.kv_cache}
     for option, value in given.items():
         argv += [option, value] if value not in (None, "auto") else []
     argv += ["--context", str(wish.context)] if wish.context is not None else []
+    argv += ["--exact"] if wish.exact else []
+    argv += ["--draft-window", str(wish.draft_window)] if wish.draft_window is not None else []
     argv += ["--no-fit-check"] if not wish.fit_check else []
     argv += ["--allow-mismatch"] if wish.allow_mismatch else []
     if thinking != default_thinking(pair):

@@ -50,14 +50,14 @@ def shapes(choice: Choice, places: Places | None) -> Shapes | None:
     """What is known of both shapes; None when not even that of the target is."""
     from dflash_local.planner.shape import DrafterShape, TargetShape
 
-    config = _config(choice.target, None, places)
+    config = configuration(choice.target, None, places)
     if config is None:
         return None
     name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
     target = TargetShape.from_config(config, name)
     if choice.drafter is None:
         return Shapes(target, None)
-    found = _config(choice.drafter, choice.row if choice.own_drafter else None, places)
+    found = configuration(choice.drafter, choice.row if choice.own_drafter else None, places)
     if found is None:
         return Shapes(target, None, drafter_unknown=True)
     source = str(choice.drafter) if choice.drafter is None or isinstance(choice.drafter, Path) else choice.drafter.id
@@ -80,7 +80,8 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
 
 def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
     """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row."""
-    from dflash_local.planner.plan import Wish, nearest, plan
+    from dflash_local.planner.plan import nearest, plan
+    from dflash_local.planner.wish import Wish
 
     if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
         return "server", None
@@ -100,7 +101,8 @@ def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str,
 def least_needed(known: Shapes, where: Machine) -> int | None:
     """Bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
     from dflash_local.planner.formats import refusal
-    from dflash_local.planner.plan import Wish, fits_table, plan
+    from dflash_local.planner.plan import fits_table, plan
+    from dflash_local.planner.wish import Wish
 
     found = [one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.quantize)]
     if found and where.kind == "cpu":
@@ -119,6 +121,13 @@ def machine_line(where: Machine) -> str:
     """``CPU, 12.0 GiB free of 15.6 GiB (no GPU was found)``."""
     why = f" ({where.why})" if where.why else ""
     return f"{where.name}, {amount(where.free)} free of {amount(where.memory)}{why}"
+
+
+def engine_line(found: Plan) -> str:
+    """``engine: fused``, and when all of its context is taken."""
+    if found.engine != "fused":
+        return f"engine: {found.engine}"
+    return f"engine: fused{', exact mode' if found.exact else ''}; it reserves the whole context when it is loaded"
 
 
 def ledger_lines(found: Plan, width: int) -> list[str]:
@@ -180,7 +189,7 @@ def as_json(found: Plan) -> dict[str, Any]:
     return {**found.as_dict(), "format": found.format}
 
 
-def _config(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:
+def configuration(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:
     """The configuration of a folder, of a repository that is here, or what the registry keeps of it."""
     from dflash_local.catalog.shapes import shape
 

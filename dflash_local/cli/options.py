@@ -45,6 +45,24 @@ class EngineChoice(str, Enum):
     reference = "reference"
 
 
+class CacheChoice(str, Enum):
+    """How keys and values of the context are kept."""
+
+    auto = "auto"
+    fp8 = "fp8"
+
+
+class DraftSideChoice(str, Enum):
+    """What drafts are computed with; no reply changes by it."""
+
+    auto = "auto"
+    full = "full"
+    eight_bit_head = "8bit-head"
+    eight_bit = "8bit"
+    frequent = "frequent"
+    eight_bit_frequent = "8bit-frequent"
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Names of models that begin so, for the shell: bundled ones and those of the registry."""
     from dflash_local.cli.completion import model_names
@@ -94,6 +112,21 @@ GpuMemory = Annotated[
 Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Engine = Annotated[EngineChoice | None, typer.Option(help="auto: fused on a GPU where it knows the pair.")]
+Exact = Annotated[
+    bool | None,
+    typer.Option("--exact/--no-exact", help="The same bits with and without drafting, in any dtype; costs some speed."),
+]
+KvCache = Annotated[
+    CacheChoice | None,
+    typer.Option(help="fp8: half the memory a context takes; replies change, drafted and plain ones alike."),
+]
+DraftSide = Annotated[
+    DraftSideChoice | None,
+    typer.Option(help="Weights and head of the drafter; auto takes 8 bits where that is measured to pay."),
+]
+DraftWindow = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens the drafter looks back on; all if not given.")
+]
 Quantize = Annotated[QuantizeChoice | None, typer.Option(help="Load the target's weights in 4 or 8 bits.")]
 AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]

@@ -52,6 +52,10 @@ def plan(
     context: opt.Context = None,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
+    engine: opt.Engine = None,
+    exact: opt.Exact = None,
+    draft_side: opt.DraftSide = None,
+    kv_cache: opt.KvCache = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -78,6 +82,10 @@ def plan(
             "dtype": opt.first(opt.value_of(dtype), user.dtype, "auto"),
             "quantize": opt.value_of(quantize),
             "context": context,
+            "engine": opt.first(opt.value_of(engine), user.engine, "auto"),
+            "exact": user.exact if exact is None else exact,
+            "draft_side": opt.first(opt.value_of(draft_side), user.draft_side, "auto"),
+            "kv_cache": opt.first(opt.value_of(kv_cache), user.kv_cache, "auto"),
             "draft": mode is opt.ModeChoice.dflash and known.drafter is not None,
         },
         as_json,
@@ -125,13 +133,14 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
 def _tell_plan(
     console: Console, choice: Choice, known: Shapes, where: Machine, wish: dict[str, Any], as_json: bool
 ) -> None:
-    from dflash_local.planner.plan import Wish, fits_table, nearest
+    from dflash_local.planner.plan import fits_table, nearest
     from dflash_local.planner.plan import plan as ask
+    from dflash_local.planner.wish import Wish
 
     asked = Wish(**wish)
     found = ask(known.target, known.drafter, where, asked)
     near = None if found.fits else nearest(known.target, known.drafter, where, asked)
-    table = fits_table(known.target, known.drafter if asked.draft else None, where)
+    table = fits_table(known.target, known.drafter if asked.draft else None, where, asked)
     report = {
         "model": choice.name,
         "runs_on": "local",
@@ -156,7 +165,8 @@ def _page(choice: Choice, known: Shapes, found: Plan, table: tuple[Plan, ...], w
     context = f"context {found.context:,}" if found.context else "context unknown"
     drafting = f"block {found.block_size}" if found.draft else "no drafter"
     head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
-    page = [*wrapped(head, width), *wrapped(f"on {fit.machine_line(found.machine)}", width), ""]
+    page = [*wrapped(head, width), *wrapped(f"on {fit.machine_line(found.machine)}", width)]
+    page += [*wrapped(fit.engine_line(found), width), ""]
     page += indented(fit.ledger_lines(found, width - 2))
     page += ["", "what fits", *indented(fit.fit_lines(known, table, width - 2))]
     remarks = fit.remarks(known, width - 2)

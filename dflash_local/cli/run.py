@@ -20,8 +20,9 @@ from dflash_local.cli.resolve import resolve
 from dflash_local.cli.session import load_wish, start_service
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import Interrupted, UsageError
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
-from dflash_local.service.service import Facts, Service
+from dflash_local.service.service import Service
 
 MAX_NEW_TOKENS = 512
 
@@ -50,6 +51,10 @@ def run(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     engine: opt.Engine = None,
+    exact: opt.Exact = None,
+    draft_window: opt.DraftWindow = None,
+    draft_side: opt.DraftSide = None,
+    kv_cache: opt.KvCache = None,
     quantize: opt.Quantize = None,
     context: opt.Context = None,
     no_fit_check: opt.NoFitCheck = False,
@@ -90,6 +95,10 @@ def run(
         dtype=dtype,
         device=device,
         engine=engine,
+        exact=exact,
+        draft_window=draft_window,
+        draft_side=draft_side,
+        kv_cache=kv_cache,
         quantize=quantize,
         allow_mismatch=allow_mismatch,
         draft=draft,
@@ -165,7 +174,7 @@ def _as_json(service: Service, request: Request, console: Console) -> Reply:
     return reply
 
 
-def report(reply: Reply, facts: Facts) -> dict[str, Any]:
+def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
     """The JSON object of ``dflash run``. Text is null for a folder without a tokenizer."""
     stats, usage = reply.finished.stats, reply.finished.usage
     return {
@@ -175,6 +184,9 @@ def report(reply: Reply, facts: Facts) -> dict[str, Any]:
         "acceptance_lengths": list(stats.acceptance_lengths),
         "mean_acceptance_length": stats.mean_acceptance_length,
         "turn_acceptance_length": stats.turn_acceptance_length,
+        "verify_rows": dict(stats.verify_rows),
+        "mean_verify_rows": stats.mean_verify_rows,
+        "undrafted_cycles": stats.undrafted_cycles,
         "finish_reason": reply.finished.reason,
         "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
         "timing": {

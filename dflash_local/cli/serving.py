@@ -32,10 +32,11 @@ from dflash_local.cli.serve import WILDCARDS, Address, curl_line
 from dflash_local.cli.thinking import default_thinking
 from dflash_local.errors import DFlashError, EngineError
 from dflash_local.events import Event, LoadProgress
+from dflash_local.loaded import SessionFacts
 from dflash_local.remote.attached import is_listening
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
-from dflash_local.service.service import Facts, Session
+from dflash_local.service.service import Session
 from dflash_local.store.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class _Held:
         self._session, self._hold = session, hold
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> SessionFacts:
         """What was loaded, and how."""
         return self._session.facts
 

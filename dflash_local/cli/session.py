@@ -15,6 +15,7 @@ from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
 from dflash_local.errors import MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
+from dflash_local.request import MAX_NEW_TOKENS, check_integer
 from dflash_local.service.service import Service, Session
 
 
@@ -37,6 +38,10 @@ class LoadWish:
     fit_check: bool = True
     user: settings.Settings | None = None
     engine: str = "auto"
+    exact: bool = False
+    draft_window: int | None = None
+    draft_side: str = "auto"
+    kv_cache: str = "auto"
 
 
 def load_wish(
@@ -50,8 +55,14 @@ def load_wish(
     draft: bool = True,
     context: int | None = None,
     fit_check: bool = True,
+    exact: bool | None = None,
+    draft_window: int | None = None,
+    draft_side: Enum | None = None,
+    kv_cache: Enum | None = None,
 ) -> LoadWish:
     """The options of a command, then the user's settings, then ``auto``."""
+    if draft_window is not None:
+        check_integer("draft_window", draft_window, 1, MAX_NEW_TOKENS)
     return LoadWish(
         dtype=opt.first(opt.value_of(dtype), user.dtype, "auto"),
         device=opt.first(device, user.device, "auto"),
@@ -62,6 +73,10 @@ def load_wish(
         context=context,
         fit_check=fit_check,
         user=user,
+        exact=user.exact if exact is None else exact,
+        draft_window=user.draft_window if draft_window is None else draft_window,
+        draft_side=opt.first(opt.value_of(draft_side), user.draft_side, "auto"),
+        kv_cache=opt.first(opt.value_of(kv_cache), user.kv_cache, "auto"),
     )
 
 
@@ -106,6 +121,10 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
         allow_mismatch=wish.allow_mismatch,
         draft=wish.draft,
         context=wish.context,
+        exact=wish.exact,
+        draft_window=wish.draft_window,
+        draft_side=wish.draft_side,
+        kv_cache=wish.kv_cache,
     )
     return load(pair, options, progress)
 
@@ -120,6 +139,7 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
     from dflash_local.cli import fit
     from dflash_local.planner import plan as planner
     from dflash_local.planner.machine import this_machine
+    from dflash_local.planner.wish import Wish
 
     if not wish.fit_check:
         return wish
@@ -128,7 +148,16 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
         return wish
     environ = wish.user.environ if wish.user is not None else {}
     where = this_machine(wish.device, environ)
-    asked = planner.Wish(wish.dtype, wish.quantize, wish.context, wish.draft)
+    asked = Wish(
+        wish.dtype,
+        wish.quantize,
+        wish.context,
+        wish.draft,
+        engine=wish.engine,
+        exact=wish.exact,
+        draft_side=wish.draft_side,
+        kv_cache=wish.kv_cache,
+    )
     found = planner.plan(known.target, known.drafter, where, asked)
     if fit.too_big(found):
         refusal = fit.refusal_of(found, planner.nearest(known.target, known.drafter, where, asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dflash_local.engine.load import LoadOptions, load
-from dflash_local.engine.session import Session, SessionFacts
+from dflash_local.engine.session import Session
+from dflash_local.loaded import SessionFacts
 
 __all__ = ["LoadOptions", "Session", "SessionFacts", "load"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from dflash_local.engine.reference import Cycle
@@ -28,9 +29,18 @@ def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, .
 class Figures:
     """Running figures; ``stats()`` freezes them."""
 
-    def __init__(self, engine: str, mode: Mode, block: int, seed: int) -> None:
+    def __init__(self, engine: str, mode: Mode, block: int, seed: int, *, whole_only: bool = False) -> None:
+        """Figures of nothing yet.
+
+        Args:
+            whole_only: acceptance is judged by cycles that verified the whole block, since shorter ones are chosen.
+        """
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
-        self.misses = 0  # cycles in a row that drafted and accepted nothing
+        self.misses = 0  # drafting cycles in a row that accepted nothing
+        self._judged_rows = block if whole_only else 0
+        self._judged: deque[int] = deque(maxlen=ALARM_CYCLES)  # acceptance lengths
+        self._rows: Counter[int] = Counter()
+        self._undrafted = 0
         self.prefill_s = 0.0
         self._started = time.perf_counter()
         self._decoding = self._started
@@ -51,15 +61,20 @@ class Figures:
     def add(self, cycle: Cycle) -> None:
         """Count one cycle."""
         self._lengths.append(len(cycle.ids))
+        if cycle.rows >= self._judged_rows:
+            self._judged.append(len(cycle.ids))
+        self._rows[cycle.rows] += 1
         self._accepted.append((cycle.drafted, cycle.accepted))
         self._draft_s += cycle.draft_s
         self._verify_s += cycle.verify_s
-        self.misses = self.misses + 1 if cycle.drafted and not cycle.accepted else 0
+        if cycle.drafted:
+            self.misses = 0 if cycle.accepted else self.misses + 1
+        else:
+            self._undrafted += 1
 
     def below(self, band: float) -> bool:
         """True once, when the mean acceptance length of the last cycles is under ``band``."""
-        recent = self._lengths[-ALARM_CYCLES:]
-        if self._alarmed or len(recent) < ALARM_CYCLES or sum(recent) / len(recent) >= band:
+        if self._alarmed or len(self._judged) < ALARM_CYCLES or sum(self._judged) / ALARM_CYCLES >= band:
             return False
         self._alarmed = True
         return True
@@ -87,4 +102,7 @@ class Figures:
             mode=self.mode,
             block_size=self.block,
             seed=self.seed,
+            verify_rows=tuple(sorted(self._rows.items())),
+            mean_verify_rows=sum(rows * n for rows, n in self._rows.items()) / cycles if cycles else None,
+            undrafted_cycles=self._undrafted,
         )

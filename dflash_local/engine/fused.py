@@ -6,24 +6,24 @@ eagerly through the kernels' twins, so that its logic is tested everywhere.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
 from dflash_local.engine.graphs import Graphs
+from dflash_local.engine.records import RING, Records
 from dflash_local.engine.reference import Cycle, PrefillStep, chunks
 from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
 from dflash_local.errors import EngineError, NumericsError
-from dflash_local.kernels.accept import HEAD, MAX_STOPS, NOT_FINITE, Progress, accept
+from dflash_local.kernels.accept import MAX_STOPS, NOT_FINITE, Progress, accept
 from dflash_local.kernels.choose import Chooser
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
 
 AHEAD = 2  # cycles on their way while the host reads an older one
-RING = 8
 FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 
 
@@ -44,33 +44,56 @@ class Shape:
 
 
 class FusedRunner:
-    """Holds the token sequence as the host knows it: ``ids``, of which all but the last are committed."""
+    """Holds the token sequence as the host knows it: ``ids``, of which all but the last are committed.
+
+    Attributes:
+        costs: milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured.
+        draft_side: what drafts are computed with, see ``engine.draft_side``.
+    """
 
     name = "fused"
+    draft_side = "full"
 
     def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
-        self.target, self.proposer, self.context = target, proposer, context
+        self.target, self._proposer, self.context = target, proposer, context
         self.ids: list[int] = []
         self.committed: list[int] = []
-        on_gpu = target.device.type == "cuda"
         self.progress = Progress.for_(target.start, target.kept, target.serial, target.tokens, RING)
         self._chooser = Chooser(target.rows, target.vocab_size, target.device)
+        self._draft_chooser = Chooser(target.rows, target.vocab_size, target.device, nowhere=0)
         self._heat = torch.ones(1, device=target.device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=target.device)
-        self._records = torch.zeros(RING, HEAD + target.rows, dtype=torch.int32, pin_memory=on_gpu)
-        self._graphs = Graphs(on_gpu)
-        self._launched: deque[tuple[Shape, torch.cuda.Event | None]] = deque()
-        self._serial = 0
+        self._records: Records[Shape] = Records(self.progress, target.rows)
+        self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
         self._said = ""
+        self.costs: Mapping[int, float] = {}
         self._kept = 0  # rows that the last cycle committed, as the host knows
         self.end_at(context, exactly=False)
+
+    @property
+    def proposer(self) -> FusedDrafter | None:
+        """What fills the blocks; with another one everything recorded is forgotten."""
+        return self._proposer
+
+    @proposer.setter
+    def proposer(self, proposer: FusedDrafter | None) -> None:
+        if proposer is not self._proposer:
+            self._drain()
+            self._graphs.clear()
+        self._proposer = proposer
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs; see ``ReferenceRunner.begin``."""
+        """Set what the next request needs; see ``ReferenceRunner.begin``.
+
+        Raises:
+            EngineError: the model has more stop ids than the device has room for.
+        """
+        if len(stop_ids) > MAX_STOPS:
+            raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOPS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
@@ -80,8 +103,7 @@ class FusedRunner:
         self._heat.fill_(params.temperature if self._noisy else 1.0)
         self._seed.fill_(sampler.seed - 2**64 if sampler.seed >= 2**63 else sampler.seed)
         stops = torch.full_like(self.progress.stops, -1, device="cpu")
-        known = sorted(stop_ids)[:MAX_STOPS]
-        stops[: len(known)] = torch.tensor(known, dtype=torch.int32)
+        stops[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
         self.progress.stops.copy_(stops)
         self.progress.done.zero_()
         self._ready.clear()
@@ -133,7 +155,7 @@ class FusedRunner:
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
-        self.progress.serial.fill_(self._serial)  # nothing is left to fold: the number may change
+        self.progress.serial.fill_(self._records.serial)  # nothing is left to fold: the number may change
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
 
@@ -145,12 +167,28 @@ class FusedRunner:
         rows = max(1, self._block)
         drafting = rows > 1 and self._with_taps
         # What is on its way may have moved on by a whole block each.
-        reach = len(self.committed) + (len(self._launched) + 2) * self.target.rows
+        reach = len(self.committed) + (len(self._records) + 2) * self.target.rows
         shape = Shape(rows, drafting, self._with_taps, self._noisy, self._bucket(reach))
         if not self._plain:
             return self._step_by_step(shape)
         self._graphs.run(("cycle", shape), lambda: self._cycle(shape))
-        self._send_record(shape)
+        self._records.send(shape)
+
+    @contextmanager
+    def idle(self, length: int) -> Iterator[None]:
+        """Within, ``replay`` runs cycles as if so many tokens were committed; they emit nothing and move nothing."""
+        self.target.start.fill_(length)
+        self.progress.done.fill_(1)
+        try:
+            yield
+        finally:
+            self.restart(0, None)
+
+    def replay(self, rows: int) -> None:
+        """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
+        drafting = rows > 1
+        shape = Shape(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
+        self._graphs.run(("cycle", shape), lambda: self._cycle(shape))
 
     def _bucket(self, reach: int) -> int:
         bucket = FIRST_BUCKET
@@ -163,9 +201,9 @@ class FusedRunner:
         rows, tokens = shape.rows, self.progress.tokens
         if shape.drafting:
             self._draft(shape)
-            self._choose(self._drafts(rows), tokens[1:rows], shape)
+            self._choose(self._drafts(rows), tokens[1:rows], shape, self._draft_chooser)
         self.target.block(rows, shape.reach, shape.taps)
-        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], shape)
+        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], shape, self._chooser)
         self._close(shape)
 
     def _draft(self, shape: Shape) -> None:
@@ -180,11 +218,11 @@ class FusedRunner:
             self.proposer.inject(shape.rows)
         accept(self.progress, shape.rows)
 
-    def _choose(self, logits: torch.Tensor, out: torch.Tensor, shape: Shape) -> None:
+    def _choose(self, logits: torch.Tensor, out: torch.Tensor, shape: Shape, chooser: Chooser) -> None:
         if shape.noisy:
-            self._chooser.sample(logits, out, self._heat, self._seed, self.progress.start)
+            chooser.sample(logits, out, self._heat, self._seed, self.progress.start)
         else:
-            self._chooser.greedy(logits, out)
+            chooser.greedy(logits, out)
 
     def _step_by_step(self, shape: Shape) -> None:
         """The same cycle with the sampler between its halves; the host waits for it."""
@@ -201,27 +239,16 @@ class FusedRunner:
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
         self._graphs.run(("close", shape), lambda: self._close(shape))
-        self._send_record(shape)
+        self._records.send(shape)
         cycle = self._receive()
         if cycle is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
             self._ready.append(replace(cycle, likelihoods=self._likelihoods(logits, emitted)))
 
-    def _send_record(self, shape: Shape) -> None:
-        """Have the cycle's record copied to the host, behind it in the stream."""
-        slot = self._serial % RING
-        self._serial += 1
-        self._records[slot].copy_(self.progress.ring[slot], non_blocking=True)
-        event: torch.cuda.Event | None = None
-        if self.target.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        self._launched.append((shape, event))
-
     def collect(self) -> list[Cycle]:
         """Cycles that have become known: all but the last few that were launched."""
-        while len(self._launched) > self._ahead:
+        while len(self._records) > self._ahead:
             cycle = self._receive()
             if cycle is not None:
                 self._ready.append(cycle)
@@ -230,25 +257,20 @@ class FusedRunner:
 
     def _receive(self) -> Cycle | None:
         """Wait for the oldest cycle under way; None when the sequence had ended before it."""
-        shape, event = self._launched.popleft()
-        if event is not None:
-            event.synchronize()
-        slot = (self._serial - len(self._launched) - 1) % RING
-        serial, count, accepted, rows, *ids = self._records[slot].tolist()
-        if serial != self._serial - len(self._launched) - 1:
-            raise EngineError(f"the device reports cycle {serial}, another one was expected")
+        record = self._records.receive()
+        count, ids = record.count, record.ids[: max(record.count, 0)]
         before = len(self.committed)
         self._kept = min(max(count, 0), max(self._limit - before, 0))
         if count == NOT_FINITE:
             raise _not_finite()
         if count == 0:
             return None
-        self.ids += ids[:count]  # the last cycle's may reach behind the limit; ``rewind`` cuts them
+        self.ids += ids  # the last cycle's may reach behind the limit; ``rewind`` cuts them
         self.committed = self.ids[: before + self._kept]
-        if shape.taps and self.proposer is not None:
+        if record.mark.taps and self.proposer is not None:
             self.proposer.length = len(self.committed)
-        drafted = rows - 1 if shape.drafting else 0
-        return Cycle(tuple(ids[:count]), drafted, min(accepted, drafted), rows, 0.0, 0.0)
+        drafted = record.rows - 1 if record.mark.drafting else 0
+        return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0)
 
     def rewind(self, length: int) -> None:
         """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
@@ -278,7 +300,7 @@ class FusedRunner:
 
     def _drain(self) -> None:
         """Wait until nothing is under way."""
-        while self._launched:
+        while self._records:
             self._receive()
         self._ready.clear()
 
@@ -298,7 +320,7 @@ class FusedRunner:
         """Drop the models and the graphs."""
         self._drain()
         self._graphs.clear()
-        del self.target, self.proposer
+        del self.target, self._proposer
 
 
 def _not_finite() -> NumericsError:

@@ -16,6 +16,7 @@ from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.figures import ALARM_CYCLES, Figures
 from dflash_local.engine.reference import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
+from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
     Event,
     Finished,
@@ -49,11 +50,27 @@ class Generation:
         room = session.facts.context - len(rendered.ids)
         self.limit = min(request.limits.max_new_tokens, room)
         self.emitted = 0
-        self.figures = Figures(session.facts.engine, request.mode, self.block, self.seed)
+        self.control = self._control()
+        self.drafts = self.control is None or self.control.length > 1  # as last told
+        self.told: set[bool] = set()
+        self.figures = Figures(
+            session.facts.engine, request.mode, self.block, self.seed, whole_only=self.control is not None
+        )
         self.stream: TextStream | None = None
         if session.tokenizer is not None:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
+
+    def _control(self) -> VerifyLength | None:
+        """What chooses the verify length; None where the request names it or where the costs are unknown."""
+        costs = self.runner.costs
+        if not self.drafting or self.request.block_size is not None or sum(rows <= self.block for rows in costs) < 2:
+            return None
+        known, greedy = self.session.verify_lengths, self.request.sampling.greedy
+        if greedy not in known:
+            known[greedy] = VerifyLength(costs, self.block)
+        known[greedy].begin()
+        return known[greedy]
 
     @torch.inference_mode()
     def events(self) -> Iterator[Event]:
@@ -75,9 +92,13 @@ class Generation:
             if self.cancelled():
                 reason = "cancelled"
                 break
+            if self.control is not None:
+                self.runner.set_block(self.control.next_rows())
             self.runner.launch()
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
+                if self.control is not None:
+                    self.control.add(cycle.rows, cycle.accepted)
                 reason = yield from self._emit(cycle)
             yield from self._watch()
         self.runner.rewind(len(prompt) + self.emitted)
@@ -144,8 +165,10 @@ class Generation:
             yield Notice(found, "warning")
         if not self.drafting:
             return
+        if self.control is not None:
+            yield from self._tell(self.control)
         if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
-            self.block = 1
+            self.block, self.control = 1, None
             self.runner.set_block(1)
             yield Notice(
                 f"no draft was accepted in {HOPELESS_CYCLES} cycles: continuing without drafts; "
@@ -159,6 +182,25 @@ class Generation:
                 "generation, thinking mode the drafter was not trained for, text unlike its training",
                 "warning",
             )
+
+    def _tell(self, control: VerifyLength) -> Iterator[Event]:
+        """Say that drafting stops or comes back, once each."""
+        drafts = control.length > 1
+        if drafts == self.drafts:
+            return
+        self.drafts = drafts
+        if drafts in self.told:
+            return
+        self.told.add(drafts)
+        rows = control.length if drafts else control.rival()
+        figures = (
+            f"about {control.expected(rows):.2f} tokens per cycle of {control.costs[rows]:.1f} ms, "
+            f"without drafts one per {control.costs[1]:.1f} ms (costs measured at load)"
+        )
+        if drafts:
+            yield Notice(f"drafting pays again: {figures}")
+        else:
+            yield Notice(f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then")
 
     def _finish(self, reason: FinishReason) -> Finished:
         return Finished(reason, Usage(len(self.rendered.ids), self.emitted), self.figures.stats(self.emitted))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.catalog import engine_rule
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
@@ -14,10 +15,11 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load_fused import chosen_engine, load_fused
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.reference import ReferenceRunner
-from dflash_local.engine.session import Session, SessionFacts
+from dflash_local.engine.session import Session
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
+from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter, drafter_dtype
 from dflash_local.models.load_target import Placement, load_target, placement
@@ -40,6 +42,9 @@ class LoadOptions:
         engine: auto, fused or reference. draft: False loads the target alone.
         draft_window: context rows the drafter looks back on.
         attention_factor: overrides the drafter's YaRN amplitude (ENGINE 1.6).
+        exact: the logits of a row are the same in every bit with and without drafting, in any dtype.
+        draft_side: one of ``engine.draft_side.WORDS``; the reference engine always drafts in full.
+        kv_cache: auto (the model's dtype) or fp8, half of the memory; the fused engine's, and it changes replies.
     """
 
     dtype: str = "auto"
@@ -51,6 +56,9 @@ class LoadOptions:
     draft: bool = True
     draft_window: int | None = None
     attention_factor: float | None = None
+    exact: bool = False
+    draft_side: str = "auto"
+    kv_cache: str = "auto"
 
 
 def load(
@@ -90,7 +98,10 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, options.context)
     runner: ReferenceRunner | FusedRunner
-    if chosen_engine(options.engine, facts, contract, where) == "fused":
+    if (
+        chosen_engine(options.engine, facts, contract, where, engine_rule.fused_only(options.exact, options.kv_cache))
+        == "fused"
+    ):
         runner, notices = load_fused(
             target_files,
             drafter_files,
@@ -100,6 +111,9 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
             context,
             attention_factor=options.attention_factor,
             draft_window=options.draft_window,
+            exact=options.exact,
+            draft_side=options.draft_side,
+            kv_cache=options.kv_cache,
             say=lambda stage, fraction: say(LoadProgress(stage, fraction)),
         )
     else:
@@ -107,7 +121,7 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
     say(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
-    shown = _facts(pair, runner, contract, where, context, tokenizer is not None, notices)
+    shown = _facts(pair, runner, contract, where, context, tokenizer is not None, notices, options.kv_cache)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
 
 
@@ -159,6 +173,7 @@ def _facts(
     context: int,
     has_tokenizer: bool,
     notices: tuple[str, ...],
+    kv_cache: str,
 ) -> SessionFacts:
     drafter = f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)
     return SessionFacts(
@@ -172,4 +187,7 @@ def _facts(
         has_tokenizer=has_tokenizer,
         notices=notices,
         acceptance_band=pair.acceptance_band,
+        exact=isinstance(runner, FusedRunner) and runner.target.exact,
+        kv_cache=kv_cache,
+        draft_side=runner.draft_side if isinstance(runner, FusedRunner) else "full",
     )

@@ -6,60 +6,51 @@ from collections.abc import Callable
 
 import torch
 
+from dflash_local.catalog import engine_rule
+from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.draft_side import settle, side_of
 from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
-from dflash_local.errors import UsageError
 from dflash_local.kernels.jit import HAVE_TRITON
 from dflash_local.models import drafter_weights
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import choose_tiles
+from dflash_local.models.fused.invariance import settle_rows
+from dflash_local.models.fused.linear import GateUp, Linear, choose_tiles
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.load_target import Placement
 from dflash_local.models.pair import PairFacts
 from dflash_local.models.target_facts import TargetFacts
 
-ENGINES = ("auto", "fused", "reference")
-OLDEST_CARD = (8, 0)  # compute capability
+CACHES = {"fp8": torch.float8_e4m3fn}
 
 
-def chosen_engine(wanted: str, facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:
-    """``fused`` or ``reference``: ``auto`` takes the fused one on CUDA where it knows the pair.
+def chosen_engine(
+    wanted: str, facts: TargetFacts, contract: PairFacts | None, where: Placement, option: str = ""
+) -> str:
+    """``fused`` or ``reference``, see ``catalog.engine_rule.choose``.
 
     Raises:
         UsageError: the fused one was asked for and cannot run this; says why.
     """
-    if wanted not in ENGINES:
-        raise UsageError(f"unknown engine {wanted!r}", f"use {', '.join(ENGINES)}")
-    if wanted == "reference":
-        return wanted
-    why = _refusal(facts, contract, where)
-    if wanted == "fused":
-        if why:
-            raise UsageError(f"the fused engine cannot run this: {why}", "use --engine reference")
-        return wanted
-    return "fused" if not why and _has_kernels(where.device) else "reference"
+    why = engine_rule.refusal(
+        quantize=where.quantize,
+        dtype=str(where.dtype).removeprefix("torch."),
+        device=where.device,
+        drafter_biased=contract is not None and contract.drafter.attention_bias,
+        target=fused_shape.refusal(facts),
+    )
+    return engine_rule.choose(wanted, why, lambda: _has_kernels(where.device), option)
 
 
 def _has_kernels(device: str) -> bool:
     """True on a GPU that the kernels are compiled for: they need bfloat16 in the tensor cores."""
     if not (device.startswith("cuda") and HAVE_TRITON):
         return False
-    return torch.cuda.get_device_capability(device) >= OLDEST_CARD
-
-
-def _refusal(facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:
-    if where.quantize is not None:
-        return f"it does not know {where.quantize} weights"
-    if where.dtype == torch.float16:
-        return "it runs in bfloat16 or float32"
-    if where.device.startswith(("mps", "balanced")):
-        return f"it does not run on {where.device}"
-    if contract is not None and contract.drafter.attention_bias:
-        return "the drafter's projections have biases"
-    return fused_shape.refusal(facts)
+    return torch.cuda.get_device_capability(device) >= engine_rule.OLDEST_CARD
 
 
 def load_fused(
@@ -72,6 +63,9 @@ def load_fused(
     *,
     attention_factor: float | None = None,
     draft_window: int | None = None,
+    exact: bool = False,
+    draft_side: str = "auto",
+    kv_cache: str = "auto",
     say: Callable[[str, float], None] = lambda _stage, _fraction: None,
 ) -> tuple[FusedRunner, tuple[str, ...]]:
     """Stream both models' weights, reserve the caches, and choose the products by measurement.
@@ -83,20 +77,51 @@ def load_fused(
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
     """
     device = torch.device(where.device)
+    side = side_of(draft_side, facts.embedding_rows) if contract is not None else None
     shape = fused_shape.TargetShape.of(facts, str(target_files.folder / "config.json"))
     weights = target_weights.read_weights(
         target_files, facts, shape, device, where.dtype, lambda part: say("target", 0.1 + 0.6 * part)
     )
     settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
     block = contract.drafter.block_size if contract is not None else 1
-    target = FusedTarget(weights, shape, contract.drafter.taps if contract is not None else (), context, block)
+    taps = contract.drafter.taps if contract is not None else ()
+    kind = CACHES[kv_cache] if kv_cache != "auto" else where.dtype
+    target = FusedTarget(weights, shape, taps, context, block, exact=exact, cache_dtype=kind)
     notices: list[str] = []
     drafter: FusedDrafter | None = None
+    stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser draft side's products are chosen with it
     if contract is not None and drafter_files is not None:
         say("drafter", 0.7)
+        narrow = side is not None and side.weights == "8bit"  # then its full weights never lie on the device
         config = contract.drafter.with_attention_factor(attention_factor)
-        parts = drafter_weights.read_weights(drafter_files, config, device, where.dtype, notices.append)
-        drafter = FusedDrafter(config, parts, target, draft_window)
+        home = torch.device("cpu") if narrow else device
+        parts = drafter_weights.read_weights(drafter_files, config, home, where.dtype, notices.append)
+        drafter = FusedDrafter(config, parts, target, draft_window, eight_bits=narrow)
+        stored = () if narrow else drafter.products
+        del parts  # what a coarser draft side replaces is free then
     say("measuring", 0.85)
-    choose_tiles([*weights.products, *(drafter.products if drafter is not None else ())], block)
-    return FusedRunner(target, drafter, context), tuple(notices)
+    choose_tiles([*weights.products, *stored], target.rows)
+    if exact:
+        notices += settle_rows([*weights.products, weights.head], target.rows)
+    runner = FusedRunner(target, drafter, context)
+    if drafter is not None:
+        settled = settle(drafter, draft_side, target.rows)
+        runner.draft_side = settled.word
+        notices += [settled.notice] if settled.fault else []
+    _reserve(runner, draft_side)
+    measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
+    return runner, tuple(notices)
+
+
+def _reserve(runner: FusedRunner, wanted: str) -> None:
+    """Reserve; a copy of the head that was only to save time gives way where there is no room for both."""
+    try:
+        reserve(runner)
+    except torch.OutOfMemoryError:
+        drafter = runner.proposer
+        if drafter is None or wanted != "auto" or drafter.head is runner.target.weights.head:
+            raise
+        drafter.use_head(runner.target.weights.head)
+        runner.draft_side = "full"
+        torch.cuda.empty_cache()
+        reserve(runner)

@@ -7,7 +7,7 @@ drafts. Knows ids and positions, nothing of text, requests or events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +93,7 @@ class ReferenceRunner:
     """
 
     name = "reference"
+    costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
         self.target, self.proposer, self.context = target, proposer, context

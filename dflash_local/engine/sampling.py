@@ -118,10 +118,10 @@ class Sampler:
             self._penalties.extend(ids)
 
     def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """The drafter's proposals [m] from its logits [m, V]: the noisy argmax, no filters."""
+        """The drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters."""
         if noise is None:
             return logits.argmax(-1)
-        return (logits.float() / self.params.temperature + noise).argmax(-1)
+        return (logits.float() / self.params.temperature + noise[:, : logits.shape[-1]]).argmax(-1)
 
     def scores(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """Perturbed scores [M, V] whose argmax is the target's choice in each row.

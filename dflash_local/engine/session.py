@@ -6,7 +6,6 @@ One request at a time. Knows the runner and the tokenizer, nothing of queues or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
@@ -14,28 +13,14 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.generation import Generation
 from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import ContextError, EngineError, UsageError
 from dflash_local.events import Event
+from dflash_local.loaded import SessionFacts
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import Request
 
 KEPT_SNAPSHOTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFacts:
-    """What is loaded, for screens, JSON and reports."""
-
-    target: str
-    drafter: str | None
-    engine: str
-    dtype: str
-    device: str
-    block_size: int
-    context: int
-    has_tokenizer: bool
-    notices: tuple[str, ...] = ()
-    acceptance_band: float | None = None
 
 
 class Session:
@@ -49,6 +34,7 @@ class Session:
         stop_ids: frozenset[int],
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
+        self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
         self._snapshots: list[TargetSnapshot] = []
         self._broken: EngineError | None = None
 

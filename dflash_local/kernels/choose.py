@@ -17,10 +17,12 @@ class Chooser:
     """Chooses an id for each row of logits; holds the room for the partial results.
 
     Args:
-        rows: at most so many. vocab: width of the logits.
+        rows: at most so many. vocab: width of the logits, at most. nowhere: the id of a row with NaN or infinity in
+            it; 0 where ids must be ids, as of drafts, which are verified anyway.
     """
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocab: int, device: torch.device, nowhere: int = NOT_FINITE) -> None:
+        self._nowhere = nowhere
         blocks = -(-vocab // BLOCK)
         self._values = torch.empty(rows, blocks, device=device)
         self._places = torch.empty(rows, blocks, dtype=torch.int32, device=device)
@@ -53,7 +55,7 @@ class Chooser:
         start: torch.Tensor | None,
     ) -> None:
         if not runs_kernels(logits):
-            return _twin(logits, out, temperature, seed, start)
+            return _twin(logits, out, temperature, seed, start, self._nowhere)
         rows, vocab = logits.shape
         blocks = self._values.shape[1]
         noisy = temperature is not None
@@ -70,7 +72,8 @@ class Chooser:
             noisy,
             num_warps=4,
         )
-        _settle_kernel[(rows,)](self._values, self._places, out, blocks, 1 << (blocks - 1).bit_length(), num_warps=1)
+        wide = 1 << (blocks - 1).bit_length()
+        _settle_kernel[(rows,)](self._values, self._places, out, blocks, wide, self._nowhere, num_warps=1)
 
 
 def _twin(
@@ -79,6 +82,7 @@ def _twin(
     temperature: torch.Tensor | None,
     seed: torch.Tensor | None,
     start: torch.Tensor | None,
+    nowhere: int,
 ) -> None:
     """The same in plain PyTorch."""
     scores = logits.float()
@@ -87,7 +91,7 @@ def _twin(
 
         noise = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
         scores = scores / temperature + noise
-    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), NOT_FINITE))
+    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), nowhere))
 
 
 @jit
@@ -146,11 +150,12 @@ def _best_kernel(
 
 
 @jit
-def _settle_kernel(values, places, out, blocks, BLOCKS: tl.constexpr):
+def _settle_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOWHERE: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
     value = tl.load(values + row * blocks + at, mask=inside, other=float("-inf"))
     place = tl.load(places + row * blocks + at, mask=inside, other=2147483647)
     top = tl.max(value, 0)
-    tl.store(out + row, tl.min(tl.where(value == top, place, 2147483647), 0).to(tl.int64))
+    best = tl.min(tl.where(value == top, place, 2147483647), 0)
+    tl.store(out + row, tl.where(best < 0, NOWHERE, best).to(tl.int64))

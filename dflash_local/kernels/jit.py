@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 try:
     import triton
@@ -27,7 +25,15 @@ except ModuleNotFoundError:
         return function
 
 
-def runs_kernels(tensor: torch.Tensor) -> bool:
+class Placed(Protocol):
+    """A tensor, or a weight that lies on a device like one."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """True on a GPU."""
+
+
+def runs_kernels(tensor: Placed) -> bool:
     """True where a tensor's work is done by Triton: on CUDA, where Triton is installed."""
     return HAVE_TRITON and tensor.is_cuda
 

@@ -8,6 +8,8 @@ import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
+LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the next code is NaN
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -51,11 +53,13 @@ def place_heads(
             of the keys [key heads, width] with ``own_norms``.
         rotation: cos and sin [positions, turned], in the model's dtype.
         start: [1] int32 on the device, the first row's position. queries: [M, query heads, width], written.
-        cache: keys and values [key heads, capacity, width], written.
+        cache: keys and values [key heads, capacity, width], written. Of the model's dtype, or float8_e4m3fn
+            without a scale, each number the nearest: three bits of mantissa, so that a text differs from the one that
+            a cache of the model's dtype gives, and it differs alike in every decoding mode.
     """
     if not runs_kernels(qkv):
         return place_heads_twin(qkv, norms, eps, rotation, start, queries, cache, heads)
-    keys, values = cache
+    keys, values = (as_bytes(part) for part in cache)
     weights = norms or (qkv, qkv)
     sizes = (keys.shape[1], heads.queries, heads.keys, heads.width, power_of_two(heads.width), heads.turned)
     kind = (heads.gated, norms is not None, heads.late, heads.own_norms)
@@ -88,14 +92,43 @@ def place_heads_twin(
     if heads.queries:
         queries.copy_(placed(qkv[:, : heads.queries * step].view(rows, heads.queries, step)[..., :width], 0))
     k, v = qkv[:, heads.queries * step :].view(rows, 2, heads.keys, width).unbind(1)
-    cache[0].index_copy_(1, at, placed(k, 1).transpose(0, 1))
-    cache[1].index_copy_(1, at, v.transpose(0, 1))
+    for part, given in zip(cache, (placed(k, 1), v), strict=True):
+        as_bytes(part).index_copy_(1, at, as_bytes(rounded(given.transpose(0, 1), part.dtype)))
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers as a cache of that dtype holds them: float8_e4m3fn saturates; NaN stays NaN."""
+    return (x.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else x).to(dtype)
+
+
+def as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """A cache as kernels take it that know no float8; others stay as they are."""
+    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, late: bool) -> torch.Tensor:
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (scaled * weight.float()).to(x.dtype) if late else scaled.to(x.dtype) * weight.to(x.dtype)
+
+
+@jit
+def _stored(x, kind: tl.constexpr):
+    """A number as the cache holds it; bytes are e4m3 codes: the nearest, of two the even one."""
+    if kind == tl.uint8:
+        wide = x.to(tl.float32)
+        bits = wide.to(tl.int32, bitcast=True)
+        size = tl.abs(wide)
+        size = tl.where(size > 448.0, 448.0, size)
+        left = size.to(tl.int32, bitcast=True)
+        code = ((left + 0x7FFFF + ((left >> 20) & 1)) >> 20) - (120 << 3)
+        # Below the smallest normal number the codes are multiples of 2 ** -9: added to 2 ** 14 they round to those.
+        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        code = tl.where(size < 0.015625, small, code)
+        code = tl.where(wide == wide, code, 0x7F)
+        return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    else:  # not behind the return, for that would be compiled too
+        return x
 
 
 # fmt: off
@@ -118,7 +151,8 @@ def _place_heads_kernel(
     source = qkv + row.to(tl.int64) * columns + begin
     value = tl.load(source + at, mask=inside, other=0.0)
     if head >= Q + K:
-        tl.store(values + ((head - Q - K) * capacity + position) * width + at, value, mask=inside)
+        place = values + ((head - Q - K) * capacity + position) * width + at
+        tl.store(place, _stored(value, values.dtype.element_ty), mask=inside)
         return
     # Every turning dimension needs its partner half a head away.
     half: tl.constexpr = TURNED // 2
@@ -148,4 +182,5 @@ def _place_heads_kernel(
     if head < Q:
         tl.store(queries + (row * Q + head).to(tl.int64) * width + at, x, mask=inside)
     else:
-        tl.store(keys + ((head - Q) * capacity + position) * width + at, x, mask=inside)
+        place = keys + ((head - Q) * capacity + position) * width + at
+        tl.store(place, _stored(x, keys.dtype.element_ty), mask=inside)

@@ -5,7 +5,7 @@ Never opens a pickle, never imports code that came with a checkpoint (``auto_map
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,54 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} cannot be read: {shown(str(error))}", AGAIN) from error
 
+    def fill(
+        self,
+        places: Mapping[str, Sequence[torch.Tensor]],
+        on_notice: Callable[[str], None] | None = None,
+        on_fraction: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Stream tensors to their places, all on one device: cast to each place's dtype, and checked like ``read``.
+
+        On CUDA the bytes go through a ring of pinned memory (128 MiB) straight to their place and are checked there,
+        in the end: after an error the places hold what was read.
+
+        Raises:
+            CheckpointError: as ``read`` does.
+        """
+        from dflash_local.models import weight_stream
+
+        infos = [self._known(name) for name in places]
+        device = next(iter(places.values()))[0].device if places else None
+        if device is None or device.type != "cuda" or any(info.dtype not in weight_stream.DTYPES for info in infos):
+            return self._fill_one_by_one(places, on_notice, on_fraction)
+        try:
+            found = weight_stream.fill(infos, places, device, on_fraction)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be read: {shown(str(error))}", AGAIN) from error
+        for each in found:
+            _judge(each.info, each.stored, on_notice)
+            _judge_cast(each.info, each.stored, each.placed, each.dtype)
+
+    def _fill_one_by_one(
+        self,
+        places: Mapping[str, Sequence[torch.Tensor]],
+        on_notice: Callable[[str], None] | None,
+        on_fraction: Callable[[float], None],
+    ) -> None:
+        ordered = [name for name in self.tensors if name in places]
+        for count, (name, tensor) in enumerate(self.read(names=ordered, on_notice=on_notice), 1):
+            for place in places[name]:
+                place.copy_(tensor)
+            first = places[name][0]
+            if first.dtype != tensor.dtype and _is_checked(tensor) and _is_checked(first):
+                _judge_cast(self.tensors[name], _peak(tensor), _peak(first), first.dtype)
+            on_fraction(count / len(places))
+
+    def _known(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.folder} has no tensor {name_list([name])}", AGAIN)
+        return self.tensors[name]
+
 
 def _read_headers(folder: Path) -> dict[str, TensorInfo]:
     if (folder / SINGLE).exists():
@@ -146,22 +194,34 @@ def _checked(
     if tuple(tensor.shape) != info.shape:
         raise CheckpointError(f"{info.file} changed while it was read ({info.name})", AGAIN)
     tensor = tensor.to(device)
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return tensor
-    if tensor.element_size() == 1:  # float8 has no min and max in torch: not checked here
+    if not _is_checked(tensor):
         return tensor
     peak = _peak(tensor)
-    if peak is None:
-        raise CheckpointError(f"tensor {info.name} in {info.file} holds NaN or infinity", AGAIN)
+    _judge(info, peak, on_notice)
     if dtype is not None and tensor.dtype != dtype:
         tensor = tensor.to(dtype)
-        if _peak(tensor) is None:
-            raise CheckpointError(f"tensor {info.name} in {info.file} does not fit {dtype} (largest value {peak:g})")
+        _judge_cast(info, peak, _peak(tensor), dtype)
+    return tensor
+
+
+def _is_checked(tensor: torch.Tensor) -> bool:
+    """Floats that have something in them; float8 has no min and max in torch."""
+    return tensor.is_floating_point() and tensor.numel() > 0 and tensor.element_size() > 1
+
+
+def _judge(info: TensorInfo, peak: float | None, on_notice: Callable[[str], None] | None) -> None:
+    """Refuse a tensor that is not finite; tell of one that is suspicious. ``peak``: its largest absolute value."""
+    if peak is None:
+        raise CheckpointError(f"tensor {info.name} in {info.file} holds NaN or infinity", AGAIN)
     if on_notice is not None and peak > HUGE:
         on_notice(f"tensor {info.name} has values up to {peak:g}: the weights look damaged")
     if on_notice is not None and peak == 0 and info.name.endswith("weight"):
         on_notice(f"tensor {info.name} is all zeros: the weights look damaged")
-    return tensor
+
+
+def _judge_cast(info: TensorInfo, stored: float | None, placed: float | None, dtype: torch.dtype) -> None:
+    if placed is None:
+        raise CheckpointError(f"tensor {info.name} in {info.file} does not fit {dtype} (largest value {stored:g})")
 
 
 def _peak(tensor: torch.Tensor) -> float | None:

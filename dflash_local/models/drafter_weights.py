@@ -70,9 +70,7 @@ def read_weights(
     target_hidden = target_hidden_of(checkpoint.tensors, config, where)
     check_tensors(checkpoint.tensors, config, target_hidden, where)
     weights, places = _allocate(config, target_hidden, device, dtype)
-    for name, tensor in checkpoint.read(dtype=dtype, on_notice=on_notice):
-        for place in places[name]:
-            place.copy_(tensor)
+    checkpoint.fill(places, on_notice)
     return weights
 
 

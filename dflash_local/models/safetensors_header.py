@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -40,12 +40,17 @@ IMPOSTORS = (
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as its file's header describes it. ``dtype`` is the safetensors name (``BF16``)."""
+    """One tensor as its file's header describes it.
+
+    Attributes:
+        dtype: the safetensors name (``BF16``). offset: where its bytes begin in the file.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: Path
+    offset: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +65,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         CheckpointError: naming the file, when it is missing, truncated, too long, has holes or
             overlaps, declares too much, or is not safetensors at all.
     """
-    header, data_bytes = _read_json_part(file)
+    header, start, data_bytes = _read_json_part(file)
     header.pop("__metadata__", None)
     if len(header) > MAX_ENTRIES:
         raise CheckpointError(f"{file} declares {len(header)} tensors, at most {MAX_ENTRIES} are read", AGAIN)
@@ -68,14 +73,14 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         info, begin, end = _entry(file, name, entry)
-        tensors[name] = info
+        tensors[name] = replace(info, offset=start + begin)
         spans.append((begin, end, name))
     _check_spans(file, spans, data_bytes)
     return tensors
 
 
-def _read_json_part(file: Path) -> tuple[dict[str, Any], int]:
-    """The header's JSON object and the number of bytes that follow it."""
+def _read_json_part(file: Path) -> tuple[dict[str, Any], int, int]:
+    """The header's JSON object, where the data begin, and how many bytes of them there are."""
     if not file.is_file():
         raise CheckpointError(f"{file} is missing", AGAIN)
     try:
@@ -102,7 +107,7 @@ def _read_json_part(file: Path) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{file} has a damaged safetensors header: {shown(str(error))}", AGAIN) from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file} has a damaged safetensors header: not a JSON object", AGAIN)
-    return header, size - 8 - length
+    return header, 8 + length, size - 8 - length
 
 
 def _refuse_impostor(file: Path, start: bytes) -> None:

@@ -19,7 +19,8 @@ from dflash_local.planner.software import release, version_of
 Ask = Callable[[Sequence[str]], "str | None"]
 
 MIB = 2**20
-FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free", "mig.mode.current")
+FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free", "mig.mode.current", "compute_cap")
+OPTIONAL = 2  # of these, the last ones, are unknown to drivers that are too old for the torch we need
 # Lowest driver for the CUDA major version that torch was built for (NVIDIA's compatibility table).
 DRIVERS = {13: (580,), 12: (525, 60)}
 MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG-[^)]+)\)")
@@ -29,7 +30,8 @@ MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG
 class Accelerator:
     """One device a program may see. Memory in bytes, None where the driver does not tell.
 
-    ``slice_of``: name of the whole GPU when this is a part of it (MIG).
+    ``slice_of``: name of the whole GPU when this is a part of it (MIG). ``capability``: CUDA's version of the
+    architecture, such as (8, 9).
     """
 
     index: int
@@ -39,6 +41,7 @@ class Accelerator:
     memory: int | None
     free: int | None
     slice_of: str | None = None
+    capability: tuple[int, int] | None = None
 
 
 def ask(command: Sequence[str]) -> str | None:
@@ -59,16 +62,18 @@ def nvidia(asking: Ask = ask) -> tuple[Accelerator, ...]:
     """Every NVIDIA device, MIG slices in place of the GPU they divide."""
     answer = asking(("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
     if answer is None:  # a driver that does not know every field refuses the whole question
-        answer = asking(("nvidia-smi", f"--query-gpu={','.join(FIELDS[:-1])}", "--format=csv,noheader,nounits"))
+        told_by_all = ",".join(FIELDS[:-OPTIONAL])
+        answer = asking(("nvidia-smi", f"--query-gpu={told_by_all}", "--format=csv,noheader,nounits"))
     found: list[Accelerator] = []
     divided: set[int] = set()
     for line in (answer or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) < len(FIELDS) - 1 or not cells[0].isdigit():
+        if len(cells) < len(FIELDS) - OPTIONAL or not cells[0].isdigit():
             continue
-        index, uuid, name, driver, total, free, *mig = cells
-        found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free)))
-        if mig[:1] == ["Enabled"]:
+        index, uuid, name, driver, total, free, *told = cells
+        capability = _version(told[1]) if len(told) > 1 else None
+        found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free), capability=capability))
+        if told[:1] == ["Enabled"]:
             divided.add(int(index))
     return _with_slices(found, divided, asking(("nvidia-smi", "-L"))) if divided else tuple(found)
 
@@ -160,7 +165,9 @@ def _with_slices(whole: Sequence[Accelerator], divided: set[int], listing: str |
         elif part and current is not None:
             size = int(part.group(2)) * 2**30
             label = f"{current.name} MIG {part.group(1)}"
-            found = Accelerator(current.index, part.group(3), label, current.driver, size, None, current.name)
+            found = Accelerator(
+                current.index, part.group(3), label, current.driver, size, None, current.name, current.capability
+            )
             slices.setdefault(current.index, []).append(found)
     out: list[Accelerator] = []
     for gpu in whole:
@@ -172,6 +179,11 @@ def _mib(cell: str) -> int | None:
     """A number of MiB; None for ``[N/A]`` and its kin (unified memory, MIG, missing rights)."""
     match = re.match(r"\d+", cell)
     return int(match.group()) * MIB if match else None
+
+
+def _version(cell: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", cell)
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def _number(value: object) -> int | None:

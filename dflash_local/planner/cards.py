@@ -1,6 +1,6 @@
-"""Well-known accelerators by name, with the memory they report: for planning on a machine one does not have.
+"""Well-known accelerators by name, with the memory they report and the bandwidth they are specified for.
 
-Nominal figures; a driver and a desktop take their share of them.
+For planning on a machine one does not have: nominal figures, of which a driver and a desktop take their share.
 """
 
 from __future__ import annotations
@@ -49,6 +49,45 @@ CARDS: dict[str, float] = {
     "RX 7900 XTX": 24,
     "MI300X": 192,
 }
+# Names as drivers give them -> GB/s of the maker's data sheet; cards sold with several memories under one name are
+# left out.
+BANDWIDTH: dict[str, float] = {
+    "RTX 3070": 448,
+    "RTX 3080 Ti": 912,
+    "RTX 3090": 936,
+    "RTX 3090 Ti": 1008,
+    "RTX 4060": 272,
+    "RTX 4060 Ti": 288,
+    "RTX 4070 Super": 504,
+    "RTX 4070 Ti": 504,
+    "RTX 4070 Ti Super": 672,
+    "RTX 4080": 717,
+    "RTX 4080 Super": 736,
+    "RTX 4090": 1008,
+    "RTX 5060 Ti": 448,
+    "RTX 5070": 672,
+    "RTX 5070 Ti": 896,
+    "RTX 5080": 960,
+    "RTX 5090": 1792,
+    "RTX A4000": 448,
+    "RTX A5000": 768,
+    "RTX A6000": 768,
+    "RTX 6000 Ada Generation": 960,
+    "RTX PRO 6000 Blackwell Workstation Edition": 1792,
+    "A10": 600,
+    "L4": 300,
+    "L40S": 864,
+    "A100-SXM4-40GB": 1555,
+    "A100-PCIE-40GB": 1555,
+    "A100-SXM4-80GB": 2039,
+    "A100 80GB PCIe": 1935,
+    "H100 PCIe": 2000,
+    "H100 80GB HBM3": 3350,
+    "H200": 4800,
+    "B200": 8000,
+}
+# Sold before bfloat16 was in the tensor cores (compute capability below 8.0).
+OLD = ("T4", "V100", "P100", "P40", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "Quadro")
 FILLER = ("nvidia", "geforce", "amd", "radeon", "instinct", "tesla", "gpu", "graphics")
 
 
@@ -76,6 +115,17 @@ def find_card(name: str) -> float | None:
     wanted = _key(name)
     fitting = [card for card in CARDS if wanted.startswith(_key(card))]
     return CARDS[max(fitting, key=len)] if fitting else None
+
+
+def is_old(name: str) -> bool:
+    """True for a card by whose name it is known to be older than the fused engine's kernels."""
+    return any(_key(name).startswith(_key(old)) for old in OLD)
+
+
+def find_bandwidth(name: str) -> float | None:
+    """Specified GB/s of a card by its driver's whole name; None when not listed, or sold in several kinds."""
+    wanted = _key(name)
+    return next((rate for card, rate in BANDWIDTH.items() if _key(card) == wanted), None)
 
 
 def _key(name: str) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
+from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, hardware
 from dflash_local.planner.accelerators import Accelerator, Ask
-from dflash_local.planner.cards import card_memory, find_card
+from dflash_local.planner.cards import card_memory, find_card, is_old
 
 GIB = 2**30
 DISPLAY = GIB * 2 // 5  # what a driver and a desktop take of a card that is only named
@@ -26,7 +28,8 @@ Kind = Literal["cuda", "mps", "cpu", "named"]
 class Machine:
     """One device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
 
-    ``device``: what to pass to the engine; auto for a machine that is only named.
+    ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
+    engine's are known not to run: an old card, or no Triton.
     """
 
     name: str
@@ -35,6 +38,12 @@ class Machine:
     free: int
     why: str
     device: str = "auto"
+    kernels: bool = True
+
+    @property
+    def runs_kernels(self) -> bool:
+        """True on a GPU where the fused engine is the first choice."""
+        return self.kernels and self.kind in ("cuda", "named")
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -104,9 +113,8 @@ def named(gpu: str | None, memory_gib: float | None) -> Machine:
     else:
         raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
     memory = round(memory_gib * GIB)
-    return Machine(
-        name, "named", memory, max(0, memory - DISPLAY), "nominal memory, less 0.4 GiB for driver and display"
-    )
+    why = "nominal memory, less 0.4 GiB for driver and display"
+    return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name))
 
 
 def _gpu(seen: tuple[Accelerator, ...], device: str) -> Machine:
@@ -132,7 +140,16 @@ def _described(gpu: Accelerator, index: int, why: str) -> Machine:
         memory, free, told = _untold(gpu.name)
     elif free is None:
         free, told = round(memory * NOMINAL_SHARE), "nominal memory"
-    return Machine(gpu.name, "cuda", memory, free, "; ".join(filter(None, (why, told))), f"cuda:{index}")
+    return Machine(
+        gpu.name, "cuda", memory, free, "; ".join(filter(None, (why, told))), f"cuda:{index}", _has_kernels(gpu)
+    )
+
+
+def _has_kernels(gpu: Accelerator) -> bool:
+    """Triton must be here and the card new enough; a driver that does not tell leaves its name to go by."""
+    if find_spec("triton") is None:
+        return False
+    return not is_old(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
 
 
 def _untold(name: str) -> tuple[int, int, str]:

@@ -6,10 +6,9 @@ the two together. Knows shapes and bytes, nothing of devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dflash_local.planner.formats import DTYPE_BYTES, head_bytes, largest_matrix, weight_bytes
 from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.load import Load
 from dflash_local.planner.parameters import Unknown, drafter_resident, known
 from dflash_local.planner.shape import LINEAR, DrafterShape, TargetShape
 from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_step
@@ -17,28 +16,11 @@ from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_st
 FIRST_ROWS = 256  # of both caches
 FIRST_TABLE_ROWS = 512
 PREFILL_CHUNK = 1024
-# A session keeps two snapshots of a recurrent state; a third lives while the oldest is being replaced.
-SNAPSHOTS = 3
 MIB = 2**20
 GPU_RESERVE = 704 * MIB  # CUDA context and kernels' code: 686 MiB on an H200
 # Gaps between allocations: on a device cut to the predicted size a full reply of 32,768 tokens needed 2 % more.
 GAPS = 0.03
 LIBRARY_WORKSPACE = 32 * MIB  # cuBLAS, taken through torch's allocator
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What is loaded and how full it gets: dtype, weight format, tokens in the context, block size.
-
-    ``device``: cuda, mps or cpu. ``snapshots`` of a recurrent state that are alive at once.
-    """
-
-    dtype: str
-    quantize: str | None
-    context: int
-    block: int
-    device: str = "cuda"
-    snapshots: int = SNAPSHOTS
 
 
 def ledger(target: TargetShape, drafter: DrafterShape | None, load: Load) -> Ledger:
@@ -58,7 +40,7 @@ def ledger(target: TargetShape, drafter: DrafterShape | None, load: Load) -> Led
     ]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
-    return Ledger(lines, fullest.loading, _reserve(load, fullest.peak))
+    return Ledger(lines, fullest.loading, reserve(load, fullest.peak))
 
 
 def _format(load: Load) -> str:
@@ -66,7 +48,7 @@ def _format(load: Load) -> str:
     return load.dtype if load.quantize is None else f"{load.quantize}, computed only"
 
 
-def _reserve(load: Load, peak: int | None) -> Line:
+def reserve(load: Load, peak: int | None) -> Line:
     """What a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
     if load.device != "cuda":
         return Line("reserve", 0)

@@ -5,33 +5,23 @@ Never raises for what does not fit (``require`` does); loads nothing, asks nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.planner import formats
+from dflash_local.catalog import engine_rule
+from dflash_local.errors import DoesNotFitError
+from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.ledger import GIB, Ledger, Line
+from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
-from dflash_local.planner.memory import Load, kv_bytes_per_token, ledger
+from dflash_local.planner.memory import kv_bytes_per_token
 from dflash_local.planner.shape import DrafterShape, TargetShape
+from dflash_local.planner.wish import Wish, check, formats_of, nearby
 
 FLOOR = 2048  # tokens below which a chat is of no use
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
 LIKELY_BLOCK = 16  # for a drafter whose block size is not known
-FORMATS = (None, "int8", "nf4")
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asked for. ``context`` None: the most that fits."""
-
-    dtype: str = "auto"
-    quantize: str | None = None
-    context: int | None = None
-    draft: bool = True
-    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +29,8 @@ class Plan:
     """How a pair would be run, whether it fits, and why (not).
 
     Attributes:
-        engine: reference, or server for targets no single machine of ours runs.
+        engine: fused or reference, or server for targets no single machine of ours runs. engine_asked_for: it was
+            not left to the rule. exact, draft_side, kv_cache: what the fused engine is told.
         context: tokens the session would hold; the floor, or the wish, when it does not fit.
         ledger: sizes in bytes; unknown ones are None, and then nothing is promised.
     """
@@ -55,6 +46,10 @@ class Plan:
     ledger: Ledger
     reason: str
     draft: bool = True
+    engine_asked_for: bool = False
+    exact: bool = False
+    draft_side: str = "auto"
+    kv_cache: str = "auto"
 
     @property
     def format(self) -> str:
@@ -65,6 +60,9 @@ class Plan:
         """The JSON form."""
         names = ("fits", "runs_on", "engine", "dtype", "quantize", "context", "block_size", "draft", "reason")
         return {name: getattr(self, name) for name in names} | {
+            "exact": self.exact,
+            "draft_side": self.draft_side,
+            "kv_cache": self.kv_cache,
             "machine": self.machine.as_dict(),
             "ledger": self.ledger.as_dict(),
         }
@@ -78,6 +76,14 @@ class Plan:
             words.append(f"--dtype {self.dtype}")
         if not self.draft:
             words.append("--mode ar")
+        if self.engine_asked_for:
+            words.append(f"--engine {self.engine}")
+        if self.exact:
+            words.append("--exact")
+        if self.draft_side != "auto":
+            words.append(f"--draft-side {self.draft_side}")
+        if self.kv_cache != "auto":
+            words.append(f"--kv-cache {self.kv_cache}")
         return " ".join(words)
 
 
@@ -92,16 +98,18 @@ def plan(
     """The plan of this wish on this machine; ``fits`` is False when it does not fit or is not known to.
 
     Raises:
-        UsageError: a wish no machine could grant: a context beyond the models', an unknown format.
+        UsageError: a wish no machine could grant: a context beyond the models', an unknown format, an engine that
+            cannot run this.
     """
     wish = wish or Wish()
     limit = context_limit(target, drafter)
-    _check(wish, limit)
+    check(wish, limit)
     if runs_on == "server":
         return _server_plan(target, machine, limit)
     drafter = drafter if wish.draft else None
     dtype = formats.default_dtype(machine.kind) if wish.dtype == "auto" else wish.dtype
-    asked = _Asked(target, drafter, machine, dtype, wish.quantize, _block(drafter, wish))
+    engine = chosen_engine(target, drafter, machine, wish, dtype)
+    asked = _Asked(target, drafter, machine, dtype, wish, engine, _block(drafter, wish))
     refused = formats.refusal(target, wish.quantize)
     if refused:
         return asked.plan(wish.context or limit, refused)
@@ -113,8 +121,8 @@ def plan(
 def nearest(
     target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
 ) -> Plan | None:
-    """The plan nearest to the wish that fits: less context, then smaller weights, then no drafter."""
-    for other in _nearby(wish or Wish(), machine):
+    """The plan nearest to the wish that fits: less context, then coarser drafts, smaller weights, no drafter."""
+    for other in nearby(wish or Wish(), machine):
         found = plan(target, drafter, machine, other)
         if found.fits:
             return found
@@ -136,9 +144,29 @@ def require(found: Plan, near: Plan | None) -> None:
     raise DoesNotFitError(found.reason, hint)
 
 
-def fits_table(target: TargetShape, drafter: DrafterShape | None, machine: Machine) -> tuple[Plan, ...]:
-    """Every weight format the reference engine can run, each with the most context that fits."""
-    return tuple(plan(target, drafter, machine, Wish(quantize=each)) for each in FORMATS)
+def fits_table(
+    target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
+) -> tuple[Plan, ...]:
+    """Every weight format an engine can run, each with the most context that fits; of the wish its engine counts."""
+    wish = wish or Wish()
+    asked = Wish(engine=wish.engine, exact=wish.exact, draft_side=wish.draft_side, kv_cache=wish.kv_cache)
+    return tuple(plan(target, drafter, machine, replace(asked, quantize=each)) for each in formats_of(asked))
+
+
+def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish, dtype: str) -> str:
+    """``fused`` or ``reference``, as loading would choose.
+
+    Raises:
+        UsageError: an engine was asked for that cannot run this.
+    """
+    why = engine_rule.refusal(
+        quantize=wish.quantize,
+        dtype=dtype,
+        device=machine.device if machine.kind == "cuda" else machine.kind,
+        drafter_biased=drafter is not None and drafter.biased,
+        target=target.not_fused,
+    )
+    return engine_rule.choose(wish.engine, why, lambda: machine.runs_kernels, wish.fused_only)
 
 
 def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
@@ -157,13 +185,25 @@ class _Asked:
     drafter: DrafterShape | None
     machine: Machine
     dtype: str
-    quantize: str | None
+    wish: Wish
+    engine: str
     block: int
 
     def ledger(self, context: int) -> Ledger:
         device = self.machine.kind if self.machine.kind in ("cpu", "mps") else "cuda"
-        load = Load(self.dtype, self.quantize, context, self.block, device)
-        return ledger(self.target, self.drafter, load)
+        wish = self.wish
+        load = Load(
+            self.dtype,
+            wish.quantize,
+            context,
+            self.block,
+            device,
+            exact=wish.exact,
+            draft_side=wish.draft_side,
+            narrow_kv=wish.kv_cache == "fp8",
+        )
+        made = fused_memory.ledger if self.engine == "fused" else memory.ledger
+        return made(self.target, self.drafter, load)
 
     def fits(self, context: int) -> bool:
         need = self.ledger(context).total
@@ -187,15 +227,19 @@ class _Asked:
         return Plan(
             fits=fits,
             runs_on="local",
-            engine="reference",
+            engine=self.engine,
             dtype=self.dtype,
-            quantize=self.quantize,
+            quantize=self.wish.quantize,
             context=context,
             block_size=self.block if self.drafter else 1,
             machine=self.machine,
             ledger=sizes,
             reason=refused or self._reason(sizes, context, fits),
             draft=self.drafter is not None,
+            engine_asked_for=self.wish.engine != "auto",
+            exact=self.wish.exact,
+            draft_side=self.wish.draft_side if self.drafter is not None and self.engine == "fused" else "auto",
+            kv_cache=self.wish.kv_cache,
         )
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
@@ -207,36 +251,15 @@ class _Asked:
             return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}"
         filled = sizes.running == sizes.peak
         need = f"{_gib(sizes.total)} {f'at context {context}' if filled else 'while it loads'}"
-        what = f"{self.target.source} in {self.quantize or self.dtype}"
+        what = f"{self.target.source} in {self.wish.quantize or self.dtype}"
         short = sizes.total - self.machine.free
         return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
-
-
-def _nearby(wish: Wish, machine: Machine) -> Iterator[Wish]:
-    """Wishes ever further from this one."""
-    ways = [wish.quantize] if wish.quantize else list(FORMATS)
-    if wish.quantize == "int8":
-        ways.append("nf4")
-    for draft in dict.fromkeys((wish.draft, False)):
-        for quantize in ways:
-            yield replace(wish, quantize=quantize, draft=draft, context=None)
-        if machine.kind == "cpu" and wish.dtype in ("auto", "float32"):
-            yield replace(wish, dtype="bfloat16", draft=draft, context=None)
 
 
 def _block(drafter: DrafterShape | None, wish: Wish) -> int:
     if drafter is None:
         return 1
     return drafter.block_size or wish.block_size or LIKELY_BLOCK
-
-
-def _check(wish: Wish, limit: int) -> None:
-    if wish.dtype != "auto" and wish.dtype not in formats.DTYPE_BYTES:
-        raise UsageError(f"unknown dtype {wish.dtype!r}", f"use auto, {', '.join(formats.DTYPE_BYTES)}")
-    if wish.quantize not in FORMATS:
-        raise UsageError(f"unknown quantisation {wish.quantize!r}", "use nf4 or int8")
-    if wish.context is not None and not 1 <= wish.context <= limit:
-        raise UsageError(f"context {wish.context} is outside 1..{limit}")
 
 
 def _server_plan(target: TargetShape, machine: Machine, limit: int) -> Plan:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.catalog.engine_rule import target_refusal
 from dflash_local.catalog.families import FAMILIES
 
 QK_NORM = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -66,6 +67,7 @@ class TargetShape:
         native_format: format of the published weights when they are quantised (mxfp4, int4, fp8 ...).
         stored_dtype: dtype of the published weights.
         inferred: names of values that are likely but not quoted by any source.
+        turned: dimensions of a head that rotate. not_fused: why the fused engine cannot run it; empty when it can.
     """
 
     source: str
@@ -86,6 +88,8 @@ class TargetShape:
     native_format: str | None
     stored_dtype: str
     inferred: tuple[str, ...] = ()
+    turned: int | None = None
+    not_fused: str = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str) -> TargetShape:
@@ -117,6 +121,8 @@ class TargetShape:
             native_format=_native_format(reader),
             stored_dtype=str(reader.value("dtype") or reader.value("torch_dtype") or "bfloat16"),
             inferred=tuple(sorted(reader.inferred_used)),
+            turned=_turned(reader, family, head_dim),
+            not_fused=target_refusal(family, reader.text, _native_format(reader)),
         )
 
     @property
@@ -188,6 +194,7 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         nested = config.get("text_config")
         self._places = [part for part in (nested, config) if isinstance(part, Mapping)]
+        self.text: Mapping[str, Any] = self._places[0]
         inferred = config.get("_inferred")
         self._inferred: Mapping[str, Any] = inferred if isinstance(inferred, Mapping) else {}
         self.inferred_used: set[str] = set()
@@ -239,6 +246,14 @@ def _kinds(reader: _Reader, family: str | None) -> tuple[str, ...]:
     if family == "gpt_oss":
         return tuple(FULL if i % 2 else SLIDING for i in range(layers))
     return (FULL,) * layers
+
+
+def _turned(reader: _Reader, family: str | None, head_dim: int | None) -> int | None:
+    """A share of each head in families whose attention is gated, all of it elsewhere."""
+    if head_dim is None or family not in GATED_ATTENTION:
+        return head_dim
+    share = reader.mapping("rope_parameters").get("partial_rotary_factor") or reader.value("partial_rotary_factor")
+    return int(head_dim * share) if isinstance(share, (int, float)) else head_dim
 
 
 def _experts(reader: _Reader, family: str | None) -> Experts | None:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from dflash_local import errors
 from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError, UsageError
 from dflash_local.events import Event, Finished, from_dict
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 
 ANSWER_S = 5.0
@@ -29,18 +30,8 @@ BY_STATUS: dict[int, type[DFlashError]] = {400: UsageError, 404: UnknownModelErr
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedFacts:
+class AttachedFacts(SessionFacts):
     """What the other process has loaded, and how."""
-
-    target: str
-    drafter: str | None
-    engine: str
-    dtype: str
-    device: str
-    block_size: int
-    context: int
-    has_tokenizer: bool
-    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

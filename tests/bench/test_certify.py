@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dflash_local.bench import plain
-from dflash_local.bench.certify import Case, Plan, cases, certify, failure, statement
+from dflash_local.bench.certificate import failure, statement
+from dflash_local.bench.certify import Case, Plan, cases, certify
 from dflash_local.bench.report import certificate_lines
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.recurrent_cache import RecurrentCache
@@ -82,7 +83,8 @@ def test_two_equal_head_rows_make_a_near_tie() -> None:
     written = case["output_ids"]
     twin = next(token for token in range(96) if token not in {*written, *case["prompt_ids"]})
     plant_tie(session, written[6], twin, 1e-6)
-    found = certify(session, plan_of(KV_ONLY, greedy=True, tokens=24))
+    asked = plan_of(KV_ONLY, greedy=True, tokens=24)
+    found = certify(session, asked)
     run = found.runs[0]
     assert found.verdict == run.verdict == "near-tie"
     assert run.divergence is not None
@@ -91,7 +93,7 @@ def test_two_equal_head_rows_make_a_near_tie() -> None:
     assert run.divergence.ar_text is None, "there is no tokenizer"
     said = statement(found, "float32")
     assert "fast mode" in said and "near-tie" in said
-    lines = certificate_lines(golden_pair(KV_ONLY), session.facts, 7, found)
+    lines = certificate_lines(golden_pair(KV_ONLY), session.facts, asked, 7, found)
     assert any(f"is {twin} without, {written[6]} with drafting" in line for line in lines)
 
 

@@ -61,6 +61,19 @@ def test_the_json_form_is_the_report_and_the_file_is_private(cli: Cli, tmp_path:
     assert written["plain_transformers"]["positions"] == 32
 
 
+def test_exact_mode_promises_every_bit_and_proves_it(cli: Cli) -> None:
+    argv = ("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--dtype", "bfloat16", "--exact", "--planted")
+    done = cli(*argv, "--json")
+    assert done.code == 0, done.err
+    assert done.json["strength"] == "strict" and done.json["drafts"] == "planted" and done.json["engine"] == "fused"
+    assert done.json["strict"] == {"promised": True, "positions": 48, "same_bits": 48}
+    assert done.json["verdict"] == "identical" and max(run["mean_acceptance_length"] for run in done.json["runs"]) > 2
+    refused = cli("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--exact", "--engine", "reference")
+    assert refused.code == 2 and "does not know --exact" in refused.err
+    refused = cli("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--planted", "--engine", "reference")
+    assert refused.code == 2 and "--engine fused" in refused.err
+
+
 def test_a_bug_exits_7_and_still_hands_out_the_report(cli: Cli, broken: None, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     done = cli("certify", *golden(KV_ONLY), "--prompt-ids", "1,2,3", "--report", str(file))

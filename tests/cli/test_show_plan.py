@@ -121,6 +121,28 @@ def test_plan_json_carries_the_ledger_either_way(cli: Cli) -> None:
     assert fits["plan"]["ledger"]["total"] <= fits["plan"]["machine"]["free"]
 
 
+def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
+    """The fused one where its kernels run and it knows the weights; another on demand, or because of the format."""
+    asked = ("plan", "qwen3.5-9b", "--gpu", "RTX 4090")
+    assert "engine: fused" in cli(*asked).out and "engine: reference" in cli(*asked, "--engine", "reference").out
+    plans = {
+        name: cli(*asked, *more, "--json").json["plan"]
+        for name, more in {
+            "auto": (),
+            "nf4": ("--quantize", "nf4"),
+            "exact": ("--exact", "--context", "4096"),
+            "8bit": ("--draft-side", "8bit"),
+        }.items()
+    }
+    assert {name: found["engine"] for name, found in plans.items()} == {
+        **dict.fromkeys(plans, "fused"),
+        "nf4": "reference",
+    }
+    assert plans["exact"]["exact"] and plans["8bit"]["context"] > plans["auto"]["context"]
+    refused = cli(*asked, "--engine", "fused", "--quantize", "nf4")
+    assert refused.code == 2 and "it does not know nf4 weights" in refused.err
+
+
 def test_plan_takes_bundled_pairs_folders_and_wishes(cli: Cli) -> None:
     folder = bundled.FOLDER / "demo-hybrid"
     for argv in (("demo",), (str(folder / "target"), "--drafter", str(folder / "drafter"))):

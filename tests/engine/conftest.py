@@ -12,7 +12,8 @@ from proposers import Planted
 
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reference import ReferenceRunner
-from dflash_local.engine.session import Session, SessionFacts
+from dflash_local.engine.session import Session
+from dflash_local.loaded import SessionFacts
 
 
 @pytest.fixture(params=["reference", "fused"])

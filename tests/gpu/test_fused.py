@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_sessions import Reply, ask, random_prompt
+from engine_sessions import Reply, random_prompt
+from fused_models import fused_target
+from recorded_fold import record
 
+from dflash_local.bench.planted import Planted
 from dflash_local.catalog import bundled
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.load import LoadOptions, load
 from dflash_local.engine.sampling import Sampler
@@ -37,15 +41,24 @@ def test_both_engines_write_the_same_text(pair: str) -> None:
                 assert one.ids == two.ids, (text, sampling, mode, block)
 
 
-@PAIRS
-def test_two_hundred_replayed_cycles_equal_eager_ones(pair: str) -> None:
-    session = session_of(pair, "fused")
-    prompt = random_prompt(15)
-    replayed = ask(session, prompt, 400)
-    session.reset()
-    session.runner._graphs = Graphs(on_gpu=False)
-    assert ask(session, prompt, 400).ids == replayed.ids
-    assert len(replayed.finished.stats.acceptance_lengths) > 40
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_two_hundred_replayed_cycles_equal_eager_ones(family: str) -> None:
+    prompt, new = random_prompt(15), 900
+    target = fused_target(family, new + 100, device="cuda")
+    plain = FusedRunner(target, None, new + 50)
+    record(plain, prompt, new, 1)
+    found = []
+    for on_gpu in (True, False):
+        runner = FusedRunner(target, Planted(target, plain.ids), new + 50)  # type: ignore[arg-type]
+        runner._graphs = Graphs(on_gpu)
+        _, rows, lengths = record(runner, prompt, new, target.rows)
+        assert len(lengths) >= 200 and len(set(lengths)) > 4
+        found.append((list(runner.ids), lengths, rows))
+    (ids, lengths, rows), (eager_ids, eager_lengths, eager_rows) = found
+    assert ids == eager_ids and lengths == eager_lengths
+    for index, recorded in rows.items():
+        for one, two in zip(recorded, eager_rows[index], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @PAIRS

@@ -46,7 +46,7 @@ def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
     session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), options)
     assert session.facts.engine == engine
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
-        reply = ask(session, case["prompt_ids"], 72)
+        reply = ask(session, case["prompt_ids"], 72, block_size=session.facts.block_size)
         assert reply.ids == case["output_ids"]
         assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
 

@@ -9,15 +9,26 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from dflash_local.kernels import accept, choose, decode_attention, delta_step, place_heads, rms_norm, skinny_gemm
+from dflash_local.kernels import (
+    accept,
+    choose,
+    decode_attention,
+    delta_step,
+    eight_bit,
+    place_heads,
+    rms_norm,
+    skinny_gemm,
+)
+from dflash_local.kernels.attention_cut import Card
 from dflash_local.kernels.decode_attention import Pieces, Sight
+from dflash_local.kernels.eight_bit import EightBit, Way
 from dflash_local.kernels.place_heads import Heads
 from dflash_local.kernels.skinny_gemm import Tile
 
-MODULES = (accept, choose, decode_attention, delta_step, place_heads, rms_norm, skinny_gemm)
+MODULES = (accept, choose, decode_attention, delta_step, eight_bit, place_heads, rms_norm, skinny_gemm)
 
 
-decode_attention._shared_memory = lambda _device: 0  # no card is asked
+decode_attention.card_of = lambda _device: Card(0, 16, (8, 0))  # no card is asked
 
 
 def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
@@ -42,6 +53,25 @@ def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
     for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
         yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
+
+
+def eight_bits() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, narrow: bool, split: int, residual: bool) -> tuple[torch.Tensor, ...]:
+        x, weight, out = torch.randn(rows, 256), EightBit.of(torch.randn(48, 256)), torch.randn(rows, 48)
+        way = Way(Tile(16, 32), narrow, split)
+        eight_bit.linear(x, weight, out, way, out if residual else None)
+        gated = eight_bit.swiglu(x, EightBit.of(torch.randn(96, 256) / 16), torch.empty(rows, 48), way)
+        again = eight_bit.linear(x, weight, torch.empty(rows, 48), way)  # the counters are as they were
+        return out, gated, again
+
+    def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return eight_bit.quantise_rows(x)
+
+    for case in ((1, False, 1, False), (5, False, 2, True), (16, True, 1, True), (20, True, 4, False)):
+        rows, narrow, split, _ = case
+        name = f"products of {rows} rows in eight bits, narrow {narrow}, split {split}"
+        yield name, lambda case=case: run(*case)
+    yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -103,13 +133,13 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
 
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(noisy: bool, poisoned: bool) -> tuple[torch.Tensor, ...]:
+    def run(noisy: bool, poisoned: bool, nowhere: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:
         logits = torch.randn(4, 5001)
         logits[1, 7] = logits[1, 4000] = 9.0  # of equals the first
         if poisoned:
             logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
         out = torch.zeros(4, dtype=torch.int64)
-        chooser = choose.Chooser(4, 5001, torch.device("cpu"))
+        chooser = choose.Chooser(4, 5001, torch.device("cpu"), nowhere)
         if noisy:
             start = torch.tensor([17], dtype=torch.int32)
             chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
@@ -120,6 +150,7 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     for noisy in (False, True):
         for poisoned in (False, True):
             yield f"choice, noisy {noisy}, poisoned {poisoned}", lambda n=noisy, p=poisoned: run(n, p)
+    yield "choice of drafts, poisoned", lambda: run(False, True, 0)
 
 
 def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -178,7 +209,7 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 
 
 def main() -> None:
-    groups = (products, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (products, eight_bits, norms, heads, attention, choices, acceptance, recurrence)
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 

@@ -14,18 +14,19 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXACT = ("choice", "acceptance")  # ids and counts
 TOLERANCE = 1e-5
+LIMIT_S = 600  # Triton works on one core; on a busy one it takes a minute
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}  # KiB for one program, by compute capability
 
 
-def child(script: str, **environ: str) -> str:
+def child(script: str, *words: str, **environ: str) -> str:
     """The output of a script in a process of its own."""
     pytest.importorskip("triton", reason="triton is not installed here")
     found = subprocess.run(
-        [sys.executable, str(HERE / script)],
+        [sys.executable, str(HERE / script), *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environ},
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=LIMIT_S,
     )
     if "only 0-dimensional arrays can be converted" in found.stderr:
         pytest.skip("this Triton's interpreter does not work with this numpy")
@@ -33,6 +34,7 @@ def child(script: str, **environ: str) -> str:
     return found.stdout
 
 
+@pytest.mark.timeout(LIMIT_S)
 def test_every_kernel_equals_its_twin_in_the_interpreter() -> None:
     found = json.loads(child("interpreted.py", TRITON_INTERPRET="1"))
     assert len(found) > 20
@@ -41,12 +43,11 @@ def test_every_kernel_equals_its_twin_in_the_interpreter() -> None:
         assert error <= (0.0 if name.startswith(EXACT) else scale * TOLERANCE), (name, error)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_kernel_compiles_for_every_card_within_its_shared_memory() -> None:
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("card", SHARED)
+def test_every_kernel_compiles_for_every_card_within_its_shared_memory(card: int) -> None:
     """Ahead of time, without a GPU: what was tuned on one card must not fail on another."""
-    found = json.loads(child("compiled.py"))
-    cards = {entry["card"] for entry in found}
-    assert cards == set(SHARED)
+    found = json.loads(child("compiled.py", str(card)))
+    assert len(found) > 20 and {entry["card"] for entry in found} == {card}
     for entry in found:
-        assert entry["shared"] <= SHARED[entry["card"]] * 1024, entry
+        assert entry["shared"] <= SHARED[card] * 1024, entry

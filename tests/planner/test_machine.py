@@ -261,3 +261,30 @@ def test_every_card_finds_itself(card: str) -> None:
 
 def test_slices_need_their_gpu() -> None:
     assert accelerators._with_slices((Accelerator(3, "u", "n", "d", 1, 1),), set(), SLICES)[0].index == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "kernels"), [("8.9", True), ("8.0", True), ("7.5", False), ("12.0", True), ("[N/A]", True)]
+)
+def test_the_fused_engines_kernels_need_a_new_card(monkeypatch: pytest.MonkeyPatch, told: str, kernels: bool) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())
+    assert here(ONE.rstrip() + f", {told}").kernels == kernels
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert not here(ONE.rstrip() + f", {told}").kernels, "and Triton"
+
+
+def test_a_driver_that_tells_no_architecture_leaves_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())
+    asked: list[str] = []
+
+    def ask(command: Sequence[str]) -> str | None:
+        asked.append(command[1])
+        return None if "compute_cap" in command[1] else ONE.replace("NVIDIA GeForce RTX 4090", "Tesla T4")
+
+    assert not machine.this_machine("auto", {}, ask).kernels
+    assert len([query for query in asked if query.startswith("--query")]) == 2
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX 2000 Ada Generation", "NVIDIA A100-SXM4-80GB", "NVIDIA TITAN-like"])
+def test_names_are_told_apart(name: str) -> None:
+    assert cards.is_old(name) == ("TITAN" in name)

@@ -63,7 +63,7 @@ def test_a_roomy_card_holds_the_whole_context() -> None:
     found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB))
     assert found.fits and found.context == context_limit(DENSE, DENSE_DRAFTER) == 40960
     assert (found.engine, found.runs_on, found.dtype, found.quantize, found.block_size) == (
-        "reference",
+        "fused",
         "local",
         "bfloat16",
         None,

@@ -20,7 +20,7 @@ from dflash_local.models import drafter_weights, kv_cache, load_target, rope  # 
 from dflash_local.models.drafter import Drafter  # noqa: E402
 from dflash_local.models.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
-from dflash_local.planner import formats, memory, parameters, plan  # noqa: E402
+from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
 from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
@@ -48,7 +48,7 @@ def test_the_rooms_agree_on_constants() -> None:
     assert kv_cache.KVCache().capacity == memory.FIRST_ROWS
     assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
     assert reference.PREFILL_CHUNK == memory.PREFILL_CHUNK
-    assert session.KEPT_SNAPSHOTS + 1 == memory.SNAPSHOTS
+    assert session.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
     assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT
     assert set(load_target.DTYPES) == set(formats.DTYPE_BYTES)
 
@@ -102,7 +102,7 @@ def test_the_tape_of_a_block_is_counted() -> None:
         target.verify(torch.arange(16), False)
     (held,) = target.recurrent
     tape = (held._k, held._v, held._gates, held._inputs)
-    said = memory._tape(read, memory.Load("float32", None, 100, 16))
+    said = memory._tape(read, load.Load("float32", None, 100, 16))
     assert said == sum(x.untyped_storage().nbytes() for x in tape)
 
 
@@ -146,7 +146,7 @@ def test_pl_06_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) 
     target = TargetShape.from_config(config, row["shape"])
     drafter = DrafterShape.from_config(random_pair.drafter_config(sizes[1], sizes[0]), "drafter", target)
     drafts = row["mode"] == "dflash"
-    wish = memory.Load("bfloat16", None, row["context"], sizes[1]["block_size"] if drafts else 1, snapshots=1)
+    wish = load.Load("bfloat16", None, row["context"], sizes[1]["block_size"] if drafts else 1, snapshots=1)
     found = memory.ledger(target, drafter if drafts else None, wish)
     assert found.running == pytest.approx(row["measured"]["peak"], rel=0.01)
     assert found.loading.bytes == pytest.approx(row["measured"]["loading_peak"], rel=0.01)

@@ -1,6 +1,7 @@
 """The drafter over static buffers: context rows and a block of drafts as fixed lists of launches (ENGINE 1.2 to 1.5).
 
-Borrows the target's embedding, head and position. Its weights are ``models.drafter_weights``'.
+Borrows the target's embedding and position, and its head unless it is given one of its own. Drafts are only proposed,
+so its matrices and its head may be coarser than the checkpoint's. Its weights are ``models.drafter_weights``'.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dflash_local.kernels.place_heads import Heads, place_heads
 from dflash_local.kernels.rms_norm import rms_norm
 from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
-from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits
 from dflash_local.models.fused.target import FusedTarget, rotation_table
 from dflash_local.models.rope import inverse_frequencies
 
@@ -20,9 +21,12 @@ from dflash_local.models.rope import inverse_frequencies
 class _Layer:
     """A layer's weights behind the seam for matrices, and what its rows see."""
 
-    def __init__(self, weights: LayerWeights, config: DrafterConfig, index: int, draft_window: int) -> None:
-        self.input_norm, self.post_norm = weights.input_norm, weights.post_norm
-        self.head_norms = (weights.query_key_norm[0], weights.query_key_norm[config.num_heads])
+    def __init__(
+        self, weights: LayerWeights, config: DrafterConfig, index: int, draft_window: int, device: torch.device
+    ) -> None:
+        self.input_norm, self.post_norm = weights.input_norm.to(device), weights.post_norm.to(device)
+        head_norms = weights.query_key_norm.to(device)
+        self.head_norms = (head_norms[0], head_norms[config.num_heads])
         self.qkv, self.output = Linear(weights.qkv), Linear(weights.output)
         self.gate_up, self.down = GateUp(weights.gate_up), Linear(weights.down)
         self.sight = Sight(config.causal[index], config.windows[index] or 0, draft_window)
@@ -35,18 +39,38 @@ class _Layer:
 class FusedDrafter:
     """A loaded drafter bound to its target.
 
+    Keeps nothing of ``weights`` but its tensors' places: a matrix that is replaced is free when the caller lets it go.
+
     Attributes:
-        drafts: [block - 1, V] logits of the drafted positions. length: committed context rows, as the host knows.
+        drafts: [block - 1, columns of the head] logits of the drafted positions. head: gives them; the target's own
+            unless ``use_head`` brought another. length: committed context rows, as the host knows.
     """
 
     def __init__(
-        self, config: DrafterConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
+        self,
+        config: DrafterConfig,
+        weights: DrafterWeights,
+        target: FusedTarget,
+        draft_window: int | None = None,
+        *,
+        eight_bits: bool = False,
     ) -> None:
+        """Bind it.
+
+        Args:
+            draft_window: context rows it looks back on. eight_bits: its matrices are kept so, and may lie elsewhere:
+                then they are brought to the target's device one after the other.
+        """
         self.config, self.target, self.length = config, target, 0
-        self._weights = weights
         self._layers = tuple(
-            _Layer(layer, config, index, draft_window or 0) for index, layer in enumerate(weights.layers)
+            _Layer(layer, config, index, draft_window or 0, target.device) for index, layer in enumerate(weights.layers)
         )
+        self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
+        self._norm, self._hidden_norm, self._context_key_norm = (
+            norm.to(target.device) for norm in (weights.norm, weights.hidden_norm, weights.context_key_norm)
+        )
+        if eight_bits:
+            self.in_eight_bits()
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
         self._context_heads = Heads(
             0, config.num_layers * config.num_kv_heads, config.head_dim, config.head_dim, own_norms=True
@@ -54,13 +78,13 @@ class FusedDrafter:
         device, dtype = target.device, target.dtype
         shape = (config.num_layers, config.num_kv_heads, target.capacity + config.block_size, config.head_dim)
         self.keys, self.values = (
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=target.cache_dtype),
+            torch.zeros(shape, device=device, dtype=target.cache_dtype),
         )
         frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
         self._rotation = rotation_table(frequencies, config.rope.attention_factor, shape[2], dtype)
-        self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
         self._room(config.block_size)
+        self.use_head(target.weights.head)
 
     def _room(self, rows: int) -> None:
         config, target = self.config, self.target
@@ -73,15 +97,31 @@ class FusedDrafter:
         self._qkv, self._queries = empty(rows, self._heads.columns), empty(rows, config.num_heads, config.head_dim)
         self._attended = empty(rows, config.num_heads * config.head_dim)
         self._inner = empty(rows, config.intermediate_size)
-        self.drafts = empty(rows - 1, target.vocab_size)
         self._pieces = Pieces.for_(rows, config.num_heads, config.head_dim, self.keys.shape[2], target.device)
         many = max(rows, target.rows)
         self._feature, self._projected = empty(many, config.hidden_size), empty(many, self._context_kv.columns)
 
     @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        """All matrices that a block or its context goes through."""
+    def matrices(self) -> tuple[Linear | GateUp, ...]:
+        """All matrices of the drafter's own."""
         return (*(p for layer in self._layers for p in layer.products), self._fc, self._context_kv)
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """The matrices, and the head when it is not the target's."""
+        own = () if self.head is self.target.weights.head else (self.head,)
+        return (*self.matrices, *own)
+
+    def in_eight_bits(self) -> None:
+        """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
+        for matrix in self.matrices:
+            in_eight_bits(matrix, self.target.device)
+
+    def use_head(self, head: Linear) -> None:
+        """Draft ids below a head's columns by that head [<= V, H]. Nothing may have been recorded yet."""
+        self.head = head
+        sizes = (self.config.block_size - 1, head.columns)
+        self.drafts = torch.empty(sizes, device=self.target.device, dtype=self.target.dtype)
 
     def block(self, reach: int) -> None:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
@@ -101,8 +141,8 @@ class FusedDrafter:
             layer.output(attended, x, x)
             rms_norm(x, layer.post_norm, eps, normed)
             layer.down(layer.gate_up(normed, self._inner), x, x)
-        rms_norm(x, self._weights.norm, eps, self._hidden)
-        self.target.weights.head(self._hidden[1:], self.drafts)
+        rms_norm(x, self._norm, eps, self._hidden)
+        self.head(self._hidden[1:], self.drafts)
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block, all of them, at its ``start``.
@@ -110,13 +150,13 @@ class FusedDrafter:
         Rows behind the ones that get committed are written too; they are never seen and are written again.
         """
         feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
-        rms_norm(feature, self._weights.hidden_norm, self.config.rms_norm_eps, feature)
+        rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
         self._place(self._context_kv(feature, self._projected[:rows]))
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
         """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
         feature = self._fc.many(taps)
-        rms_norm(feature, self._weights.hidden_norm, self.config.rms_norm_eps, feature)
+        rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
         at = torch.tensor([start], dtype=torch.int32, device=taps.device)
         self._place(self._context_kv.many(feature), at)
         self.length = start + len(taps)
@@ -125,7 +165,7 @@ class FusedDrafter:
         """Keys and values of all layers, normed and rotated, into the cache rows ``start ..``."""
         # All layers' caches lie one behind the other, so their heads are placed like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
-        norms = (self._weights.hidden_norm, self._weights.context_key_norm)
+        norms = (self._hidden_norm, self._context_key_norm)
         at = self.target.start if start is None else start
         place_heads(
             projected, norms, self.config.rms_norm_eps, self._rotation, at, self._queries, cache, self._context_heads

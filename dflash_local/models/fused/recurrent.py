@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from dflash_local.kernels import delta_step
+from dflash_local.kernels import delta_chunk, delta_step
 from dflash_local.kernels.delta_step import DeltaShape, DeltaState, Turn
-from dflash_local.kernels.gated_delta import causal_conv, chunked, normalise
 from dflash_local.models.fused.weights import DeltaLayer
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
@@ -41,26 +39,9 @@ class RecurrentState:
 
     def many(self, projected: torch.Tensor, layer: DeltaLayer, eps: float) -> torch.Tensor:
         """The same of a prompt's rows, as many as there are, which are committed at once."""
-        shape, rows, tape = self.shape, len(projected), self.tape
-        inputs = projected[:, : shape.channels]
-        window = torch.cat((tape.window[0], inputs))  # both halves are the same here
-        tape.window.copy_(window[-(shape.taps - 1) :])
-        mixed = causal_conv(window.t(), layer.small.conv)  # [channels, M]
-        keys = shape.keys * shape.key_width
-        q, k, v = mixed.split((keys, keys, shape.values * shape.value_width))
-        repeats = shape.values // shape.keys
-
-        def heads(x: torch.Tensor) -> torch.Tensor:
-            return normalise(x.view(shape.keys, shape.key_width, rows).transpose(1, 2)).repeat_interleave(repeats, 0)
-
-        b, a = projected[:, -2 * shape.values :].split(shape.values, -1)
-        g = (layer.small.rate * F.softplus(a.float() + layer.small.bias)).t()
-        values = v.view(shape.values, shape.value_width, rows).transpose(1, 2).float()
-        state = tape.state.transpose(1, 2)
-        out, state = chunked(heads(q) * shape.key_width**-0.5, heads(k), values, g, b.sigmoid().float().t(), state)
-        tape.state.copy_(state.transpose(1, 2))
-        result = projected.new_empty(rows, shape.values * shape.value_width)
-        delta_step.gated_norm(out.transpose(0, 1).contiguous(), projected, layer.gain, eps, shape, result)
+        out = delta_chunk.run_rows(projected, layer.small, self.tape, self.shape)
+        result = projected.new_empty(len(projected), self.shape.values * self.shape.value_width)
+        delta_step.gated_norm(out, projected, layer.gain, eps, self.shape, result)
         return result
 
     def settle(self, rows: int) -> None:

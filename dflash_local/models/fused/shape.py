@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.catalog.engine_rule import HYBRID, target_refusal
 from dflash_local.errors import UsageError
 from dflash_local.kernels.delta_step import DeltaShape
 from dflash_local.kernels.place_heads import Heads
@@ -12,9 +13,6 @@ from dflash_local.models.config_values import Fields
 from dflash_local.models.drafter_config import MAX_WIDTH
 from dflash_local.models.rope_parameters import RopeParameters
 from dflash_local.models.target_facts import TargetFacts
-
-FAMILIES = ("qwen3", "llama", "qwen3_5")
-CONV_TAPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class TargetShape:
         if why := refusal(facts):
             raise UsageError(f"the fused engine cannot run {facts.model_type}: {why}", "use --engine reference")
         fields = Fields(facts.text_config, where)
-        hybrid = facts.family == "qwen3_5"
+        hybrid = facts.family == HYBRID
         queries = fields.integer("num_attention_heads", 1, 4096)
         keys = fields.optional_integer("num_key_value_heads", 1, 4096) or queries
         width = fields.optional_integer("head_dim", 2, 4096) or facts.hidden_size // queries
@@ -93,18 +91,4 @@ def _delta(fields: Fields) -> DeltaShape:
 
 def refusal(facts: TargetFacts) -> str:
     """Why the fused engine cannot run a target; empty when it can."""
-    config = facts.text_config
-    if facts.family not in FAMILIES:
-        return f"it knows {', '.join(FAMILIES)}"
-    if facts.quantization is not None:
-        return f"its weights are in the format {facts.quantization}"
-    if config.get("attention_bias") or config.get("mlp_bias"):
-        return "its projections have biases"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"its activation is {config['hidden_act']}"
-    known = {"full_attention", "linear_attention"} if facts.family == "qwen3_5" else {"full_attention"}
-    if set(config.get("layer_types") or ()) - known or config.get("use_sliding_window"):
-        return "it has sliding windows"
-    if facts.family == "qwen3_5" and config.get("linear_conv_kernel_dim") != CONV_TAPS:
-        return f"its convolution is {config.get('linear_conv_kernel_dim')} wide, {CONV_TAPS} is known"
-    return ""
+    return target_refusal(facts.family, facts.text_config, facts.quantization)

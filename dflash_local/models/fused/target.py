@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
 from dflash_local.kernels.delta_step import Turn
 from dflash_local.kernels.place_heads import place_heads
+from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.rms_norm import rms_norm
 from dflash_local.models.fused.recurrent import RecurrentState
 from dflash_local.models.fused.shape import TargetShape
@@ -20,7 +20,7 @@ from dflash_local.models.fused.weights import AttentionLayer, DeltaLayer, Layer,
 from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
-FEW = 64  # rows of a block at most; more are prefilled
+EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
 
 
 def rotation_table(
@@ -35,6 +35,10 @@ def rotation_table(
 class FusedTarget:
     """A loaded target with room for ``context`` tokens and one block behind them. Batch 1.
 
+    In exact mode every block, also of one row, is computed as ``rows`` rows over the same pieces of the cache, so
+    that a row's bits do not depend on how many rows its block has (ENGINE 11.3). The caches may be of a coarser
+    dtype than the rest (float8_e4m3fn): plain and drafted decoding read the same caches.
+
     Attributes:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
             recurrent layers have not folded yet. serial: [1], blocks so far. tokens: [rows] int64, the block's ids.
@@ -42,18 +46,28 @@ class FusedTarget:
     """
 
     def __init__(
-        self, weights: TargetWeights, shape: TargetShape, taps: Sequence[int], context: int, rows: int
+        self,
+        weights: TargetWeights,
+        shape: TargetShape,
+        taps: Sequence[int],
+        context: int,
+        rows: int,
+        *,
+        exact: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        self.weights, self.shape, self.taps, self.rows = weights, shape, tuple(taps), rows
+        rows = max(rows, EXACT_ROWS) if exact else rows
+        self.weights, self.shape, self.taps, self.rows, self.exact = weights, shape, tuple(taps), rows, exact
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.hidden_size, self.vocab_size = shape.hidden, weights.head.columns
         self.is_recurrent = shape.recurrent
         heads = shape.heads
+        self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self.capacity = context + 2 * rows  # cycles that were launched too early write behind the end
         attending = shape.kinds.count("attention")
         # Zeros: a masked key is never used, but NaN times nothing would be.
         self.keys, self.values = (
-            torch.zeros(attending, heads.keys, self.capacity, heads.width, device=self.device, dtype=self.dtype)
+            torch.zeros(attending, heads.keys, self.capacity, heads.width, device=self.device, dtype=self.cache_dtype)
             for _ in range(2)
         )
         self._slots = [shape.kinds[:index].count("attention") for index in range(shape.layers)]
@@ -87,7 +101,7 @@ class FusedTarget:
             self._mixed = empty(rows, shape.delta.values * shape.delta.value_width)
         self.tapped = empty(rows, max(len(self.taps), 1) * shape.hidden)
         self.logits = empty(rows, self.vocab_size)
-        self._pieces = Pieces.for_(rows, heads.queries, heads.width, self.capacity, self.device)
+        self._pieces = Pieces.for_(rows, heads.queries, heads.width, self.capacity, self.device, fixed=self.exact)
         self._tap_place = {layer: index for index, layer in enumerate(self.taps)}
 
     def block(self, rows: int, reach: int, with_taps: bool) -> None:
@@ -98,6 +112,8 @@ class FusedTarget:
         Args:
             reach: no token of the block stands at or behind this position.
         """
+        if self.exact:
+            rows = self.rows
         x = self._x[:rows]
         torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
         for index, layer in enumerate(self.weights.layers):
@@ -158,39 +174,30 @@ class FusedTarget:
         qkv = layer.qkv.many(normed)
         queries = normed.new_empty(rows, heads.queries, heads.width)
         place_heads(qkv, layer.head_norms, self.shape.eps, self.rotation, self.start, queries, cache, heads)
-        attended = self._attend(queries, cache)
+        attended = prefill_attention(queries, cache, self.length)
         if heads.gated:
             wide = heads.queries * heads.width
             gate = qkv[:, : 2 * wide].view(rows, heads.queries, 2, heads.width)[:, :, 1]
             attended = attended * gate.sigmoid().reshape(rows, wide)
         return attended
 
-    def _attend(self, queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Causal attention of many rows over what is committed and themselves."""
-        rows, end = len(queries), self.length + len(queries)
-        q = queries.transpose(0, 1).unsqueeze(0)
-        k, v = (part[:, :end].unsqueeze(0) for part in cache)
-        if self.length == 0:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            from torch.nn.attention.bias import causal_lower_right
-
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(rows, end), enable_gqa=True)
-        return out[0].transpose(0, 1).reshape(rows, -1)
-
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embedding rows [M, H]."""
         return self.weights.embedding[ids]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of hidden rows [M, H]."""
-        return self.weights.head.many(hidden)
+        """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
+        rows = len(hidden)
+        if not self.exact or rows > self.rows:
+            return self.weights.head.many(hidden)
+        self.hidden[:rows] = hidden
+        return self.weights.head(self.hidden, self.logits)[:rows].clone()
 
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
         rows = len(ids)
         self.tokens[:rows] = ids
-        self.block(rows, self.length + rows, with_taps)
+        self.block(rows, self.length + self.rows, with_taps)
         self.kept.zero_()  # what there was is folded; this block's rows count when they are committed
         for state in self.states.values():
             state.take_back()

@@ -100,9 +100,7 @@ def read_weights(
             raise CheckpointError(
                 f"{checkpoint.tensors[name].file}: tensor {name} has shape {list(found)}, expected {list(wanted)}"
             )
-    for count, (name, tensor) in enumerate(checkpoint.read(names=names), 1):
-        places[name].copy_(tensor)
-        on_fraction(count / len(names))
+    checkpoint.fill({name: [places[name]] for name in names}, on_fraction=on_fraction)
     _finish(weights, shape)
     return weights
 

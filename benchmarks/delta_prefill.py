@@ -1,0 +1,184 @@
+"""Gated-DeltaNet over a prompt's rows on one CUDA GPU: microseconds of every step, and errors against float64.
+
+``PYTHONPATH=. python benchmarks/delta_prefill.py [--rows 2048 8192] [--chosen-only] [--out FILE.json]``
+Inputs are random, layers have the pairs' true shapes; times are medians of CUDA graph replays. The fastest way whose
+errors suit goes into ``delta_chunk.WAYS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.kernels import delta_chunk, delta_step
+from dflash_local.kernels.delta_chunk import WAYS, Way
+from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
+from dflash_local.kernels.delta_step import DeltaShape, DeltaWeights, Turn
+from dflash_local.kernels.gated_delta import chunked
+from dflash_local.kernels.timing import replay_ms
+from dflash_local.models.fused.recurrent import RecurrentState
+
+TARGETS = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B")
+EPS = 1e-6
+REPLAYS = 21
+CANDIDATES = (
+    *(Way(columns, 4, stages, "bf16x3") for columns in (16, 32) for stages in (1, 2, 3)),
+    *(Way(columns, 8, stages, "bf16x3") for columns in (32, 64) for stages in (1, 2)),
+    Way(16, 4, 2, "bf16x2"),
+    Way(32, 4, 2, "bf16x2"),
+    Way(64, 8, 2, "bf16x2"),
+    Way(16, 4, 1, "tf32x3"),
+    Way(32, 4, 2, "tf32x3"),
+    Way(32, 8, 1, "tf32x3"),
+)
+
+
+def shape_of(target: str) -> DeltaShape:
+    """Of a target's Gated-DeltaNet layers."""
+    config = known_shape(target) or {}
+    text = config.get("text_config") or config
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    return DeltaShape(*(text[f"linear_{name}"] for name in names))
+
+
+def weights_of(shape: DeltaShape) -> DeltaWeights:
+    """Random ones; the heads' decays go from nearly none to half of everything at each row."""
+    conv = torch.randn(shape.channels, shape.taps, device="cuda").bfloat16() / 2
+    rate = -torch.logspace(-4, 0, shape.values, device="cuda")
+    return DeltaWeights(conv, rate, torch.zeros(shape.values, device="cuda"))
+
+
+def oracle(rows: Rows, state: torch.Tensor, shape: DeltaShape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and state in float64, from the rows as the kernel reads them."""
+    q, k, v = (part[:count].transpose(0, 1).double() for part in heads_of(rows, shape))
+    g, beta = rows.gates[:count].double().permute(1, 2, 0)
+    out, behind = chunked(q, k, v, g, beta, state.transpose(1, 2).double())
+    return out.transpose(0, 1), behind.transpose(1, 2)
+
+
+def apart(found: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    return float((found.double() - want).abs().max() / want.abs().max())
+
+
+class Case:
+    """One layer and one prompt."""
+
+    def __init__(self, shape: DeltaShape, count: int) -> None:
+        torch.manual_seed(0)
+        self.shape, self.count = shape, count
+        self.projected = torch.randn(count, shape.columns, device="cuda").bfloat16()
+        self.layer: Any = SimpleNamespace(
+            small=weights_of(shape), gain=torch.ones(shape.value_width, device="cuda").bfloat16()
+        )
+        turn = Turn(*torch.zeros(2, dtype=torch.int32, device="cuda").split(1))
+        self.state = RecurrentState(shape, 16, torch.device("cuda"), torch.bfloat16, turn)
+        self.rows = read_rows(self.projected, self.layer.small, self.state.tape.window[0], shape)
+        self.before = torch.randn_like(self.state.tape.state) / 4
+        self.want = oracle(self.rows, self.before, shape, count)
+
+    def errors(self, way: Way | None) -> tuple[float, float]:
+        """Of outputs and state, computed one way; the twin's without one."""
+        state = self.before.clone()
+        out = delta_chunk.walk(self.rows, delta_chunk.cut(self.rows, self.shape, way), state, self.shape, way)
+        return apart(out[: self.count], self.want[0]), apart(state, self.want[1])
+
+    def times(self, way: Way) -> dict[str, float]:
+        """Microseconds of the two steps that a way decides."""
+        chunks = delta_chunk.cut(self.rows, self.shape, way)
+        state = self.before.clone()
+        return {
+            "cut": 1e3 * replay_ms(lambda: delta_chunk.cut(self.rows, self.shape, way), REPLAYS),
+            "walk": 1e3 * replay_ms(lambda: delta_chunk.walk(self.rows, chunks, state, self.shape, way), REPLAYS),
+        }
+
+    def whole(self) -> dict[str, float]:
+        """Microseconds of all that no way decides, and of everything together."""
+        shape, small, window = self.shape, self.layer.small, self.state.tape.window[0]
+        out = torch.randn(self.count, shape.values, shape.value_width, device="cuda")
+        to = self.projected.new_empty(self.count, shape.values * shape.value_width)
+
+        def norm() -> None:
+            delta_step.gated_norm(out, self.projected, self.layer.gain, EPS, shape, to)
+
+        return {
+            "read_rows": 1e3 * replay_ms(lambda: read_rows(self.projected, small, window, shape), REPLAYS),
+            "gated_norm": 1e3 * replay_ms(norm, REPLAYS),
+            "many": 1e3 * replay_ms(lambda: self.state.many(self.projected, self.layer, EPS), REPLAYS),
+        }
+
+    def kernels(self) -> dict[str, float]:
+        """Microseconds of every kernel of one prompt, as the profiler sees them."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(3):
+                self.state.many(self.projected, self.layer, EPS)
+            torch.cuda.synchronize()
+        return {event.key[:60]: getattr(event, "device_time", 0.0) * event.count / 3 for event in seen.key_averages()}
+
+
+def measured(case: Case, ways: tuple[Way, ...]) -> Iterator[dict[str, Any]]:
+    """Times and errors of every way that fits the card."""
+    from triton.runtime.errors import OutOfResources
+
+    for way in ways:
+        try:
+            out, state = case.errors(way)
+            times = case.times(way)
+        except OutOfResources as error:
+            yield {"way": str(way), "does_not_fit": str(error)}
+            continue
+        yield {"way": str(way), "us": times, "error_of_outputs": out, "error_of_state": state}
+
+
+def told(entry: dict[str, Any]) -> str:
+    """One line of the table."""
+    if "us" not in entry:
+        return f"  {entry['way']}: does not fit"
+    times = ", ".join(f"{name} {value:.0f} us" for name, value in entry["us"].items())
+    errors = f"outputs {entry['error_of_outputs']:.1e}, state {entry['error_of_state']:.1e}"
+    return f"  {entry['way']}: {times}; errors: {errors}"
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure every shape and length, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS))
+    parser.add_argument("--chosen-only", action="store_true", help="leave the candidates out")
+    parser.add_argument("--out", type=Path)
+    wish = parser.parse_args()
+    result: dict[str, Any] = {"what": "Gated-DeltaNet of one layer, random inputs", "at": {}}
+    chosen = WAYS[torch.bfloat16]
+    for target in wish.targets:
+        for count in wish.rows:
+            case = Case(shape_of(target), count)
+            found: dict[str, Any] = {"us": case.whole(), "kernels_us": case.kernels(), "ways": []}
+            print(f"{target}, {count} rows: " + ", ".join(f"{name} {us:.0f} us" for name, us in found["us"].items()))
+            print("  kernels: " + ", ".join(f"{name} {us:.0f}" for name, us in found["kernels_us"].items()))
+            out, state = case.errors(None)
+            print(f"  float32 twin: errors: outputs {out:.1e}, state {state:.1e}")
+            found["twin_errors"] = {"outputs": out, "state": state}
+            others = () if wish.chosen_only else tuple(way for way in CANDIDATES if way != chosen)
+            for entry in measured(case, (chosen, *others)):
+                found["ways"].append(entry)
+                print(told(entry), flush=True)
+            result["at"][f"{target}, {count} rows"] = found
+            del case
+            torch.cuda.empty_cache()
+    if wish.out is not None:
+        wish.out.write_text(json.dumps({**result, "machine": machine(), "versions": versions()}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

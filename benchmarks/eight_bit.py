@@ -1,0 +1,264 @@
+"""Eight-bit draft sides. On one CUDA GPU, microseconds of every way to multiply with an eight-bit weight against bf16:
+
+``PYTHONPATH=. python benchmarks/eight_bit.py --out FILE.json``
+
+and on any machine, what each draft side does to the acceptance of the bundled pairs:
+
+``PYTHONPATH=. python benchmarks/eight_bit.py --acceptance --out FILE.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_local.bench import trial
+from dflash_local.bench.prompts import held_out
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.catalog import bundled
+from dflash_local.engine.draft_side import NAMED, apply, side_of
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
+from dflash_local.events import Mode
+from dflash_local.kernels import eight_bit
+from dflash_local.kernels.eight_bit import EightBit, Way
+from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels.timing import replay_ms
+from dflash_local.models.fused.linear import LIBRARY, PAIRED_WAYS, WAYS, Cut, GateUp, Linear
+from dflash_local.request import Limits, Request, SamplingParams
+
+# Columns (of the result), depth, and how many different weights are multiplied in turn, so that none is in a cache.
+SHAPES = (
+    ("head", Linear, 248_320, 4096, 1),
+    ("gate and up", GateUp, 12_288, 4096, 5),
+    ("down", Linear, 4096, 12_288, 10),
+    ("output", Linear, 4096, 4096, 30),
+    ("qkv", Linear, 6144, 4096, 20),
+)
+FULL_TILES: dict[type, tuple[Tile, ...]] = {
+    Linear: (Tile(32, 128, 4), Tile(32, 128, 7), Tile(32, 256, 5)),
+    GateUp: (Tile(32, 128, 4),),
+}
+# Beside those that are chosen from at load.
+MORE: dict[type, tuple[Way, ...]] = {
+    Linear: (
+        *(Way(tile) for tile in (Tile(128, 128, 6, 8), Tile(128, 256, 4, 8), Tile(64, 256, 6, 8), Tile(32, 512, 4))),
+        *(Way(tile, split=4) for tile in (Tile(64, 256, 4), Tile(128, 128, 5))),
+        *(Way(tile, True) for tile in (Tile(64, 128, 8), Tile(64, 512, 4), Tile(256, 128, 4, 8), Tile(32, 512, 5))),
+        Way(Tile(128, 256, 4), True, 4),
+    ),
+    GateUp: (
+        *(Way(tile) for tile in (Tile(64, 128, 5, 8), Tile(64, 256, 3, 8))),
+        *(Way(tile, True) for tile in (Tile(32, 512, 4), Tile(64, 256, 5, 8), Tile(128, 128, 5, 8))),
+    ),
+}
+REPLAYS = 11
+PROMPTS = 12
+HEAT, SEEDS = 2.0, (1, 2, 3)  # where many of the toys' drafts are rejected
+HELD_OUT = bundled.FOLDER / "heldout.json"
+NARROW = Way(Tile(), narrow=True)
+
+
+def layers_of(kind: type, columns: int, depth: int, copies: int) -> Iterator[Linear | GateUp]:
+    """Random weights of one shape on the GPU."""
+    for seed in range(copies):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        weight = torch.empty(columns * (2 if kind is GateUp else 1), depth, device="cuda", dtype=torch.bfloat16)
+        yield kind(weight.normal_(generator=generator).mul_(depth**-0.5))
+
+
+def microseconds(layers: Sequence[Linear | GateUp], cut: Cut | None, x: torch.Tensor, out: torch.Tensor) -> float:
+    """Of one product, the mean over all weights; the median of so many replays."""
+    for layer in layers:
+        layer.tile = cut
+    return 1000 * replay_ms(lambda: [layer(x, out) for layer in layers], REPLAYS) / len(layers)
+
+
+def error_of(layer: Linear | GateUp, cut: Way, x: torch.Tensor, out: torch.Tensor) -> float:
+    """The largest difference between a kernel and its twin, by the largest number of the twin's."""
+    layer.tile = cut
+    twin = eight_bit.swiglu_twin if isinstance(layer, GateUp) else eight_bit.linear_twin
+    assert isinstance(layer.weight, EightBit)
+    wanted = twin(x.float(), layer.weight, out.float(), cut)
+    return float((layer(x, out).float() - wanted).abs().max() / wanted.abs().max())
+
+
+def products(rows: int, limit_s: float) -> dict[str, Any]:
+    """Every shape with every way; what the time does not suffice for is left out and said."""
+    began = time.perf_counter()
+    found: dict[str, Any] = {}
+    for name, kind, columns, depth, copies in SHAPES:
+        layers = list(layers_of(kind, columns, depth, copies))
+        weight = layers[0].weight
+        x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+        times: dict[str, float] = {"bf16, library": microseconds(layers, LIBRARY, x, out)}
+        for tile in FULL_TILES[kind]:
+            times[f"bf16, {shown(tile)}"] = microseconds(layers, tile, x, out)
+        layers = [kind(EightBit.of(layer.weight)) for layer in layers if isinstance(layer.weight, torch.Tensor)]
+        errors: dict[str, float] = {}
+        left_out: dict[str, str] = {}
+        for way in (*(WAYS if kind is Linear else PAIRED_WAYS), *MORE[kind]):
+            text = f"{'8-bit rows' if way.narrow else 'bf16 rows'}, {shown(way.tile)}, split {way.split}"
+            late = time.perf_counter() - began > limit_s
+            if late or not way.fits(columns, depth):
+                left_out[text] = "no time was left" if late else "does not divide the weight"
+                continue
+            try:
+                errors[text] = error_of(layers[0], way, x, out)
+                times[text] = microseconds(layers, way, x, out)
+            except Exception as error:  # a tile that this card has no room for
+                left_out[text] = str(error).strip().partition("\n")[0]
+        size = {"shape": [columns, depth], "bf16_bytes": weight.nbytes}
+        entry = {**size, "us": times, "error": errors, "left_out": left_out}
+        found[name] = entry
+        show(name, entry)
+    return found
+
+
+def shown(tile: Tile) -> str:
+    """A tile in a few letters."""
+    return f"{tile.columns} x {tile.depth}, {tile.stages} stages, {tile.warps} warps"
+
+
+def show(name: str, entry: dict[str, Any]) -> None:
+    """The fastest first."""
+    full = min(time for way, time in entry["us"].items() if way.startswith("bf16,"))
+    print(f"{name} {entry['shape'][0]} x {entry['shape'][1]}: bf16 at best {full:.1f} us")
+    for way, time_us in sorted(entry["us"].items(), key=lambda item: item[1]):
+        size = entry["bf16_bytes"] / (1 if way.startswith("bf16,") else 2)
+        error = entry["error"].get(way)
+        wrong = "" if error is None else f"  error {error:.1e}"
+        print(f"  {time_us:8.1f} us  {time_us / full:5.2f}  {size / time_us / 1e6:5.2f} TB/s  {way}{wrong}")
+    for way, why in entry["left_out"].items():
+        print(f"  left out: {way}: {why}")
+
+
+def acceptance(prompts: int) -> dict[str, Any]:
+    """Acceptance of the bundled pairs over held-out prompts for each draft side, and for drafters damaged on purpose.
+
+    The toys' greedy drafts are nearly all accepted, so that a small loss could not be seen there: ``least_cycles``
+    is what no drafter can go below. At temperature 2 many are rejected. The controls show that figures can move.
+    """
+    found: dict[str, Any] = {}
+    for name in bundled.BUNDLED:
+        session = fresh(name)
+        alone = [reply.ids for reply in replies_of(session, prompts, "ar")]
+        found[name] = {}
+        for word, change in SIDES.items():
+            session = fresh(name)
+            try:
+                change(session.runner.proposer)
+            except UsageError as error:
+                found[name][word] = {"refused": str(error)}
+            else:
+                found[name][word] = accepted(session, prompts, alone)
+            print(f"{name}, {word}: {found[name][word]}", flush=True)
+    return found
+
+
+def fresh(name: str) -> Session:
+    """A bundled pair as it is stored."""
+    return load(bundled.find(name), LoadOptions(device="cpu", dtype="float32", engine="fused"))
+
+
+def worn(word: str) -> Callable[[Any], None]:
+    """What gives a drafter the draft side of that name."""
+
+    def change(drafter: Any) -> None:
+        side = side_of(word, drafter.target.vocab_size)
+        assert side is not None
+        apply(drafter, side)
+
+    return change
+
+
+def narrow(drafter: Any) -> None:
+    """Eight bits for the activations as well."""
+    worn("8bit")(drafter)
+    for product in drafter.products:
+        product.tile = NARROW
+
+
+def damaged(step: int) -> Callable[[Any], None]:
+    """A control: only every so many codes are used."""
+
+    def change(drafter: Any) -> None:
+        worn("8bit")(drafter)
+        for matrix in drafter.matrices:
+            weight = matrix.weight
+            codes = (weight.codes.float() / step).round().mul(step).clamp(-eight_bit.TOP, eight_bit.TOP)
+            matrix.weight = EightBit(codes.to(torch.int8), weight.scales, weight.dtype)
+
+    return change
+
+
+SIDES: dict[str, Callable[[Any], None]] = {word: worn(word) for word in NAMED}
+SIDES |= {"8bit, activations too": narrow}
+SIDES |= {f"control: every {step}th code": damaged(step) for step in (32, 64)}
+
+
+def replies_of(session: Session, prompts: int, mode: Mode, *sampled: SamplingParams) -> list[trial.Written]:
+    """The replies to the first held-out prompts, greedy ones or once for each way of sampling."""
+    ids = [trial.prompt_ids(session, prompt, False) for prompt in held_out(HELD_OUT)[:prompts]]
+    return [
+        trial.write(session, Request(prompt_ids=one, limits=Limits(256), mode=mode, sampling=sampling))
+        for sampling in sampled or (SamplingParams(),)
+        for one in ids
+    ]
+
+
+def accepted(session: Session, prompts: int, alone: list[tuple[int, ...]]) -> dict[str, Any]:
+    """Figures of one draft side; ``alone`` are the target's own greedy replies."""
+    greedy = replies_of(session, prompts, "dflash")
+    sampled = replies_of(session, prompts, "dflash", *(SamplingParams(temperature=HEAT, seed=seed) for seed in SEEDS))
+    entry: dict[str, Any] = {}
+    for name, replies in (("greedy", greedy), (f"temperature {HEAT:g}", sampled)):
+        cycles = [cycle for reply in replies for cycle in reply.cycles]
+        entry[name] = {
+            "mean_acceptance_length": sum(cycle.emitted for cycle in cycles) / len(cycles),
+            "cycles": len(cycles),
+            "least_cycles": sum(-(-(len(reply.ids) - 1) // session.facts.block_size) for reply in replies),
+        }
+    entry["greedy"]["equal_to_the_targets_own"] = sum(
+        reply.ids == ids for reply, ids in zip(greedy, alone, strict=True)
+    )
+    # Equal for all sides: the noise is the same, whoever drafted.
+    entry[f"temperature {HEAT:g}"]["replies"] = hashlib.sha256(
+        repr([reply.ids for reply in sampled]).encode()
+    ).hexdigest()[:16]
+    entry["drafter_matrix_bytes"] = sum(matrix.weight.nbytes for matrix in session.runner.proposer.matrices)
+    return entry
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--acceptance", action="store_true")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="held-out prompts of each pair")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=50, help="after which no further way is begun")
+    parser.add_argument("--out", type=Path)
+    wish = parser.parse_args()
+    if wish.acceptance:
+        what = "acceptance of the bundled toy pairs by draft side, fused engine, float32, CPU, held-out prompts"
+        result: dict[str, Any] = {"what": what, "prompts": wish.prompts, "pairs": acceptance(wish.prompts)}
+    else:
+        what = "products with random weights, microseconds, medians of CUDA graph replays over different weights"
+        result = {"what": what, "rows": wish.rows, "shapes": products(wish.rows, wish.seconds)}
+    result |= {"machine": machine(), "versions": versions()}
+    if wish.out is not None:
+        wish.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

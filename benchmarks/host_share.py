@@ -1,0 +1,154 @@
+"""Is the host in the way? Share of decode time the GPU works, and tokens per second beside a busy Python thread.
+
+``PYTHONPATH=. python benchmarks/host_share.py qwen3.5-9b --out FILE.json``: one CUDA GPU, random weights of true
+shapes. The real drafter runs in every cycle; its drafts are then replaced by the known text with mistakes, so that
+cycles accept several tokens and the whole path of a reply is timed; in exact mode, so that the text is the known one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from dflash_local.bench import random_pair
+from dflash_local.bench.planted import Planted
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.catalog import registry
+from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.session import Session
+from dflash_local.events import Finished, Step
+from dflash_local.loaded import SessionFacts
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.request import Limits, Request
+
+NEW = 500
+RUNS = 3
+
+
+class Corrected(Planted):
+    """The real drafter's work, and the known text's tokens in place of what comes of it."""
+
+    def __init__(self, real: FusedDrafter, runner: FusedRunner, text: list[int]) -> None:
+        super().__init__(runner.target, text, rows=real.config.block_size)
+        self._real = real
+
+    def block(self, reach: int) -> None:
+        """As the real one, then other drafts."""
+        self._real.block(reach)
+        super().block(reach)
+
+    def inject(self, rows: int) -> None:
+        """As the real one."""
+        self._real.inject(rows)
+
+    def write_context(self, taps: torch.Tensor, start: int) -> None:
+        """As the real one."""
+        self._real.write_context(taps, start)
+        super().write_context(taps, start)
+
+
+def reply(session: Session, prompt: tuple[int, ...], mode: str, block: int | None) -> tuple[list[int], float, int]:
+    """Ids, seconds of decoding, and cycles."""
+    request = Request(
+        prompt_ids=prompt,
+        limits=Limits(NEW),
+        mode="ar" if mode == "ar" else "dflash",
+        block_size=block,
+    )
+    ids: list[int] = []
+    cycles, began = 0, 0.0
+    for event in session.generate(request):
+        if isinstance(event, Step):
+            began = began or time.perf_counter()
+            ids += event.token_ids
+            cycles += bool(event.rows)
+        elif isinstance(event, Finished):
+            return ids, time.perf_counter() - began, cycles
+    raise SystemExit("the reply did not end")
+
+
+def busy(stop: threading.Event) -> None:
+    """Pure Python, never waiting."""
+    count = 0
+    while not stop.is_set():
+        for _ in range(1000):
+            count += 1
+
+
+def timed(session: Session, prompt: tuple[int, ...], mode: str, block: int | None) -> dict[str, float]:
+    """Medians of a few replies alone and beside a busy thread."""
+    found: dict[str, float] = {}
+    reply(session, prompt, mode, block)
+    for name in ("alone", "beside_a_busy_thread"):
+        stop = threading.Event()
+        worker = threading.Thread(target=busy, args=(stop,), daemon=True)
+        if name != "alone":
+            worker.start()
+        spans = []
+        for _ in range(RUNS):
+            ids, seconds, cycles = reply(session, prompt, mode, block)
+            spans.append(((len(ids) - 1) / seconds, 1e3 * seconds / cycles))
+            found["tokens_per_cycle"] = (len(ids) - 1) / cycles
+        stop.set()
+        found[f"tokens_per_s_{name}"] = median(rate for rate, _ in spans)
+        found[f"cycle_wall_ms_{name}"] = median(span for _, span in spans)
+    found["kept_beside_a_busy_thread"] = found["tokens_per_s_beside_a_busy_thread"] / found["tokens_per_s_alone"]
+    return found
+
+
+def main() -> None:
+    """Measure one pair and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--out", type=Path)
+    wish = parser.parse_args()
+    row = registry.load().find(wish.target)
+    if row is None:
+        raise SystemExit(f"{wish.target} is no pair of the registry")
+    pair = random_pair.of_row(row)
+    runner, settled = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
+    block = pair.config.block_size
+    facts = SessionFacts(pair.target, pair.drafter, "fused", "bfloat16", "cuda", block, 4096, False)
+    session = Session(runner, facts, None, frozenset())
+    measure_costs(runner, block)
+    costs = dict(runner.costs)
+    runner.costs = {}
+    noise = torch.Generator().manual_seed(1)
+    prompt = tuple(torch.randint(0, runner.target.vocab_size, (1024,), generator=noise).tolist())
+    plain = timed(session, prompt, "ar", None)
+    text = [*prompt, *reply(session, prompt, "ar", None)[0]]
+    session.reset()
+    runner.proposer = Corrected(runner.proposer, runner, text)  # type: ignore[arg-type]
+    measure_costs(runner, block)
+    corrected = dict(runner.costs)
+    runner.costs = {}
+    drafted = timed(session, prompt, "dflash", block)
+    result = {
+        "what": "decode through the session, random weights, real drafter's work, planted drafts, exact mode, bf16",
+        "pair": [pair.target, pair.drafter],
+        "draft_side": str(settled),
+        "switch_interval_s": sys.getswitchinterval(),
+        "cycle_gpu_ms": {str(rows): span for rows, span in costs.items()},
+        "cycle_gpu_ms_with_planted_drafts": {str(rows): span for rows, span in corrected.items()},
+        "ar": plain | {"gpu_busy": costs[1] / plain["cycle_wall_ms_alone"]},
+        "dflash": drafted | {"gpu_busy": corrected[block] / drafted["cycle_wall_ms_alone"]},
+        "machine": machine(),
+        "versions": versions(),
+    }
+    for mode in ("ar", "dflash"):
+        print(mode, {name: round(value, 3) for name, value in result[mode].items()})
+    print("cycle, GPU time in ms by verified rows:", {rows: round(span, 3) for rows, span in costs.items()})
+    if wish.out is not None:
+        wish.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Writes a pair of checkpoint folders with random weights of a registry pair's true shapes.
+
+    PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--layers N] [--tiny]
+
+``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source
+quotes are taken from the registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.random_pair import save, target_shapes, values_of
+from dflash_local.catalog import registry
+from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.models.drafter_config import DrafterConfig
+
+# Where neither a source nor the registry's inference has a value. The three of llama3 scaling are the public ones.
+ASSUMED: dict[str, Any] = {"mask_token_id": 7, "block_size": 16, "rope_theta": 1e7, "rms_norm_eps": 1e-6}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "max_position_embeddings": 4096,
+    "sliding_window": 24,
+}
+TINY_SECTION = [2, 1, 1]  # of multimodal rope: a quarter of a tiny head
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "num_position_embeddings": 16}
+NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Two folders, and what had to be assumed of their shapes: by whose name, which value."""
+
+    target: Path
+    drafter: Path
+    assumed: dict[str, Any]
+
+
+def build(model: str, out: Path, *, layers: int | None = None, tiny: bool = False, device: str = "cuda") -> Built:
+    """Write the pair.
+
+    Args:
+        model: a name, alias or target repository of the registry. layers: of the target, at most; taps that would
+            lie behind them are dropped. tiny: toy widths, for trying the script itself.
+
+    Raises:
+        SystemExit: the registry has no such pair, or no shape of it.
+    """
+    row = registry.load().find(model)
+    if row is None or row.target is None or row.drafter is None:
+        raise SystemExit(f"{model} is no pair of the registry with a drafter of its own")
+    assumed: dict[str, Any] = {}
+    target = _completed(row.target.id, "target", assumed)
+    drafter = _completed(row.drafter.id, "drafter", assumed)
+    text = target.get("text_config") or target
+    if layers is not None:
+        _shorten(text, drafter, layers)
+    if tiny:
+        _shrink(text, drafter)
+    config = _transformers_config(target)
+    build_target(out / "target", config, device)
+    build_drafter(out / "drafter", drafter, text, device)
+    return Built(out / "target", out / "drafter", assumed)
+
+
+def build_target(folder: Path, config: Any, device: str) -> None:
+    """A target of transformers' configuration ``config``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    text = config.get_text_config()
+    # Qwen3.5's norms are zero-centred, their gain is 1 + w; the others' gain is w itself.
+    centre = 0.0 if hasattr(text, "linear_num_key_heads") else 1.0
+    make = values_of(torch.Generator(device).manual_seed(1), text.num_hidden_layers, centre)
+    names = target_shapes(config)
+    if config.tie_word_embeddings:
+        names = [(name, size) for name, size in names if name != "lm_head.weight"]
+    save(folder, names, make)
+
+
+def build_drafter(folder: Path, config: dict[str, Any], text: dict[str, Any], device: str) -> None:
+    """A drafter for a target of that text configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(text["hidden_size"])
+    save(
+        folder,
+        list(shapes.items()),
+        values_of(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0),
+    )
+
+
+def _completed(repo: str, part: str, assumed: dict[str, Any]) -> dict[str, Any]:
+    """A config.json from the registry's shape; what it did not know is written down in ``assumed``."""
+    found = known_shape(repo)
+    if found is None:
+        raise SystemExit(f"no shape of {repo} is known")
+    config = {key: value for key, value in found.items() if not key.startswith("_") and value is not None}
+    gaps = dict(found.get("_inferred") or {})
+    if part == "drafter":
+        names = config.get("rope_parameters") or gaps.get("rope_parameters")
+        missing = {"dflash_config.mask_token_id", "rms_norm_eps", *(() if names else ("rope_theta",))}
+        if (config.get("dflash_config") or {}).get("block_size") is None:
+            missing.add("block_size")
+        gaps = {key: ASSUMED[key.rpartition(".")[2]] for key in missing} | gaps
+    for key, value in gaps.items():
+        outer, _, inner = key.rpartition(".")
+        place = config.setdefault(outer, {}) if outer else config
+        if place.get(inner) is None:
+            place[inner] = value
+            assumed[f"{part} {key}"] = value
+    text = config.get("text_config") or config
+    scaling = text.get("rope_scaling")
+    if scaling and scaling.get("rope_type") == "llama3":
+        text["rope_scaling"] = {**LLAMA3, **scaling}
+        assumed[f"{part} rope_scaling"] = {key: value for key, value in LLAMA3.items() if key not in scaling}
+    return config
+
+
+def _shorten(text: dict[str, Any], drafter: dict[str, Any], layers: int) -> None:
+    """Keep the last layers' kinds, so that a hybrid keeps an attention layer, and the taps that still exist."""
+    layers = min(layers, text["num_hidden_layers"])
+    if layers < 2:
+        raise SystemExit("--layers must be at least 2: a tap lies before the last layer")
+    text["num_hidden_layers"] = drafter["num_target_layers"] = layers
+    if text.get("layer_types"):
+        text["layer_types"] = text["layer_types"][-layers:]
+    nested = drafter["dflash_config"]
+    nested["target_layer_ids"] = [tap for tap in nested["target_layer_ids"] if tap < layers - 1] or [0]
+
+
+def _shrink(text: dict[str, Any], drafter: dict[str, Any]) -> None:
+    for config in (text, drafter):
+        config.update({key: value for key, value in TINY.items() if config.get(key) is not None})
+    rope = text.get("rope_parameters") or {}
+    if "mrope_section" in rope:
+        rope["mrope_section"] = TINY_SECTION
+    drafter["dflash_config"]["mask_token_id"] = TINY["vocab_size"] - 1
+    drafter["vocab_size"] = TINY["vocab_size"]
+
+
+def _transformers_config(config: dict[str, Any]) -> Any:
+    """transformers' own, of the published layout: a multimodal wrapper gets a vision tower of no size."""
+    import transformers
+
+    model = getattr(transformers, config["architectures"][0])
+    values = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
+    if "text_config" in values:
+        text = {key: value for key, value in values["text_config"].items() if key != "model_type"} | NO_IDS
+        values["text_config"] = text
+        values["vision_config"] = {**VISION, "out_hidden_size": text["hidden_size"]}
+    else:
+        values |= NO_IDS
+    made = model.config_class(**values)
+    made.architectures = config["architectures"]
+    made.dtype = "bfloat16"
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write one pair and say what it is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a name, alias or target repository of the registry")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--tiny", action="store_true", help="toy widths")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    wish = parser.parse_args(arguments)
+    began = time.perf_counter()
+    built = build(wish.target, wish.out, layers=wish.layers, tiny=wish.tiny, device=wish.device)
+    for part in (built.target, built.drafter):
+        size = sum(file.stat().st_size for file in part.glob("*.safetensors"))
+        print(f"{part}: {size / 2**30:.2f} GiB, random weights")
+    for name, value in built.assumed.items():
+        print(f"assumed: {name} = {value}")
+    print(f"{time.perf_counter() - began:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

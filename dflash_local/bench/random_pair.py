@@ -1,0 +1,189 @@
+"""A pair by its shapes alone: what its checkpoints would say of themselves, and its runner over random weights.
+
+Values that no source quotes are assumed and named. Opens no checkpoint, downloads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_local.catalog.families import FAMILIES
+from dflash_local.catalog.row import Fingerprint, Row
+from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.engine.draft_side import Settled, settle
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.errors import PairError, UsageError
+from dflash_local.models import drafter_weights
+from dflash_local.models.config_values import Fields
+from dflash_local.models.drafter_config import MAX_TARGET_LAYERS, MAX_VOCAB, MAX_WIDTH, DrafterConfig
+from dflash_local.models.fused import shape as fused_shape
+from dflash_local.models.fused import weights as target_weights
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.linear import choose_tiles
+from dflash_local.models.fused.shape import TargetShape
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.target_facts import TargetFacts
+
+# Of drafters whose configuration is not public and not even inferred; none of them changes what is computed.
+ASSUMED: dict[str, Any] = {"block_size": 16, "dflash_config.mask_token_id": 7, "rope_theta": 1e7}
+HINT = "--weights random measures the fused engine, which knows dense and hybrid targets of a few families"
+ROPE_OF_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPair:
+    """What is measured.
+
+    Attributes:
+        generation: of the drafter's shape, as the registry names it; None when it is not known.
+        assumed: values that no source quotes, by ``target`` and ``drafter``.
+        drafter_config: the drafter's configuration with what is assumed filled in. toy: of a bundled pair.
+    """
+
+    target: str
+    drafter: str
+    generation: str | None
+    facts: TargetFacts
+    shape: TargetShape
+    config: DrafterConfig
+    drafter_config: dict[str, Any]
+    assumed: dict[str, dict[str, Any]]
+    toy: bool = False
+
+
+def read_pair(
+    target: tuple[str, Mapping[str, Any]],
+    drafter: tuple[str, Mapping[str, Any]],
+    generations: Sequence[Fingerprint] = (),
+    toy: bool = False,
+) -> RandomPair:
+    """Names and configurations (or the registry's shapes) as a pair.
+
+    Raises:
+        UsageError: the fused engine does not know such a target or drafter.
+        PairError: the two do not belong together. CheckpointError: a value is missing or impossible.
+    """
+    (target_name, given), (drafter_name, wanted) = target, drafter
+    known, of_target = filled(given, {})
+    facts = _facts(known, target_name, of_target)
+    if why := fused_shape.refusal(facts):
+        raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
+    filled_in, of_drafter = filled(wanted, ASSUMED)
+    config = DrafterConfig.from_json(filled_in, Path(drafter_name))
+    if config.attention_bias:
+        raise UsageError(f"the fused engine cannot run {drafter_name}: its projections have biases", HINT)
+    if config.hidden_size != facts.hidden_size or max(config.taps) >= facts.num_layers:
+        raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
+    found = config.fingerprint()
+    return RandomPair(
+        target=target_name,
+        drafter=drafter_name,
+        generation=next((known.generation for known in generations if known.matches(found)), None),
+        facts=facts,
+        shape=TargetShape.of(facts, target_name),
+        config=config,
+        drafter_config=filled_in,
+        assumed={role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values},
+        toy=toy,
+    )
+
+
+def of_row(row: Row) -> RandomPair:
+    """A pair of the registry by its shapes there.
+
+    Raises:
+        UsageError: the row is no pair of two repositories; else as ``read_pair``.
+    """
+    if row.target is None or row.drafter is None:
+        raise UsageError(f"{row.name} is no pair of two repositories", "dflash models lists those that are")
+    target, drafter = ((part.id, known_shape(part.id) or {}) for part in (row.target, row.drafter))
+    return read_pair(target, drafter, row.fingerprints)
+
+
+def filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A configuration without nulls and without our own keys, and what was assumed to get there.
+
+    Args:
+        defaults: for what is neither there nor inferred; dotted names reach into a nested mapping.
+    """
+    kept = {key: _known(value) for key, value in config.items() if not key.startswith("_") and value is not None}
+    inferred = config.get("_inferred")
+    assumed: dict[str, Any] = {}
+    for name, value in chain(inferred.items() if isinstance(inferred, Mapping) else (), defaults.items()):
+        outer, _, inner = name.rpartition(".")
+        if _is_said(kept, inner):
+            continue
+        place = kept.setdefault(outer, {}) if outer else kept
+        place[inner] = assumed[name] = value
+    return kept, assumed
+
+
+def _known(value: Any) -> Any:
+    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, Mapping) else value
+
+
+def _is_said(config: Mapping[str, Any], key: str) -> bool:
+    """True where a value stands, perhaps at the other schema's place."""
+    nested = [config.get(part) for part in ("dflash_config", "text_config", "rope_parameters")]
+    return any(key in place for place in (config, *(part for part in nested if isinstance(part, Mapping))))
+
+
+def _facts(config: dict[str, Any], name: str, assumed: dict[str, Any]) -> TargetFacts:
+    """What a checkpoint of this configuration would tell."""
+    nested = config.get("text_config")
+    text = dict(nested) if isinstance(nested, Mapping) else dict(config)
+    architectures = config.get("architectures") or [""]
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if rope.get("rope_type") == "llama3" and not all(key in rope for key in ROPE_OF_LLAMA3):
+        text["rope_parameters"], text["rope_scaling"] = None, None
+        assumed["rope_scaling"] = None
+    fields = Fields(text, name)
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    vocabulary = fields.integer("vocab_size", 1, MAX_VOCAB)
+    return TargetFacts(
+        family=FAMILIES.get(str(architectures[0]), str(architectures[0])),
+        model_type=str(text.get("model_type") or config.get("model_type")),
+        num_layers=fields.integer("num_hidden_layers", 1, MAX_TARGET_LAYERS),
+        hidden_size=fields.integer("hidden_size", 1, MAX_WIDTH),
+        vocab_size=vocabulary,
+        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))),
+        wrapped=False,
+        prefix="model.",
+        text_config=text,
+        embedding_rows=vocabulary,
+        max_position_embeddings=text.get("max_position_embeddings"),
+        quantization=str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None,
+        eos_ids=frozenset(),
+    )
+
+
+def build(
+    pair: RandomPair,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    side: str = "auto",
+    exact: bool = False,
+) -> tuple[FusedRunner, Settled]:
+    """A runner over random weights, made where they lie, and how it drafts (``engine.draft_side``).
+
+    Raises:
+        UsageError: no such draft side for this pair. torch.OutOfMemoryError: it does not fit.
+    """
+    weights = target_weights.random_weights(pair.facts, pair.shape, device, dtype)
+    settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
+    block = pair.config.block_size
+    target = FusedTarget(weights, pair.shape, pair.config.taps, context, block, exact=exact)
+    parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden, device, dtype)
+    drafter = FusedDrafter(pair.config, parts, target)
+    del parts  # what a coarser draft side replaces is free then
+    choose_tiles([*weights.products, *drafter.products], block)
+    settled = settle(drafter, side, block)
+    return FusedRunner(target, drafter, context), settled

@@ -1,0 +1,267 @@
+"""Times over random weights as a JSON-able dict and as lines of text; each figure is measured, projected or assumed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+from dflash_local.bench import provenance
+from dflash_local.bench.baselines import Baseline
+from dflash_local.bench.random_pair import RandomPair
+from dflash_local.bench.random_run import KEPT, AtContext, Figure, Found, Place, Wish
+from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
+from dflash_local.catalog.row import Published
+from dflash_local.planner.cards import find_bandwidth
+
+NOTE = "random weights: times are real, text and acceptance are not; acceptance lengths are stated, not measured"
+GIGA = 1e9
+USUAL = (2.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """An acceptance length to project tokens per second at.
+
+    Attributes:
+        rows: of the cycle it belongs to; None for every one. task, generation, source: where it was published.
+    """
+
+    length: float
+    rows: int | None = None
+    task: str = ""
+    generation: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Acceptance lengths and where they come from: ``given``, ``published`` or ``assumed``."""
+
+    origin: str
+    lengths: tuple[Acceptance, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Blocks that the lengths belong to."""
+        return tuple(sorted({each.rows for each in self.lengths if each.rows is not None}))
+
+    def of(self, rows: int) -> tuple[Acceptance, ...]:
+        """Those that a cycle of so many rows can reach."""
+        return tuple(each for each in self.lengths if each.rows in (None, rows) and each.length <= rows)
+
+
+def assumption(given: Sequence[float], published: Sequence[Published], block: int) -> Assumption:
+    """What was given, else what is published for single requests of blocks up to ``block``, else usual lengths."""
+    if given:
+        return Assumption("given", tuple(Acceptance(length) for length in given))
+    cells = [cell for cell in published if cell.concurrency == 1 and (cell.block or block) <= block]
+    lengths = tuple(
+        Acceptance(cell.acceptance_length, cell.block or block, cell.task, cell.generation, cell.source)
+        for cell in cells
+        if cell.acceptance_length is not None
+    )
+    if lengths:
+        return Assumption("published", tuple(sorted(lengths, key=lambda each: (each.rows or 0, each.length))))
+    return Assumption("assumed", tuple(Acceptance(length) for length in USUAL if length <= block))
+
+
+def card(place: Place) -> str:
+    """The device's name."""
+    return torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
+
+
+def random_report(
+    pair: RandomPair, wish: Wish, place: Place, found: Found, stated: Assumption, baselines: Sequence[Baseline]
+) -> dict[str, Any]:
+    """Every figure."""
+    specified = find_bandwidth(card(place))
+    return finite(
+        {
+            "report": "dflash bench --weights random",
+            "schema": SCHEMA,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "pair": pair.target,
+            "note": f"{NOTE} ({TOY})" if pair.toy else NOTE,
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
+            "engine": "fused",
+            "weights": "random",
+            "target": pair.target,
+            "drafter": pair.drafter,
+            "generation": pair.generation,
+            "draft_side": found.draft_side,
+            "block_size": pair.config.block_size,
+            "dtype": str(place.dtype).removeprefix("torch."),
+            "device": str(place.device),
+            "card": card(place),
+            "assumed": {**pair.assumed, "rows_folded_in_a_cycle": KEPT, "acceptance": stated.origin},
+            "measured": {
+                "replays": place.replays,
+                "bandwidth": {"copy": found.copy, "read": found.read, "unit": "bytes/s"},
+                "prefill": None
+                if found.prefill_s is None
+                else {
+                    "tokens": wish.prefill,
+                    "s": found.prefill_s,
+                    "tokens_per_s": wish.prefill / found.prefill_s,
+                },
+                "at": [_measured(at, found.bandwidth, specified) for at in found.at],
+                "peak_bytes": found.peak,
+                "products": found.products,
+                "baselines": [asdict(baseline) for baseline in baselines],
+            },
+            "specified": {"bandwidth": None if specified is None else specified * GIGA, "unit": "bytes/s"},
+            "projected": [_projected(at, stated) for at in found.at],
+        }
+    )
+
+
+def _measured(at: AtContext, bandwidth: float, specified: float | None) -> dict[str, Any]:
+    def figure(one: Figure) -> dict[str, float | None]:
+        return {
+            "ms": one.ms,
+            "bytes": one.bytes,
+            "of_measured_bandwidth": one.rate / bandwidth,
+            "of_specified_bandwidth": None if specified is None else one.rate / (specified * GIGA),
+        }
+
+    single = {"ar_step": at.step, "draft": at.draft, "context_rows": at.inject}
+    return {
+        "context": at.context,
+        **{name: figure(one) for name, one in single.items()},
+        "verify": {str(rows): figure(one) for rows, one in at.verify.items()},
+        "cycle": {str(rows): figure(one) for rows, one in at.cycle.items()},
+    }
+
+
+def _projected(at: AtContext, stated: Assumption) -> dict[str, Any]:
+    return {
+        "context": at.context,
+        "ar_tokens_per_s": 1e3 / at.step.ms,
+        "cycles": [
+            {
+                "rows": rows,
+                "acceptance_length": each.length,
+                "tokens_per_s": each.length / one.ms * 1e3,
+                "ratio": each.length * at.step.ms / one.ms,
+                **{name: getattr(each, name) or None for name in ("task", "generation", "source")},
+            }
+            for rows, one in at.cycle.items()
+            for each in stated.of(rows)
+        ],
+    }
+
+
+def random_lines(
+    pair: RandomPair,
+    wish: Wish,
+    place: Place,
+    found: Found,
+    stated: Assumption,
+    baselines: Sequence[Baseline],
+    width: int = 80,
+) -> list[str]:
+    """The tables and what the figures are, no line wider than ``width`` if words allow."""
+    name, specified = card(place), find_bandwidth(card(place))
+    dtype = str(place.dtype).removeprefix("torch.")
+    texts = [
+        f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
+        f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "
+        f"draft side {found.draft_side}",
+        f"bandwidth: {found.bandwidth / GIGA:.0f} GB/s measured here, "
+        + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
+    ]
+    lines = _folded(texts, width)
+    for at in found.at:
+        lines += ["", *_table(at, found.bandwidth, specified, stated), *_folded(_spans(at, stated), width)]
+    plain = f"plain decoding, projected: {1e3 / found.at[0].step.ms:.0f} tok/s"
+    if found.prefill_s:
+        rate = wish.prefill / found.prefill_s
+        plain = f"prefill of {wish.prefill} tokens, measured: {found.prefill_s:.2f} s, {rate:.0f} tok/s; {plain}"
+    how = "CUDA graph replays" if place.device.type == "cuda" else "runs by the host's clock, without kernels"
+    legend = (
+        f"ms, verify: measured, medians of {place.replays} {how}; GB: weights, keys, values and states read; "
+        f"measured, specified: share of those bandwidths (verify: of the measured one). {_lengths(pair, stated)}"
+    )
+    lines += _folded([plain, *map(_baseline, baselines), legend, *_assumed(pair), NOTE], width)
+    return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def _folded(texts: Iterable[str], width: int) -> list[str]:
+    wide = max(width, 40)
+    return [
+        line for text in texts for line in textwrap.wrap(text, wide, subsequent_indent="  ", break_on_hyphens=False)
+    ]
+
+
+def _table(at: AtContext, bandwidth: float, specified: float | None, stated: Assumption) -> list[str]:
+    """A row per figure; where the lengths hold for every cycle, projected tokens per second beside it."""
+    free = [each.length for each in stated.lengths if each.rows is None]
+    titles = (
+        *(f"{at.context} tokens", "ms", "GB", "measured", "specified", "verify"),
+        *(f"at {length:g}" for length in free),
+    )
+    figures = [("plain step", at.step, 0), ("draft", at.draft, 0)]
+    rows = []
+    for name, one, reach in [*figures, *((f"cycle of {rows}", one, rows) for rows, one in at.cycle.items())]:
+        verify = at.verify.get(reach)
+        rows.append(
+            (
+                name,
+                f"{one.ms:.2f}",
+                f"{one.bytes / GIGA:.2f}",
+                f"{one.rate / bandwidth:.0%}",
+                "unknown" if specified is None else f"{one.rate / (specified * GIGA):.0%}",
+                "-" if verify is None else f"{verify.ms:.2f} {verify.rate / bandwidth:.0%}",
+                *(number(length / one.ms * 1e3 if length <= reach else None, 0) for length in free),
+            )
+        )
+    return table(titles, rows)
+
+
+def _spans(at: AtContext, stated: Assumption) -> Iterator[str]:
+    """Lowest and highest tokens per second at the lengths that were published for a block."""
+    for rows, one in at.cycle.items():
+        own = [each for each in stated.of(rows) if each.rows is not None]
+        if own:
+            low, high = (
+                f"{each.length / one.ms * 1e3:.0f} ({each.task}, {each.length:g})" for each in (own[0], own[-1])
+            )
+            yield f"cycle of {rows}, projected: {low} to {high} tok/s"
+
+
+def _lengths(pair: RandomPair, stated: Assumption) -> str:
+    """Where the acceptance lengths come from, and whose they are."""
+    if stated.origin != "published":
+        said = "given on the command line" if stated.origin == "given" else "assumed, none is published for this pair"
+        return f"At N: projected tok/s, N / cycle; these acceptance lengths are {said}."
+    of = ", ".join(sorted({each.generation or "unknown" for each in stated.lengths}))
+    sources = ", ".join(sorted({each.source.partition(":")[0] for each in stated.lengths}))
+    here = "" if of == pair.generation else f" while the shapes here are {pair.generation or 'unknown'}"
+    return f"Projected: published acceptance length / cycle; lengths of generation {of}{here}: {sources}."
+
+
+def _assumed(pair: RandomPair) -> Iterator[str]:
+    for role, values in pair.assumed.items():
+        yield f"assumed of the {role}, quoted by no source: " + ", ".join(
+            f"{name.rpartition('.')[2]} {_value(value)}" for name, value in values.items()
+        )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {_value(inner)}" for name, inner in value.items()) + ")"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def _baseline(found: Baseline) -> str:
+    if found.reason:
+        return f"{found.name}: not measured, {found.reason}"
+    parts = [f"{found.step_ms:.2f} ms a token"] if found.step_ms is not None else []
+    parts += [f"{found.cycle_ms:.2f} ms a cycle of {found.rows}"] if found.cycle_ms is not None else []
+    return f"{found.name}, measured at {found.context} tokens: {', '.join(parts)}"

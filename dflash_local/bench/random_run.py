@@ -1,0 +1,314 @@
+"""Measures a pair over random weights: bandwidth, prefill, plain step, draft, verify, cycle, and the bytes they read.
+
+Times are medians of recorded launches; what random weights accept says nothing, so nothing is accepted here.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.bench.random_pair import RandomPair, build
+from dflash_local.catalog.engine_rule import OLDEST_CARD
+from dflash_local.engine.fused import FusedRunner, Shape
+from dflash_local.engine.sampling import Sampler
+from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.kernels.jit import HAVE_TRITON
+from dflash_local.kernels.timing import replay_ms
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.load_target import placement
+from dflash_local.planner.machine import Machine, this_machine
+from dflash_local.request import SamplingParams
+
+REPLAYS = 31
+ROWS = (1, 4, 8, 12)  # verified, where the trained block has as many
+KEPT = 6  # rows that recurrent layers fold in each cycle, as if so many had been accepted
+SLACK = 64  # tokens of room behind the longest context
+PROBE_BYTES = 2**31  # read for the bandwidth; many times any cache
+END_OF_NOTHING = 2**31 - 1
+
+Clock = Callable[[Callable[[], object], int], float]  # work and repeats to milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how it is measured. clock: of one run of some work. probe: bytes read to find the bandwidth."""
+
+    device: torch.device
+    dtype: torch.dtype
+    clock: Clock = replay_ms
+    replays: int = REPLAYS
+    probe: int = PROBE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), ``engine.draft_side``."""
+
+    contexts: tuple[int, ...]
+    rows: tuple[int, ...]
+    prefill: int
+    draft_side: str = "auto"
+
+    @property
+    def room(self) -> int:
+        """Tokens to make room for."""
+        return max(*self.contexts, self.prefill) + SLACK
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured time and the bytes of weights, keys, values and states that were read in it."""
+
+    ms: float
+    bytes: int
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.bytes / self.ms * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class AtContext:
+    """Figures at so many committed tokens; verify and cycle by verified rows."""
+
+    context: int
+    step: Figure
+    draft: Figure
+    inject: Figure
+    verify: dict[int, Figure]
+    cycle: dict[int, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything measured.
+
+    Attributes:
+        copy, read: the device's bandwidth in bytes per second. peak: bytes allocated, None off a GPU.
+        products: how each weight shape's product is cut. draft_side: the one that was settled on.
+    """
+
+    copy: float
+    read: float
+    at: tuple[AtContext, ...]
+    prefill_s: float | None
+    peak: int | None
+    products: dict[str, str]
+    draft_side: str
+
+    @property
+    def bandwidth(self) -> float:
+        """The better of the two."""
+        return max(self.copy, self.read)
+
+
+def rows_of(block: int, published: Sequence[int] = ()) -> tuple[int, ...]:
+    """Numbers of verified rows to measure: usual ones, those that lengths are published for, the trained block."""
+    return tuple(sorted({each for each in (*ROWS, *published) if each < block} | {block}))
+
+
+def gpu(device: str, dtype: str) -> Place:
+    """The GPU that was asked for.
+
+    Raises:
+        UsageError: there is none, or the fused engine's kernels do not run on it.
+    """
+    where = placement(device, dtype, None)
+    why = ""
+    if not where.device.startswith("cuda"):
+        why = f"it measures the fused engine's kernels, and the device here is {where.device}"
+    elif not HAVE_TRITON:
+        why = "it measures the fused engine's kernels, and triton is not installed"
+    elif torch.cuda.get_device_capability(where.device) < OLDEST_CARD:
+        why = f"{torch.cuda.get_device_name(where.device)} is older than the fused engine's kernels"
+    if why:
+        raise UsageError(
+            f"--weights random needs a CUDA GPU: {why}", "dflash plan MODEL --gpu NAME tells what would fit elsewhere"
+        )
+    if where.dtype == torch.float16:
+        raise UsageError("the fused engine runs in bfloat16 or float32", "leave --dtype out")
+    return Place(torch.device(where.device), where.dtype)
+
+
+def machine(place: Place) -> Machine:
+    """The device as the planner takes one, with what is free of its memory now."""
+    if place.device.type != "cuda":
+        return this_machine("cpu")
+    free, total = torch.cuda.mem_get_info(place.device)
+    return Machine(torch.cuda.get_device_name(place.device), "cuda", total, free, "", str(place.device))
+
+
+def measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, float], None]) -> Found:
+    """Build the pair and measure it; everything is freed at the end.
+
+    Raises:
+        DoesNotFitError: the device ran out of memory all the same.
+    """
+    on_gpu = place.device.type == "cuda"
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if on_gpu:
+                stack.enter_context(torch.cuda.device(place.device))
+                torch.cuda.reset_peak_memory_stats()
+            return _measure(pair, wish, place, say)
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFitError(
+            f"{pair.target} with random weights ran out of the device's memory",
+            "another program may have taken some: dflash plan MODEL tells what fits now",
+        ) from error
+    finally:
+        if on_gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, float], None]) -> Found:
+    say("the card's bandwidth", 0.0)
+    copy, read = bandwidth(place)
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+    say(f"random weights of {pair.target}", 0.05)
+    runner, settled = build(pair, wish.room, place.device, place.dtype, wish.draft_side)
+    prefill = None
+    if wish.prefill:
+        say(f"a prompt of {wish.prefill:,} tokens", 0.4)
+        prefill = prefill_s(runner, wish.prefill)
+    at = []
+    for index, context in enumerate(wish.contexts):
+        say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(wish.contexts))
+        at.append(at_context(runner, context, wish.rows, place))
+    peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
+    products = chosen_products(runner)
+    runner.close()
+    return Found(copy, read, tuple(at), prefill, peak, products, settled.word)
+
+
+def bandwidth(place: Place) -> tuple[float, float]:
+    """Bytes per second of a copy (read and written) and of a sum (read alone) on the device."""
+    source = torch.zeros(place.probe // 4, device=place.device)
+    other = torch.empty_like(source)
+    copied = place.clock(lambda: other.copy_(source), place.replays)
+    read = place.clock(lambda: source.sum(), place.replays)
+    return 2 * source.nbytes / copied * 1e3, source.nbytes / read * 1e3
+
+
+def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Place) -> AtContext:
+    """All figures at ``context`` committed tokens."""
+    target, drafter = runner.target, runner.proposer
+    if drafter is None:
+        raise ValueError("a pair has a drafter")
+    block = target.rows
+    # The one place that looks behind the runner's public side: a cycle's launches by themselves.
+    reach = runner._bucket(context + 2 * block)
+
+    def timed(work: Callable[[], object], kept: int) -> float:
+        def again() -> None:
+            target.start.fill_(context)
+            target.kept.fill_(kept)
+            work()
+
+        runner.progress.limit.fill_(END_OF_NOTHING)
+        return place.clock(again, place.replays)
+
+    def cycle_ms(verified: int, drafting: bool) -> float:
+        shape = Shape(verified, drafting, drafting, False, reach)
+        return timed(lambda: runner._cycle(shape), min(KEPT, verified))
+
+    def verify_ms(verified: int) -> float:
+        return timed(lambda: target.block(verified, reach, True), min(KEPT, verified))
+
+    read, injected = draft_bytes(drafter, context), inject_bytes(drafter)
+    verify = {each: Figure(verify_ms(each), verify_bytes(target, context, each)) for each in rows}
+    cycle = {
+        each: Figure(cycle_ms(each, True), read + injected + verify_bytes(target, context, each))
+        for each in rows
+        if each > 1
+    }
+    return AtContext(
+        context,
+        step=Figure(cycle_ms(1, False), verify_bytes(target, context, 1)),
+        draft=Figure(timed(lambda: drafter.block(reach), 0), read),
+        inject=Figure(timed(lambda: drafter.inject(block), 0), injected),
+        verify=verify,
+        cycle=cycle,
+    )
+
+
+def weight_bytes(product: Linear | GateUp) -> int:
+    """Bytes of a matrix in the format it is used in."""
+    return product.weight.nbytes
+
+
+def verify_bytes(target: FusedTarget, context: int, rows: int) -> int:
+    """Matrices, keys and values of committed tokens and the block, recurrent states; vectors are left out."""
+    weights = target.weights
+    matrices = sum(weight_bytes(product) for product in (*weights.products, weights.head))
+    states = sum(state.tape.state.nbytes for state in target.states.values())
+    return matrices + states + (context + rows) * _row_bytes(target.keys, target.values)
+
+
+def draft_bytes(drafter: FusedDrafter, context: int) -> int:
+    """The drafter's layers, the head it drafts with, and what each layer looks back on."""
+    config = drafter.config
+    matrices = sum(weight_bytes(product) for product in (*drafter.matrices[:-2], drafter.head))
+    row = _row_bytes(drafter.keys, drafter.values) // config.num_layers
+    return matrices + row * sum(min(context, window or context) + config.block_size for window in config.windows)
+
+
+def inject_bytes(drafter: FusedDrafter) -> int:
+    """The matrices that only context rows go through: the taps' fusion, and all layers' keys and values."""
+    return sum(weight_bytes(product) for product in drafter.matrices[-2:])
+
+
+def chosen_products(runner: FusedRunner) -> dict[str, str]:
+    """How the product of each weight shape is cut."""
+    own = runner.proposer.products if runner.proposer is not None else ()
+    return {str(tuple(p.weight.shape)): str(p.tile) for p in (*runner.target.weights.products, *own)}
+
+
+def _row_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:
+    """Bytes of one token in all layers of a cache [layers, heads, tokens, width]."""
+    return (keys.nbytes + values.nbytes) // keys.shape[2]
+
+
+def prefill_s(runner: FusedRunner, tokens: int) -> float:
+    """Seconds to the first token of a prompt, the second of two runs."""
+    device, vocabulary = runner.target.device, runner.target.vocab_size
+    ids = torch.randint(0, vocabulary, (tokens,)).tolist()
+    sampler = Sampler(SamplingParams(temperature=0.0), 1, vocabulary, torch.tensor(ids, device=device))
+    span = 0.0
+    for _ in range(2):
+        runner.restart(0, None)
+        runner.begin(sampler, frozenset(), runner.target.rows, True)
+        _wait(device)
+        began = time.perf_counter()
+        for _ in runner.prefill(ids, 0):
+            pass
+        _wait(device)
+        span = time.perf_counter() - began
+    return span
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def host_ms(work: Callable[[], object], repeats: int) -> float:
+    """Milliseconds of one run of the work by the host's clock, the median of so many: for tests without a GPU."""
+    spans = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        spans.append(time.perf_counter() - began)
+    return 1e3 * sorted(spans)[repeats // 2]

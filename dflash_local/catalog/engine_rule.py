@@ -1,0 +1,86 @@
+"""Which engine runs a pair: the one place that says what the fused engine knows. Knows no torch and no device.
+
+The planner asks it before anything is loaded, the engine when it loads; so both give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dflash_local.errors import UsageError
+
+ENGINES = ("auto", "fused", "reference")
+FUSED_FAMILIES = ("qwen3", "llama", "qwen3_5")
+HYBRID = "qwen3_5"  # the one of them with Gated-DeltaNet layers
+CONV_TAPS = 4
+OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
+
+
+def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str = "") -> str:
+    """``fused`` or ``reference``: ``auto`` takes the fused one where its kernels run.
+
+    Args:
+        why: what keeps the fused engine from this pair; empty when nothing does.
+        option: one that only the fused engine has and that was given; it is taken on any device then.
+
+    Raises:
+        UsageError: an engine was asked for that cannot run this; says why.
+    """
+    if wanted not in ENGINES:
+        raise UsageError(f"unknown engine {wanted!r}", f"use {', '.join(ENGINES)}")
+    if wanted == "reference":
+        if option:
+            raise UsageError(f"the reference engine does not know {option}", "leave it out, or --engine reference")
+        return wanted
+    if wanted == "fused" or option:
+        if why:
+            hint = f"run without {option}" if option else "use --engine reference"
+            raise UsageError(f"the fused engine cannot run this: {why}", hint)
+        return "fused"
+    return "fused" if not why and has_kernels() else "reference"
+
+
+def fused_only(exact: bool, kv_cache: str) -> str:
+    """Of these options the one that only the fused engine has, as the command line spells it; empty when none is."""
+    return "--exact" if exact else f"--kv-cache {kv_cache}" if kv_cache != "auto" else ""
+
+
+def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:
+    """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
+
+    Args:
+        dtype: float32, bfloat16 or float16. device: as a session names it. target: of ``target_refusal``.
+    """
+    if quantize is not None:
+        return f"it does not know {quantize} weights"
+    if dtype == "float16":
+        return "it runs in bfloat16 or float32"
+    if device.startswith(("mps", "balanced")):
+        return f"it does not run on {device}"
+    if drafter_biased:
+        return "the drafter's projections have biases"
+    return target
+
+
+def target_refusal(family: str | None, text_config: Mapping[str, Any], quantization: str | None) -> str:
+    """Why the fused engine cannot run a target; empty when it can.
+
+    Args:
+        text_config: the text model's part of its config.json. quantization: method of a quantised checkpoint.
+    """
+    if family not in FUSED_FAMILIES:
+        return f"it knows {', '.join(FUSED_FAMILIES)}"
+    if quantization is not None:
+        return f"its weights are in the format {quantization}"
+    if text_config.get("attention_bias") or text_config.get("mlp_bias"):
+        return "its projections have biases"
+    activation = text_config.get("hidden_act") or "silu"
+    if activation != "silu":
+        return f"its activation is {activation}"
+    known = {"full_attention", "linear_attention"} if family == HYBRID else {"full_attention"}
+    if set(text_config.get("layer_types") or ()) - known or text_config.get("use_sliding_window"):
+        return "it has sliding windows"
+    if family == HYBRID and text_config.get("linear_conv_kernel_dim") != CONV_TAPS:
+        return f"its convolution is {text_config.get('linear_conv_kernel_dim')} wide, {CONV_TAPS} is known"
+    return ""

@@ -1,0 +1,196 @@
+"""``dflash bench MODEL --weights random``: a pair's speed on this machine before anything is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.cli import fit
+from dflash_local.cli.console import Console
+from dflash_local.cli.measuring import check_report_path, save_report
+from dflash_local.cli.places import places_or_none
+from dflash_local.cli.resolve import Choice, choose, refuse_what_does_not_run
+from dflash_local.cli.session import named_when_missing
+from dflash_local.cli.tables import amount
+from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
+from dflash_local.request import check_integer
+from dflash_local.settings import Settings, quiet_libraries
+
+if TYPE_CHECKING:
+    from dflash_local.bench.random_pair import RandomPair
+    from dflash_local.bench.random_run import Place
+    from dflash_local.bench.random_run import Wish as Measures
+    from dflash_local.catalog.row import Repo
+    from dflash_local.planner.machine import Machine
+
+CONTEXT = 1024
+PREFILL = 8192
+MAX_CONTEXTS = 8
+MAX_LENGTHS = 3  # as many columns as eighty characters leave
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWish:
+    """The options of the command that random weights know. Nothing given is None or empty."""
+
+    drafter: str | None = None
+    contexts: tuple[int, ...] = ()
+    block_size: int | None = None
+    prefill: int | None = None
+    draft_side: str | None = None
+    acceptance: str | None = None
+    baselines: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    report: Path | None = None
+    as_json: bool = False
+
+
+def random_bench(
+    model: str,
+    wish: RandomWish,
+    user: Settings,
+    console: Console,
+    place: Place | None = None,
+    machine: Machine | None = None,
+) -> None:
+    """Measure and tell.
+
+    Args:
+        place: where and how it is measured; the CUDA GPU that the wish names if not given.
+        machine: whose free memory counts; that of ``place`` if not given.
+
+    Raises:
+        UsageError: a bad wish, no CUDA GPU, or a pair that the fused engine does not know.
+        SettingsError: nothing is known of its shape. DoesNotFitError: the GPU has not enough free memory.
+    """
+    check_report_path(wish.report)
+    lengths = acceptance_lengths(wish.acceptance)
+    choice = choose(model, wish.drafter, user)
+    refuse_what_does_not_run(choice)
+    quiet_libraries()
+    with named_when_missing():
+        from dflash_local.bench import random_report, random_run
+        from dflash_local.bench.baselines import run_all, tasks
+    pair = _pair(choice, user)
+    block = pair.config.block_size
+    published = choice.row.published if choice.row is not None and choice.own_drafter else ()
+    stated = random_report.assumption(lengths, published, block)
+    if any(length > block for length in lengths):
+        raise UsageError(f"--acceptance {max(lengths):g} is more than the drafter's block of {block}")
+    measures = _measures(wish, pair, stated.rows)
+    place = place or random_run.gpu(wish.device, wish.dtype)
+    _check_fit(choice, user, measures, machine or random_run.machine(place), place)
+    with console.progress() as line:
+        found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
+        others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if wish.baselines else ()
+    report = random_report.random_report(pair, measures, place, found, stated, others)
+    if wish.as_json:
+        console.json(report)
+    else:
+        for text in random_report.random_lines(pair, measures, place, found, stated, others, console.columns):
+            console.data(text)
+    if wish.report is not None:
+        save_report(wish.report, report, console)
+
+
+def acceptance_lengths(text: str | None) -> tuple[float, ...]:
+    """Tokens per cycle from ``3,5,7``.
+
+    Raises:
+        UsageError: an entry is not a number of at least 1.
+    """
+    if text is None:
+        return ()
+    found = []
+    for word in text.split(","):
+        try:
+            length = float(word)
+        except ValueError:
+            length = 0.0
+        if not 1 <= length <= 1000:
+            raise UsageError(f"--acceptance: {word.strip()!r} is not an acceptance length", "give such as 3,5,7")
+        found.append(length)
+    if len(found) > MAX_LENGTHS:
+        raise UsageError(f"--acceptance: {len(found)} lengths are asked for", f"give at most {MAX_LENGTHS}")
+    return tuple(dict.fromkeys(found))
+
+
+def _pair(choice: Choice, user: Settings) -> RandomPair:
+    """The pair's shapes: from its files where they are here, else from the registry."""
+    from dflash_local.bench.random_pair import read_pair
+
+    own, row = choice.own_drafter, choice.row
+    target = _known_shape(choice, "target", choice.target, user)
+    drafter = _known_shape(choice, "drafter", choice.drafter, user)
+    toy = row is not None and row.bundled is not None
+    return read_pair(target, drafter, row.fingerprints if row is not None and own else (), toy)
+
+
+def _known_shape(choice: Choice, role: str, part: Repo | Path | None, user: Settings) -> tuple[str, Mapping[str, Any]]:
+    """Name and configuration of one of the two."""
+    if part is None:
+        raise UsageError(f"no {role} is known for {choice.name}", "give its folder or repository with --drafter")
+    row = choice.row if role == "drafter" and choice.own_drafter else None
+    config = fit.configuration(part, row, places_or_none(user))
+    name = part.name if isinstance(part, Path) else part.id
+    if config is None:
+        raise SettingsError(
+            f"nothing is known of the shape of the {role} {name}", f"dflash pull {choice.name} reads it"
+        )
+    return (f"{choice.name}'s {role}" if isinstance(part, Path) else name), config
+
+
+def _measures(wish: RandomWish, pair: RandomPair, published: tuple[int, ...]) -> Measures:
+    """What is measured, every number checked against what both models were made for."""
+    from dflash_local.bench.random_run import Wish as Measures
+    from dflash_local.bench.random_run import rows_of
+    from dflash_local.engine.draft_side import side_of
+
+    block = pair.config.block_size
+    limit = min(filter(None, (pair.facts.max_position_embeddings, pair.config.max_position_embeddings)), default=None)
+    most = (limit or CONTEXT * 4) - block
+    contexts = tuple(dict.fromkeys(wish.contexts)) or (min(CONTEXT, most),)
+    for context in contexts:
+        check_integer("context", context, 1, most)
+    if len(contexts) > MAX_CONTEXTS:
+        raise UsageError(f"{len(contexts)} contexts are asked for", f"give at most {MAX_CONTEXTS}")
+    prefill = min(PREFILL, most) if wish.prefill is None else wish.prefill
+    check_integer("prefill", prefill, 0, most)
+    side_of(wish.draft_side or "auto", pair.facts.vocab_size)
+    rows = rows_of(block, published)
+    if wish.block_size is not None:
+        check_integer("block_size", wish.block_size, 2, block)
+        rows = (wish.block_size,)
+    return Measures(contexts, rows, prefill, wish.draft_side or "auto")
+
+
+def _check_fit(choice: Choice, user: Settings, measures: Measures, machine: Machine, place: Place) -> None:
+    """Ask the planner before anything is allocated.
+
+    Raises:
+        DoesNotFitError: what is needed, what is free, and what to wish for instead.
+    """
+    from dflash_local.bench.random_run import SLACK
+    from dflash_local.planner.plan import context_limit, plan
+    from dflash_local.planner.wish import Wish
+
+    known = fit.shapes(choice, places_or_none(user))
+    if known is None:
+        return
+    context = min(measures.room, context_limit(known.target, known.drafter))
+    dtype = str(place.dtype).removeprefix("torch.")
+    wanted = Wish(dtype=dtype, context=context, engine="fused" if machine.kind == "cuda" else "auto")
+    found = plan(known.target, known.drafter, machine, wanted)
+    if not fit.too_big(found):
+        return
+    least = plan(known.target, known.drafter, machine, replace(wanted, context=min(CONTEXT + SLACK, context)))
+    smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""
+    hint = smaller or f"random weights are never quantised; dflash show {choice.name} tells what fits"
+    raise DoesNotFitError(
+        f"{choice.name} in {dtype} needs {amount(found.ledger.total)} at context {context}, "
+        f"{machine.name} has {amount(machine.free)} free",
+        hint,
+    )

@@ -1,0 +1,37 @@
+"""What a cycle costs by the number of rows it verifies, measured with the very graphs that will be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.kernels.timing import span_ms
+
+LENGTHS = (1, 4, 6, 8, 12, 16)  # ENGINE 8.1; and the trained block
+REPLAYS = 7
+AT = 1024  # committed tokens that attention looks back on, where the context holds as many
+
+
+@torch.inference_mode()
+def measure_costs(runner: FusedRunner, block: int, say: Callable[[float], None] = lambda _part: None) -> None:
+    """Fill ``runner.costs``: medians in milliseconds, at about a thousand committed tokens.
+
+    The runner must be fresh: the cycles that are run emit nothing and move nothing, but what they write into
+    the caches is garbage. Without CUDA nothing is measured.
+    """
+    if runner.target.device.type != "cuda" or runner.proposer is None:
+        return
+    lengths = sorted({length for length in LENGTHS if length < block} | {block})
+    if runner.target.exact:  # every forward has the same rows
+        lengths = [1, block]
+    length = min(AT, runner.context // 2)
+    found = {}
+    for index, rows in enumerate(lengths):
+        say(index / len(lengths))
+        with runner.idle(length):
+            spans = [span_ms(partial(runner.replay, rows)) for _ in range(REPLAYS + 2)]
+        found[rows] = sorted(spans[2:])[REPLAYS // 2]  # the first compiles, the second records
+    runner.costs = found

@@ -1,0 +1,71 @@
+"""What cycles on the device report to the host: a pinned ring, written behind each cycle and read when it has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from dflash_local.errors import EngineError
+from dflash_local.kernels.accept import HEAD, Progress
+
+RING = 8
+Mark = TypeVar("Mark")
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Generic[Mark]):
+    """One cycle's: ``mark`` is what it was launched with.
+
+    Attributes:
+        count: ids emitted; 0 after the end, ``kernels.accept.NOT_FINITE`` when the logits were not finite.
+        accepted: drafts that were right. rows: verified. ids: the target's choices, of which ``count`` are emitted.
+    """
+
+    mark: Mark
+    count: int
+    accepted: int
+    rows: int
+    ids: tuple[int, ...]
+
+
+class Records(Generic[Mark]):
+    """Cycles under way, oldest first.
+
+    Attributes:
+        serial: cycles sent so far.
+    """
+
+    def __init__(self, progress: Progress, rows: int) -> None:
+        self._ring = progress.ring
+        self._on_gpu = self._ring.is_cuda
+        self._host = torch.zeros(RING, HEAD + rows, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._sent: deque[tuple[Mark, torch.cuda.Event | None]] = deque()
+        self.serial = 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def send(self, mark: Mark) -> None:
+        """Have the record of the cycle that was just launched copied to the host, behind it in the stream."""
+        slot = self.serial % RING
+        self.serial += 1
+        self._host[slot].copy_(self._ring[slot], non_blocking=True)
+        event: torch.cuda.Event | None = None
+        if self._on_gpu:
+            event = torch.cuda.Event()
+            event.record()
+        self._sent.append((mark, event))
+
+    def receive(self) -> Record[Mark]:
+        """Wait for the oldest cycle under way."""
+        mark, event = self._sent.popleft()
+        if event is not None:
+            event.synchronize()
+        number = self.serial - len(self._sent) - 1
+        serial, count, accepted, rows, *ids = self._host[number % RING].tolist()
+        if serial != number:
+            raise EngineError(f"the device reports cycle {serial}, cycle {number} was expected")
+        return Record(mark, count, accepted, rows, tuple(ids))

@@ -1,0 +1,78 @@
+"""Whether a row's product depends on the rows beside it: exact mode stands on that it does not (ENGINE 11.3).
+
+Libraries promise nothing, so it is tried on the device at hand, for every shape of weight, when a target is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dflash_local.errors import EngineError
+from dflash_local.kernels.jit import runs_kernels
+from dflash_local.models.fused.linear import GateUp, Linear, candidates
+
+Product = Linear | GateUp
+
+
+def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
+    """Give each product whose rows depend on each other at ``rows`` rows one whose rows do not.
+
+    Returns:
+        a line for each weight shape whose product was replaced.
+
+    Raises:
+        EngineError: a shape has no product whose rows are independent here.
+    """
+    groups: dict[tuple[type, int, int], list[Product]] = {}
+    for product in products:
+        groups.setdefault((type(product), product.columns, _depth(product)), []).append(product)
+    replaced: list[str] = []
+    for (_, columns, depth), members in groups.items():
+        if independent(members[0], rows):
+            continue
+        if not _replaced(members, rows):
+            raise EngineError(
+                f"the product {columns} x {depth} gives a row other bits beside other rows", "run without --exact"
+            )
+        replaced.append(f"{columns} x {depth}: the library's rows depend on each other, the own kernel is used")
+    return tuple(replaced)
+
+
+def independent(product: Product, rows: int) -> bool:
+    """True when every row keeps its bits beside other rows and in another place."""
+    kind, device = product.weight.dtype, product.weight.device
+    generator = torch.Generator(device).manual_seed(0)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return product(x, torch.empty(rows, product.columns, device=device, dtype=kind)).clone()
+
+    first, other = (
+        torch.randn(rows, _depth(product), generator=generator, device=device).to(kind) * scale for scale in (1, 30)
+    )
+    want = run(first)
+    for shift in range(rows):
+        mixed = other.clone()
+        mixed[shift] = first[0]  # one row in each place, beside strangers
+        if not torch.equal(run(mixed)[shift], want[0]):
+            return False
+    return torch.equal(run(first.roll(1, 0)).roll(-1, 0), want)
+
+
+def _depth(product: Product) -> int:
+    return product.weight.shape[1]
+
+
+def _replaced(members: Sequence[Product], rows: int) -> bool:
+    first = members[0]
+    if not runs_kernels(first.weight):
+        return False
+    shared = torch.cuda.get_device_properties(first.weight.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    for tile in candidates(first, int(shared), rows):
+        first.tile = tile
+        if independent(first, rows):
+            for member in members:
+                member.tile = tile
+            return True
+    return False

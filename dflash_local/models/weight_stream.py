@@ -1,0 +1,205 @@
+"""Tensors from safetensors files to where they lie on a device, through a small ring of pinned memory.
+
+Several threads read ahead while the device takes what has been read and checks it. Knows files and bytes, no models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dflash_local.errors import CheckpointError
+from dflash_local.models.safetensors_header import AGAIN, TensorInfo
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+WINDOW = 16 * 2**20  # bytes of one read
+READERS = 4  # one thread copies 5 to 10 GB/s out of the page cache, a bus takes 25 to 50
+RING = 2 * READERS  # windows in memory at once: 128 MiB
+
+Places = Mapping[str, Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a window that belong to a tensor.
+
+    Attributes:
+        at: offset in the window. begin, end: offsets in the tensor.
+    """
+
+    info: TensorInfo
+    at: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive bytes of one file."""
+
+    file: Path
+    offset: int
+    size: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """The largest absolute value of a tensor as stored, and where it lies; None when one is NaN or infinite."""
+
+    info: TensorInfo
+    stored: float | None
+    placed: float | None
+    dtype: torch.dtype
+
+
+def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[Window]:
+    """The reads that cover these tensors, file by file and front to back; bytes of other tensors are left out."""
+    files: dict[Path, list[TensorInfo]] = {}
+    for info in infos:
+        files.setdefault(info.file, []).append(info)
+    for file, members in files.items():
+        parts: list[Part] = []
+        first = held = 0
+        for info in sorted(members, key=lambda info: info.offset):
+            begin = 0
+            while begin < info.nbytes:
+                at = info.offset + begin
+                if parts and (at != first + held or held == size):
+                    yield Window(file, first, held, tuple(parts))
+                    parts = []
+                if not parts:
+                    first, held = at, 0
+                end = min(info.nbytes, begin + size - held)
+                parts.append(Part(info, held, begin, end))
+                held += end - begin
+                begin = end
+        if parts:
+            yield Window(file, first, held, tuple(parts))
+
+
+class _Ring:
+    """Buffers that are read into; one is free again when the device has taken what it held."""
+
+    def __init__(self, device: torch.device, count: int, size: int) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu) for _ in range(count)]
+        self._taken: list[torch.cuda.Event | None] = [None] * count
+
+    def free(self, number: int) -> torch.Tensor:
+        event = self._taken[number]
+        if event is not None:
+            event.synchronize()
+        return self._buffers[number]
+
+    def taken(self, number: int) -> None:
+        if self._on_gpu:
+            event = self._taken[number] = torch.cuda.Event()
+            event.record()
+
+
+class _Landing:
+    """Puts parts in place; keeps the extremes of each tensor on the device until all are there."""
+
+    def __init__(self, places: Places, count: int, device: torch.device) -> None:
+        self._places, self._arriving = places, dict[str, torch.Tensor]()
+        self._found = torch.zeros(count, 2, 2, dtype=torch.float64, device=device)
+        self._seen: list[tuple[TensorInfo, torch.dtype]] = []
+
+    def land(self, part: Part, data: torch.Tensor) -> None:
+        name = part.info.name
+        if name not in self._arriving:
+            self._arriving[name] = _destination(part.info, self._places[name][0])
+        whole = self._arriving[name].view(-1).view(torch.uint8)
+        whole[part.begin : part.end].copy_(data, non_blocking=True)
+        if part.end == part.info.nbytes:
+            self._settle(part.info, self._arriving.pop(name))
+
+    def _settle(self, info: TensorInfo, stored: torch.Tensor) -> None:
+        places = self._places[info.name]
+        for place in places:
+            if place.data_ptr() != stored.data_ptr():
+                place.copy_(stored)
+        row = self._found[len(self._seen)]
+        row[0] = torch.stack(torch.aminmax(stored))
+        row[1] = row[0] if places[0].dtype == stored.dtype else torch.stack(torch.aminmax(places[0]))
+        self._seen.append((info, places[0].dtype))
+
+    def extremes(self) -> list[Extremes]:
+        rows = self._found.tolist()
+        return [
+            Extremes(info, _peak(stored), _peak(placed), dtype)
+            for (info, dtype), (stored, placed) in zip(self._seen, rows, strict=False)
+        ]
+
+
+def _destination(info: TensorInfo, place: torch.Tensor) -> torch.Tensor:
+    """The place itself, or a tensor as it is stored on its device, which is copied there (and repeated) afterwards."""
+    dtype = DTYPES[info.dtype]
+    if place.dtype == dtype and place.is_contiguous() and tuple(place.shape) == tuple(info.shape):
+        return place
+    return torch.empty(info.shape, dtype=dtype, device=place.device)
+
+
+def _peak(pair: Sequence[float]) -> float | None:
+    low, high = abs(pair[0]), abs(pair[1])
+    return max(low, high) if low < float("inf") and high < float("inf") else None
+
+
+def fill(
+    infos: Sequence[TensorInfo],
+    places: Places,
+    device: torch.device,
+    on_fraction: Callable[[float], None] = lambda _: None,
+    size: int = WINDOW,
+) -> list[Extremes]:
+    """Read tensors of the dtypes in ``DTYPES`` into all their places, cast where a place has another dtype.
+
+    Beside the places there are the ring and, of a tensor that is cast, one more copy at a time.
+
+    Returns:
+        what to judge each tensor by, in the order of the files; empty tensors are left out.
+
+    Raises:
+        OSError: a file cannot be read. CheckpointError: a file has become shorter.
+    """
+    total, done = sum(info.nbytes for info in infos) or 1, 0
+    ring, landing = _Ring(device, RING, min(size, total)), _Landing(places, len(infos), device)
+    reads: deque[tuple[int, Window, Future[None]]] = deque()
+
+    def take() -> int:
+        number, window, read = reads.popleft()
+        read.result()
+        for part in window.parts:
+            landing.land(part, ring.free(number)[part.at : part.at + part.end - part.begin])
+        ring.taken(number)
+        return window.size
+
+    with ThreadPoolExecutor(READERS, "read-weights") as pool:
+        for count, window in enumerate(windows(infos, size)):
+            if len(reads) == RING:
+                done += take()
+                on_fraction(done / total)
+            number = count % RING
+            reads.append((number, window, pool.submit(_read, window, ring.free(number))))
+        while reads:
+            done += take()
+            on_fraction(done / total)
+    return landing.extremes()
+
+
+def _read(window: Window, buffer: torch.Tensor) -> None:
+    """Fill the buffer's beginning; outside of Python's lock, so that threads do this at the same time."""
+    rest = buffer.numpy().data[: window.size]
+    with window.file.open("rb", buffering=0) as stream:
+        stream.seek(window.offset)
+        while len(rest):
+            count = stream.readinto(rest)
+            if not count:
+                raise CheckpointError(f"{window.file} changed while it was read", AGAIN)
+            rest = rest[count:]

@@ -1,0 +1,145 @@
+"""The measurement over random weights on the twins: whose bytes are counted, that nothing is left out, what is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash_local.bench import random_report, random_run
+from dflash_local.bench.baselines import Baseline
+from dflash_local.bench.random_pair import build
+from dflash_local.bench.random_report import Acceptance, Assumption
+from dflash_local.bench.random_run import Wish
+from dflash_local.catalog.row import Published
+from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
+from tests.bench.shapes import PLACE, tiny_pair
+
+WISH = Wish((40, 90), (1, 4, 8), 64)
+
+
+def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
+    pair = tiny_pair(hybrid=True)
+    runner, _ = build(pair, 128, PLACE.device, PLACE.dtype)
+    target, drafter = runner.target, runner.proposer
+    assert drafter is not None
+    text, size = pair.facts.text_config, 4
+    attending = pair.shape.kinds.count("attention")
+    matrices = sum(p.weight.numel() for p in target.weights.products) + text["vocab_size"] * text["hidden_size"]
+    row = 2 * attending * text["num_key_value_heads"] * text["head_dim"]
+    states = sum(state.tape.state.numel() for state in target.states.values())
+    assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + states)
+    config = pair.config
+    whole = sum(
+        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.shape.hidden).items() if len(one) > 1
+    )
+    fusion = config.hidden_size * len(config.taps) * pair.shape.hidden
+    keys = config.num_kv_heads * config.head_dim
+    context_keys = 2 * config.num_layers * keys * config.hidden_size
+    assert random_run.inject_bytes(drafter) == size * (fusion + context_keys)
+    head = text["vocab_size"] * text["hidden_size"]
+    seen = (24 + 8) + (100 + 8)  # the first layer has a window of 24, the second sees all
+    assert random_run.draft_bytes(drafter, 100) == size * (whole - fusion + head + seen * 2 * keys)
+
+
+def test_an_eight_bit_draft_side_reads_less_and_is_named() -> None:
+    pair = tiny_pair()
+    full = random_run.measure(pair, Wish((40,), (1, 8), 0, "full"), PLACE, lambda _text, _part: None)
+    coarse = random_run.measure(pair, Wish((40,), (1, 8), 0, "8bit"), PLACE, lambda _text, _part: None)
+    assert (full.draft_side, coarse.draft_side) == ("full", "8bit")
+    assert coarse.at[0].draft.bytes < full.at[0].draft.bytes / 2
+    assert coarse.at[0].step.bytes == full.at[0].step.bytes
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
+    said: list[str] = []
+    found = random_run.measure(tiny_pair(hybrid), WISH, PLACE, lambda text, _part: said.append(text))
+    assert [at.context for at in found.at] == [40, 90]
+    for at in found.at:
+        assert set(at.verify) == {1, 4, 8} and set(at.cycle) == {4, 8}
+        figures = [at.step, at.draft, at.inject, *at.verify.values(), *at.cycle.values()]
+        assert all(one.ms > 0 and one.bytes > 0 for one in figures)
+        assert at.cycle[8].bytes == at.draft.bytes + at.verify[8].bytes + at.inject.bytes
+    assert found.bandwidth > 0 and found.prefill_s is not None and found.prefill_s > 0
+    assert "a prompt of 64 tokens" in said and "cycles at 90 tokens" in said
+
+
+def test_memory_that_runs_out_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(random_run, "build", full)
+    with pytest.raises(DoesNotFitError, match="ran out"):
+        random_run.measure(tiny_pair(), WISH, PLACE, lambda _text, _part: None)
+
+
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs a CUDA GPU"):
+        random_run.gpu("cpu", "auto")
+
+
+def _cell(task: str, block: int | None, length: float | None, concurrency: int = 1) -> Published:
+    return Published(task, block, "v1", concurrency, length, None, None, "card of X: one GPU")
+
+
+def test_lengths_are_given_else_published_else_assumed() -> None:
+    cells = [_cell("a", 16, 7.0), _cell("b", 8, 5.0), _cell("c", 8, 4.0), _cell("d", 8, None), _cell("e", 8, 6.0, 32)]
+    published = random_report.assumption((), cells, 8)
+    assert published.origin == "published" and [each.task for each in published.lengths] == ["c", "b"]
+    assert published.rows == (8,) and not published.of(4)
+    assert random_report.assumption((), [_cell("a", None, 3.0)], 8).rows == (8,)
+    assert random_report.assumption((3.0,), cells, 8) == Assumption("given", (Acceptance(3.0),))
+    assumed = random_report.assumption((), [], 5)
+    assert assumed.origin == "assumed" and [each.length for each in assumed.lengths] == [2.0, 4.0]
+
+
+def test_the_report_tells_measured_from_projected() -> None:
+    pair = tiny_pair()
+    found = random_run.measure(pair, WISH, PLACE, lambda _text, _part: None)
+    stated = Assumption("given", (Acceptance(3.0), Acceptance(7.5)))
+    others = (Baseline("transformers, eager", 40, 2.5), Baseline("reference engine", 40, reason="it broke"))
+    report = random_report.random_report(pair, WISH, PLACE, found, stated, others)
+    json.dumps(report, allow_nan=False)
+    measured, projected = report["measured"], report["projected"]
+    assert report["weights"] == "random" and report["generation"] is None and report["machine"] and report["versions"]
+    assert measured["at"][1]["cycle"]["8"]["ms"] == found.at[1].cycle[8].ms
+    assert measured["at"][0]["ar_step"]["of_specified_bandwidth"] is None, "no specification is known of a CPU"
+    cycles = [(one["rows"], one["acceptance_length"]) for one in projected[0]["cycles"]]
+    assert cycles == [(4, 3.0), (8, 3.0), (8, 7.5)], "no cycle accepts more than it verifies"
+    assert projected[0]["cycles"][2]["tokens_per_s"] == pytest.approx(7.5 / found.at[0].cycle[8].ms * 1e3)
+    lines = random_report.random_lines(pair, WISH, PLACE, found, stated, others)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for words in (
+        "random weights of its true shapes",
+        "generation unknown",
+        "specified: unknown",
+        "given on the command line",
+        "reference engine: not measured, it broke",
+        "2.50 ms a token",
+        "acceptance are not",
+    ):
+        assert words in text
+
+
+def test_published_lengths_name_task_generation_and_source() -> None:
+    pair = tiny_pair()
+    wish = Wish((40,), (1, 4, 8), 0)
+    found = random_run.measure(pair, wish, PLACE, lambda _text, _part: None)
+    stated = random_report.assumption((), [_cell("sums", 8, 5.0), _cell("songs", 8, 3.0)], 8)
+    lines = " ".join(" ".join(random_report.random_lines(pair, wish, PLACE, found, stated, ())).split())
+    assert "cycle of 8, projected:" in lines and "(songs, 3) to" in lines and "(sums, 5) tok/s" in lines
+    assert "lengths of generation v1 while the shapes here are unknown: card of X" in lines
+    report = random_report.random_report(pair, wish, PLACE, found, stated, ())
+    assert {one["task"] for one in report["projected"][0]["cycles"]} == {"sums", "songs"}
+
+
+def test_a_specification_is_of_the_card_itself() -> None:
+    assert find_bandwidth("NVIDIA H200") == 4800
+    assert find_bandwidth("NVIDIA H100 80GB HBM3") == 3350 and find_bandwidth("NVIDIA H100 PCIe") == 2000
+    assert find_bandwidth("NVIDIA GeForce RTX 4090") == 1008
+    assert find_bandwidth("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert len({find_bandwidth(card) for card in BANDWIDTH}) > 10

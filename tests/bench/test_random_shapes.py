@@ -1,0 +1,93 @@
+"""Pairs by their shapes alone: every dense and hybrid row of the registry, its true size, and what is assumed of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from dflash_local.bench.random_pair import ASSUMED, RandomPair, filled, read_pair
+from dflash_local.catalog import registry
+from dflash_local.catalog.row import Row
+from dflash_local.catalog.shapes import shape
+from dflash_local.errors import CheckpointError, PairError, UsageError
+from dflash_local.models.fused.weights import allocate
+
+ROWS = {row.name: row for row in registry.load().rows if row.target is not None and row.drafter is not None}
+FUSED = [
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3.5-27B",
+    "meta-llama/Llama-3.1-8B-Instruct",
+]
+
+
+def _shapes(row: Row) -> list[tuple[str, dict[str, Any]]]:
+    assert row.target is not None and row.drafter is not None
+    found = [(part.id, shape(part.id)) for part in (row.target, row.drafter)]
+    return [(name, config) for name, config in found if config is not None]
+
+
+def _pair(name: str) -> RandomPair:
+    target, drafter = _shapes(ROWS[name])
+    return read_pair(target, drafter, ROWS[name].fingerprints)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_row_becomes_a_pair_of_its_true_size_and_newest_generation(name: str) -> None:
+    row, pair = ROWS[name], _pair(name)
+    assert pair.generation == row.fingerprints[0].generation
+    sizes = [config["_sizes"] for _, config in _shapes(row)]
+    _, places = allocate(pair.facts, pair.shape, torch.device("meta"), torch.bfloat16)
+    assert sum(place.numel() for place in places.values()) == sizes[0]["text_params"]
+    drafter = pair.config.tensor_shapes(pair.shape.hidden)
+    assert sum(torch.Size(one).numel() for one in drafter.values()) == sizes[1]["params"]
+
+
+def test_what_no_source_quotes_is_named() -> None:
+    assert _pair("Qwen/Qwen3-8B").assumed == {}
+    llama = _pair("meta-llama/Llama-3.1-8B-Instruct")
+    assert llama.assumed["target"] == {"rope_scaling": None}
+    assert llama.assumed["drafter"]["rope_theta"] == ASSUMED["rope_theta"]
+    hybrid = _pair("Qwen/Qwen3.5-9B").assumed["drafter"]
+    assert hybrid["dflash_config.mask_token_id"] == 248077, "an inferred value goes before a made-up one"
+    assert "rope_theta" not in hybrid and "block_size" not in hybrid, (
+        "the inferred rope has it, dflash_config quotes it"
+    )
+
+
+def test_filled_leaves_the_given_configuration_alone() -> None:
+    given = {"a": None, "b": {"c": None, "d": 1}, "_inferred": {"a": 2, "b.c": 3, "d": 9}, "_source": "x"}
+    before = json.dumps(given)
+    assert filled(given, {"e": 4}) == (
+        {"a": 2, "b": {"c": 3, "d": 1}, "d": 9, "e": 4},
+        {"a": 2, "b.c": 3, "d": 9, "e": 4},
+    )
+    assert json.dumps(given) == before
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3.5-35B-A3B"])
+def test_a_mixture_of_experts_is_one_clear_line(name: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot run {name}: it knows qwen3, llama, qwen3_5"):
+        _pair(name)
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    small, large = _shapes(ROWS["Qwen/Qwen3-4B"]), _shapes(ROWS["Qwen/Qwen3-8B"])
+    with pytest.raises(PairError, match="no drafter of"):
+        read_pair(small[0], large[1])
+    with pytest.raises(CheckpointError, match="is not a drafter's"):
+        read_pair(large[0], large[0])
+    name, biased = large[1][0], {**large[1][1], "attention_bias": True}
+    with pytest.raises(UsageError, match="its projections have biases"):
+        read_pair(large[0], (name, biased))
+
+
+def test_a_generation_that_the_registry_does_not_know_stays_unknown() -> None:
+    target, (name, drafter) = _shapes(ROWS["Qwen/Qwen3-8B"])
+    other = {**drafter, "dflash_config": {**drafter["dflash_config"], "target_layer_ids": [1, 2, 3, 4, 5]}}
+    assert read_pair(target, (name, other), ROWS["Qwen/Qwen3-8B"].fingerprints).generation is None

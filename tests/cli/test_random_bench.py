@@ -1,0 +1,133 @@
+"""``dflash bench --weights random`` in-process: refusals in one line, the report end to end on the CPU's twins."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="builds a model, and torch is not installed here")
+
+from dflash_local import settings  # noqa: E402
+from dflash_local.bench import baselines  # noqa: E402
+from dflash_local.cli.console import Console  # noqa: E402
+from dflash_local.cli.random_bench import RandomWish, acceptance_lengths, random_bench  # noqa: E402
+from dflash_local.errors import DFlashError, DoesNotFitError, SettingsError, UsageError  # noqa: E402
+from dflash_local.planner.machine import Machine  # noqa: E402
+from tests.bench.shapes import DENSE, DRAFTER, PLACE  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str]:
+    """Configurations without weights: all that random weights need."""
+    for name, config in (("target", DENSE), ("drafter", DRAFTER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(tmp_path / "target"), str(tmp_path / "drafter")
+
+
+def _run(model: str, wish: RandomWish, machine: Machine | None = None) -> str:
+    out = io.StringIO()
+    random_bench(model, wish, settings.load(), Console({"COLUMNS": "80"}, out, io.StringIO()), PLACE, machine)
+    return out.getvalue()
+
+
+def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    wish = RandomWish(folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
+    shown = _run(folders[0], wish)
+    assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 35
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert [at["context"] for at in report["measured"]["at"]] == [30, 60]
+    assert set(report["measured"]["at"][0]["cycle"]) == {"4", "8"}
+    assert report["measured"]["prefill"]["tokens"] == 40 and report["assumed"]["acceptance"] == "given"
+    again = json.loads(_run(folders[0], RandomWish(folders[1], block_size=5, as_json=True)))
+    assert set(again["measured"]["at"][0]["cycle"]) == {"5"}
+    assert again["measured"]["at"][0]["context"] == 512 - 8, "no more than the models were made for"
+    assert again["assumed"]["acceptance"] == "assumed"
+
+
+def test_a_bundled_pair_is_called_a_toy() -> None:
+    shown = _run("demo-hybrid", RandomWish(contexts=(64,), prefill=0))
+    assert "demo-hybrid's target" in shown and "generation v2" in shown and "toy pair" in shown
+
+
+def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[baselines.Task] = []
+
+    def run_one(task: baselines.Task, _limit: float) -> baselines.Baseline:
+        asked.append(task)
+        return baselines.Baseline(baselines.NAMES[task.kind], task.context, reason="planted")
+
+    monkeypatch.setattr(baselines, "run_one", run_one)
+    report = json.loads(_run(folders[0], RandomWish(folders[1], (30,), prefill=0, baselines=True, as_json=True)))
+    assert [task.kind for task in asked] == ["eager", "compiled", "reference"]
+    assert {one["reason"] for one in report["measured"]["baselines"]} == {"planted"}
+    assert asked[0].text_config["model_type"] == "qwen3" and asked[0].drafter_config["block_size"] == 8
+
+
+def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, str]) -> None:
+    small = Machine("a small card", "cuda", 2**20, 2**20, "")
+    with pytest.raises(DoesNotFitError, match="a small card has 1.0 MiB free") as caught:
+        _run(folders[0], RandomWish(folders[1]), small)
+    assert caught.value.exit_code == 5 and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"acceptance": "9"}, "more than the drafter's block of 8"),
+        ({"contexts": (505,)}, "context 505 is outside 1..504"),
+        ({"prefill": 600}, "prefill 600"),
+        ({"block_size": 9}, "block_size 9"),
+        ({"draft_side": "blurred"}, "unknown draft side"),
+        ({"drafter": None}, "no drafter is known"),
+    ],
+)
+def test_bad_wishes_are_one_line(folders: tuple[str, str], wish: dict[str, object], words: str) -> None:
+    with pytest.raises(DFlashError, match=words):
+        _run(folders[0], RandomWish(**{"drafter": folders[1], **wish}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "x", "0.5", "3,,5", "nan", "1,2,3,4"])
+def test_acceptance_lengths_are_checked(text: str) -> None:
+    with pytest.raises(UsageError, match="--acceptance"):
+        acceptance_lengths(text)
+
+
+def test_acceptance_lengths_are_read_once_each() -> None:
+    assert acceptance_lengths("3, 5,3") == (3.0, 5.0) and acceptance_lengths(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("qwen3-8b", "--device", "cpu"), 2, "needs a CUDA GPU"),
+        (("openai/gpt-oss-20b",), 2, "the fused engine cannot run openai/gpt-oss-20b: it knows"),
+        (("moonshotai/Kimi-K2.5",), 5, "runs on a server only"),
+        (("no-such-model",), 3, "unknown model"),
+        (("someone/else", "--drafter", "someone/drafter"), 3, "nothing is known of the shape"),
+        (("qwen3-8b", "--prompts", "builtin"), 2, "--prompts does not go with --weights random"),
+        (("qwen3-8b", "--engine", "reference"), 2, "measures the fused engine"),
+        (("qwen3-8b", "--acceptance", "17"), 2, "the drafter's block of 16"),
+    ],
+)
+def test_refusals_on_the_command_line(cli: Cli, argv: tuple[str, ...], code: int, words: str) -> None:
+    done = cli("bench", *argv, "--weights", "random")
+    assert done.code == code and words in done.err and done.out == ""
+
+
+def test_options_of_random_weights_need_them(cli: Cli) -> None:
+    done = cli("bench", "demo", "--baselines")
+    assert done.code == 2 and "--baselines does not go with --weights real" in done.err
+    done = cli("bench", "demo", "--context", "64", "--context", "128")
+    assert done.code == 2 and "more than once" in done.err
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingsError, match="shape of the target empty"):
+        _run(str(tmp_path / "empty"), RandomWish(str(tmp_path / "empty")))

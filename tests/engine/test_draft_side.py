@@ -1,0 +1,187 @@
+"""Draft sides: none changes a reply, the coarse ones give memory back, and ``auto`` keeps what pays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+
+from dflash_local.catalog import bundled
+from dflash_local.cli.options import DraftSideChoice
+from dflash_local.engine import draft_side
+from dflash_local.engine.draft_side import FULL, NAMED, WORDS, DraftSide, Settled, apply, settle, side_of
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
+from dflash_local.kernels.eight_bit import EightBit, Way
+from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_weights import read_weights
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.request import SamplingParams
+from dflash_local.settings import DRAFT_SIDES
+
+PAIRS = ("demo", "demo-hybrid")
+FEW = 256  # of the toys' 1,024 ids
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.5, seed=5),
+    SamplingParams(temperature=1.2, top_k=20, top_p=0.95, seed=6),
+    SamplingParams(repetition_penalty=1.3),
+)
+
+
+def fresh(pair: str) -> Session:
+    return load(bundled.find(pair), LoadOptions(dtype="float32", device="cpu", engine="fused"))
+
+
+def drafter_of(session: Session) -> FusedDrafter:
+    assert isinstance(session.runner.proposer, FusedDrafter)
+    return session.runner.proposer
+
+
+@cache
+def alone(pair: str) -> tuple[list[int], ...]:
+    """The target's own replies."""
+    session = fresh(pair)
+    return tuple(ask(session, random_prompt(13), 20, sampling=how, mode="ar").ids for how in SAMPLINGS)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("word", [*NAMED, "narrow"])
+def test_l1_no_draft_side_changes_a_reply(pair: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_side, "FREQUENT", FEW)
+    session = fresh(pair)
+    drafter = drafter_of(session)
+    settle(drafter, "8bit" if word == "narrow" else word, session.facts.block_size)
+    if word == "narrow":
+        for product in drafter.products:
+            product.tile = Way(Tile(), narrow=True)
+    for how, want in zip(SAMPLINGS, alone(pair), strict=True):
+        reply = ask(session, random_prompt(13), 20, sampling=how, mode="dflash")
+        assert reply.ids == want, (word, how)
+        assert reply.finished.stats.acceptance_lengths, "it drafted"
+
+
+@pytest.mark.parametrize("word", list(NAMED))
+def test_a_draft_side_is_what_drafts_are_computed_with(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_side, "FREQUENT", FEW)
+    session = fresh("demo")
+    drafter = drafter_of(session)
+    drafter.block(200)
+    before, head = drafter.drafts.clone(), drafter.target.weights.head
+    settle(drafter, word, session.facts.block_size)
+    drafter.block(200)
+    side = NAMED[word]
+    assert {isinstance(matrix.weight, EightBit) for matrix in drafter.matrices} == {side.weights == "8bit"}
+    assert isinstance(drafter.head.weight, EightBit) == (side.head == "8bit")
+    width = FEW if side.head == "frequent" else before.shape[1]
+    assert drafter.drafts.shape == (len(before), width)
+    change = float((drafter.drafts - before[:, :width]).abs().max() / before.abs().max())
+    assert change < 1e-6 if "8bit" not in word else 1e-5 < change < 0.05
+    assert isinstance(head.weight, torch.Tensor) and drafter.target.weights.head is head, "the target keeps its own"
+    assert any(product is drafter.head for product in drafter.products) == (drafter.head is not head)
+
+
+def test_eight_bits_give_the_matrices_memory_back() -> None:
+    session = fresh("demo")
+    drafter = drafter_of(session)
+    stored = [weakref.ref(matrix.weight) for matrix in drafter.matrices]
+    before = sum(matrix.weight.nbytes for matrix in drafter.matrices)
+    assert all(weight() is not None for weight in stored)
+    apply(drafter, NAMED["8bit"])
+    gc.collect()
+    assert [weight() for weight in stored] == [None] * len(stored)
+    assert sum(matrix.weight.nbytes for matrix in drafter.matrices) < before * 0.27  # a quarter of float32, and scales
+
+
+def test_a_drafter_can_be_bound_in_eight_bits_at_once() -> None:
+    drafter = drafter_of(fresh("demo"))
+    checkpoint = Checkpoint.open(bundled.find("demo").drafter)  # type: ignore[arg-type]
+    parts = read_weights(checkpoint, drafter.config, torch.device("cpu"), torch.float32, lambda _: None)
+    coarse = FusedDrafter(drafter.config, parts, drafter.target, eight_bits=True)
+    drafter.in_eight_bits()
+    for one in (coarse, drafter):
+        one.block(100)
+    assert torch.equal(coarse.drafts, drafter.drafts)
+
+
+def times_of(monkeypatch: pytest.MonkeyPatch, *milliseconds: float | BaseException) -> None:
+    """Measurements in the order in which they are made: a full draft, a verify, then the candidates' drafts."""
+    left = iter(milliseconds)
+
+    def measured(_work: object, _replays: int) -> float:
+        found = next(left)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(draft_side, "replay_ms", measured)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "word"),
+    [
+        ((1.2, 4.8, 1.0, 0.7), "8bit"),
+        ((1.2, 4.8, 1.0, 0.95), "8bit-head"),  # the second step saves less than its share
+        ((1.2, 4.8, 1.15, 1.0), "8bit"),  # the first step alone did not pay, both do
+        ((1.2, 4.8, 1.15, 1.1), "full"),
+        ((1.2, 4.8, 1.5, 1.4), "full"),
+    ],
+)
+def test_auto_keeps_what_saves_its_share_of_the_cycle(
+    milliseconds: tuple[float, ...], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = fresh("demo-hybrid")
+    drafter = drafter_of(session)
+    stored = [matrix.weight for matrix in drafter.matrices]
+    times_of(monkeypatch, *milliseconds)
+    settled = draft_side._measured(drafter, session.facts.block_size)
+    assert (settled.word, settled.side) == (word, NAMED[word])
+    assert settled.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
+    assert settled.cycle_ms == 6.0
+    assert settled.gain == pytest.approx((1.2 - settled.draft_ms[word]) / 6.0)
+    assert (word in settled.notice) == (word != "full")
+    assert isinstance(drafter.head.weight, EightBit) == (NAMED[word].head == "8bit")
+    if word != "8bit":
+        assert all(matrix.weight is weight for matrix, weight in zip(drafter.matrices, stored, strict=True))
+    want = alone("demo-hybrid")[0]
+    assert ask(session, random_prompt(13), 20).ids == want, "what was measured with is forgotten"
+
+
+@pytest.mark.parametrize(("at", "word"), [(2, "full"), (3, "8bit-head")])
+def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of(fresh("demo"))
+    milliseconds: list[float | BaseException] = [1.2, 4.8, 1.0, 0.7]
+    milliseconds[at] = torch.OutOfMemoryError("no room")
+    times_of(monkeypatch, *milliseconds)
+    settled = draft_side._measured(drafter, 8)
+    assert settled.word == word and "no room" in settled.notice
+    assert not any(isinstance(matrix.weight, EightBit) for matrix in drafter.matrices)
+    assert isinstance(drafter.head.weight, EightBit) == (word == "8bit-head")
+
+
+def test_auto_is_full_where_nothing_can_be_measured() -> None:
+    drafter = drafter_of(fresh("demo"))
+    settled = settle(drafter, "auto", 8)
+    assert (settled, settled.side, settled.gain, settled.notice) == (Settled("full", {}), FULL, 0.0, "")
+    assert drafter.head is drafter.target.weights.head
+
+
+def test_words_are_read_or_refused_by_name() -> None:
+    assert side_of("auto", 1024) is None
+    assert side_of("frequent", draft_side.FREQUENT + 1) == DraftSide("full", "frequent")
+    assert all(word == "auto" or side_of(word, 10**6) == NAMED[word] for word in WORDS)
+    with pytest.raises(UsageError, match="unknown draft side '4bit'"):
+        side_of("4bit", 10**6)
+    for word in ("frequent", "8bit-frequent"):
+        with pytest.raises(UsageError, match="65,536 ids is not larger than 65,536"):
+            side_of(word, draft_side.FREQUENT)
+
+
+def test_the_words_are_the_same_on_the_command_line_and_in_the_settings() -> None:
+    assert tuple(each.value for each in DraftSideChoice) == DRAFT_SIDES == WORDS

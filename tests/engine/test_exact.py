@@ -1,0 +1,77 @@
+"""Exact mode through the kernels' twins: a row's bits do not depend on its block, in bfloat16 too."""
+
+from __future__ import annotations
+
+import pytest
+from engine_sessions import random_prompt
+from fused_models import fused_target
+from recorded_fold import folded, record
+
+from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.planted import Planted
+from dflash_local.catalog import bundled
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session
+from dflash_local.errors import EngineError, UsageError
+from dflash_local.models.fused import invariance
+from dflash_local.models.fused.linear import Linear
+from dflash_local.request import user_request
+
+
+def asked(session: Session) -> tuple[int, ...]:
+    return session.render(user_request("Count from 3 to 17.")).ids
+
+
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str) -> None:
+    session = load(bundled.find(pair), LoadOptions("bfloat16", "cpu", exact=True))
+    assert session.facts.exact and session.facts.engine == "fused"
+    plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 40)
+    for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
+        found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
+        assert found.verdict == "identical"
+        assert found.same_bits == found.positions > 50
+
+
+def test_without_exact_mode_bfloat16_promises_less() -> None:
+    """The check above can fail: a block of another size rounds otherwise."""
+    session = load(bundled.find("demo-hybrid"), LoadOptions("bfloat16", "cpu", engine="fused"))
+    found = certify(session, Plan((asked(session),), cases(3)[:1], (8,), 40))
+    assert found.same_bits < found.positions and not found.exact
+
+
+def test_a_drafted_run_ends_in_the_state_that_its_rows_fold_to() -> None:
+    prompt = random_prompt(11)
+    target = fused_target("qwen3_5", 400)
+    plain = FusedRunner(target, None, 400)
+    record(plain, prompt, 150, 1)
+    text = list(plain.ids)
+    drafted = FusedRunner(target, Planted(target, text), 400)  # type: ignore[arg-type]
+    before, rows, lengths = record(drafted, prompt, 150, target.rows)
+    assert drafted.ids[: len(text)] == text and len(set(lengths)) > 3
+    target.snapshot()  # folds what is left
+    for layer, state in target.states.items():
+        expected = folded(before[layer][0][0], rows[layer])
+        assert float((state.tape.state.double() - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Careless(Linear):
+        """Its sums take in the row above."""
+
+        def __call__(self, x, out, residual=None):  # type: ignore[no-untyped-def]
+            return torch.mm(x + 1e-6 * x.roll(1, 0), self.weight.t(), out=out)
+
+    sound, careless = Linear(torch.randn(32, 16)), Careless(torch.randn(32, 16))
+    assert invariance.independent(sound, 16) and not invariance.independent(careless, 16)
+    assert invariance.settle_rows([sound], 16) == ()
+    with pytest.raises(EngineError, match="32 x 16 gives a row other bits"):
+        invariance.settle_rows([careless], 16)
+
+
+def test_exact_mode_belongs_to_the_fused_engine() -> None:
+    with pytest.raises(UsageError, match="reference engine does not know --exact"):
+        load(bundled.find("demo"), LoadOptions(device="cpu", engine="reference", exact=True))

@@ -1,0 +1,329 @@
+"""The verify-length controller: against the best fixed length on simulated text, and inside whole replies."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
+from families import VOCAB
+from fused_models import PlantedBlocks, fused_target
+from proposers import Oracle, Planted
+
+from dflash_local.catalog import bundled
+from dflash_local.engine.fused import AHEAD, FusedRunner
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.session import Session
+from dflash_local.engine.verify_length import FIRST_WAIT, LONGEST_WAIT, STREAK, VerifyLength
+from dflash_local.events import Notice, Step, as_dict, from_dict
+from dflash_local.loaded import SessionFacts
+from dflash_local.request import Limits, SamplingParams, user_request
+
+Shares = Sequence[float]
+FLAT = {1: 4.6, 4: 6.0, 6: 6.0, 8: 6.0, 12: 6.0, 16: 6.0}
+LARGE_CARD = {1: 4.6, 4: 5.7, 6: 5.75, 8: 5.8, 12: 5.9, 16: 6.0}
+RISING = {1: 4.6, 4: 7.0, 6: 8.5, 8: 10.0, 12: 13.0, 16: 16.0}
+EXPERTS = {1: 3.0, 4: 6.0, 6: 7.5, 8: 9.0, 12: 11.5, 16: 14.0}
+DEAR_DRAFTS = {1: 4.6, 4: 16.0, 6: 16.2, 8: 16.4, 12: 16.7, 16: 17.0}  # a short block never pays
+CYCLES = 5000
+
+
+def even(share: float) -> Shares:
+    return [share] * 15
+
+
+def expected(shares: Shares, rows: int) -> float:
+    tokens = alive = 1.0
+    for share in shares[: rows - 1]:
+        alive *= share
+        tokens += alive
+    return tokens
+
+
+def best_fixed(costs: Mapping[int, float], shares: Shares) -> tuple[int, float]:
+    """The length with the highest true rate, and that rate."""
+    rows = max(costs, key=lambda one: (expected(shares, one) / costs[one], one))
+    return rows, expected(shares, rows) / costs[rows]
+
+
+@dataclass
+class Text:
+    """Simulated decoding: cycles of true shares, of which the controller hears ``late`` launches later."""
+
+    costs: Mapping[int, float]
+    seed: int = 0
+    late: int = AHEAD
+
+    def __post_init__(self) -> None:
+        self.control = VerifyLength(self.costs, 16)
+        self._random = random.Random(self.seed)
+        self._on_their_way: deque[tuple[int, int]] = deque()
+
+    def run(self, shares: Shares, cycles: int) -> tuple[float, list[int]]:
+        """Tokens per millisecond, and the rows of each cycle."""
+        tokens, used = 0, []
+        for _ in range(cycles):
+            rows = self.control.next_rows()
+            accepted = 0
+            while accepted < rows - 1 and self._random.random() < shares[accepted]:
+                accepted += 1
+            tokens += accepted + 1
+            used.append(rows)
+            self._on_their_way.append((rows, accepted))
+            if len(self._on_their_way) > self.late:
+                self.control.add(*self._on_their_way.popleft())
+        return tokens / sum(self.costs[rows] for rows in used), used
+
+
+@pytest.mark.parametrize(
+    ("costs", "shares", "length"),
+    [
+        (FLAT, even(0.85), 16),
+        (FLAT, [0.95 * 0.97**slot for slot in range(15)], 16),
+        (RISING, even(0.7), 4),
+        (RISING, even(0.97), 16),
+        (EXPERTS, [0.9, 0.9, 0.9, *[0.05] * 12], 4),
+        (LARGE_CARD, even(0.1), 1),
+        (RISING, even(0.3), 1),
+        (EXPERTS, even(0.4), 1),
+        (DEAR_DRAFTS, even(0.5), 1),
+    ],
+)
+def test_it_settles_on_the_best_fixed_length(costs: Mapping[int, float], shares: Shares, length: int) -> None:
+    assert best_fixed(costs, shares)[0] == length
+    for seed in range(3):
+        used = Text(costs, seed).run(shares, 1000)[1]
+        assert Counter(used[200:]).most_common(1)[0][0] == length
+        assert used[200:].count(length) > 0.8 * 800
+
+
+@pytest.mark.parametrize("late", [0, AHEAD])
+@pytest.mark.parametrize(
+    ("costs", "shares"),
+    [
+        (LARGE_CARD, even(0.1)),
+        (LARGE_CARD, even(0.5)),
+        (LARGE_CARD, even(0.8)),
+        (LARGE_CARD, [0.8, 0.8, 0.8, *[0.1] * 12]),
+        (LARGE_CARD, [0.9 * 0.95**slot for slot in range(15)]),
+        (RISING, even(0.2)),
+        (RISING, even(0.6)),
+        (RISING, even(0.9)),
+        (EXPERTS, even(0.8)),
+        (EXPERTS, even(0.9)),
+        (DEAR_DRAFTS, even(0.5)),
+        (DEAR_DRAFTS, even(0.9)),
+    ],
+)
+def test_it_loses_less_than_3_percent_against_the_best_fixed_length(
+    costs: Mapping[int, float], shares: Shares, late: int
+) -> None:
+    rate, used = Text(costs, seed=11, late=late).run(shares, CYCLES)
+    assert rate > 0.97 * best_fixed(costs, shares)[1], Counter(used)
+
+
+@pytest.mark.parametrize("costs", [LARGE_CARD, RISING, EXPERTS, DEAR_DRAFTS])
+def test_drafting_stops_where_it_loses_and_comes_back_with_easier_text(costs: Mapping[int, float]) -> None:
+    for seed in range(4):
+        text = Text(costs, seed)
+        text.run(even(0.9), 300)
+        assert text.control.length > 1
+        hard = text.run(even(0.05), 1500)[1]
+        assert text.control.length == 1 and hard[400:].count(1) > 0.95 * 1100
+        easy = even(0.92)
+        assert best_fixed(costs, easy)[0] > 1
+        text.run(easy, 2 * LONGEST_WAIT)
+        assert text.control.length > 1
+        rate, used = text.run(easy, 1000)
+        assert 1 not in used
+        assert rate > 0.93 * best_fixed(costs, easy)[1]
+
+
+def test_a_shortened_length_grows_again_with_easier_text() -> None:
+    for seed in range(4):
+        text = Text(RISING, seed)
+        text.run([0.8, 0.8, 0.8, *[0.05] * 12], 600)
+        assert text.control.length == 4
+        text.run(even(0.97), 600)
+        assert text.control.length >= 12
+
+
+def test_probing_backs_off_and_is_bounded() -> None:
+    text = Text(LARGE_CARD)
+    used = text.run(even(0.0), 4000)[1]
+    off = used.index(1)
+    assert off < 20, "a drafter that never hits is dropped within a few cycles"
+    probes = [at for at, rows in enumerate(used) if rows > 1 and at > off]
+    streaks = [at for at, before in zip(probes, [0, *probes], strict=False) if at - before > FIRST_WAIT // 2]
+    waits = [later - earlier for earlier, later in zip(streaks, streaks[1:], strict=False)]
+    assert all(later > 1.5 * earlier for earlier, later in zip(waits[:3], waits[1:4], strict=True))
+    assert LONGEST_WAIT <= waits[-1] <= LONGEST_WAIT + 3 * STREAK
+    assert len(probes) <= 3 * 11
+
+
+def test_a_reply_begins_with_an_early_probe_and_forgets_what_was_on_its_way() -> None:
+    text = Text(LARGE_CARD)
+    text.run(even(0.0), 3000)
+    control = text.control
+    while control.next_rows() == 1:  # a probe leaves, and its reply ends before it is known
+        pass
+    control.begin()
+    launched = [control.next_rows() for _ in range(FIRST_WAIT + 1)]
+    assert sum(rows > 1 for rows in launched) == 1, "one more probe, within the first cycles"
+
+
+def test_it_does_not_flap_between_equals() -> None:
+    """At these shares two lengths are equally good; the longer one is taken first."""
+    costs = {1: 4.6, 8: 6.0, 16: 6.0 * expected(even(0.8), 16) / expected(even(0.8), 8)}
+    text, lengths = Text(costs, 3), []
+    for _ in range(CYCLES):
+        text.run(even(0.8), 1)
+        lengths.append(text.control.length)
+    assert sum(before != after for before, after in zip(lengths, lengths[1:], strict=False)) < 0.01 * CYCLES
+    assert VerifyLength({1: 1.0, 4: 1.0, 8: 1.0}, 8).length == 8
+    ties = VerifyLength({4: expected(even(0.8), 4), 8: expected(even(0.8), 8)}, 8)
+    assert ties.length == 8
+
+
+def test_only_slots_that_were_reached_teach_anything() -> None:
+    control = VerifyLength({1: 1.0, 4: 1.0, 8: 1.0}, 8)
+    for _ in range(500):
+        control.add(4, 2)  # slot 3 is rejected, what is behind it was not verified
+    assert control.expected(3) == pytest.approx(3.0, abs=0.05)
+    assert control.expected(4) == pytest.approx(3.0, abs=0.05)
+    for _ in range(500):
+        control.add(8, 1)
+    assert control.expected(2) == pytest.approx(2.0, abs=0.05)
+    assert control.expected(8) == pytest.approx(2.0, abs=0.1)
+    before = control.expected(8)
+    control.add(1, 0)
+    assert control.expected(8) == before
+
+
+def test_costs_beyond_the_block_are_left_out_and_none_is_refused() -> None:
+    assert VerifyLength(FLAT, 8).longest == 8
+    for costs in ({}, {16: 1.0}, {1: 0.0, 4: 1.0}):
+        with pytest.raises(ValueError, match="no usable costs"):
+            VerifyLength(costs, 8)
+
+
+# Whole replies
+
+
+@cache
+def session_of(name: str) -> Session:
+    return load(bundled.find(name), LoadOptions(dtype="float32", device="cpu", engine="fused"))
+
+
+def planted(session: Session, costs: Mapping[int, float]) -> Session:
+    """The session with these costs and nothing learnt."""
+    session.verify_lengths.clear()
+    session.runner.costs = costs  # type: ignore[union-attr]
+    return session
+
+
+def small_session(proposer: Planted) -> Session:
+    target = fused_target("qwen3", 2000, BLOCK)
+    facts = SessionFacts("qwen3", "planted", "fused", "float32", "cpu", BLOCK, 2000, False)
+    blocks = PlantedBlocks(proposer, target, BLOCK)
+    return Session(FusedRunner(target, blocks, 2000), facts, None, frozenset())  # type: ignore[arg-type]
+
+
+PROMPTS = ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.')
+
+
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=1.2, seed=5), SamplingParams(temperature=1.2, top_k=20, seed=6)],
+    ids=["greedy", "sampled", "filtered"],
+)
+def test_the_text_is_the_same_whatever_is_verified(pair: str, sampling: SamplingParams) -> None:
+    session = session_of(pair)
+    asked = [user_request(prompt, sampling=sampling, limits=Limits(max_new_tokens=60)) for prompt in PROMPTS]
+    want = [Reply(list(session.generate(replace(request, mode="ar")))).ids for request in asked]
+    used: Counter[int] = Counter()
+    for costs in ({1: 1.0, 2: 1.9, 4: 3.6, 8: 7.0}, {1: 1.0, 3: 1.7, 5: 2.6, 8: 3.0}):
+        planted(session, costs)
+        for request, ids in zip(asked, want, strict=True):
+            reply = Reply(list(session.generate(request)))
+            assert reply.ids == ids, costs
+            used.update(dict(reply.finished.stats.verify_rows))
+    assert len(used) >= 3, f"the lengths were to change: {used}"
+
+
+def test_figures_say_what_was_verified() -> None:
+    session = planted(session_of("demo"), {1: 1.0, 2: 1.6, 4: 2.8, 8: 6.0})
+    reply = Reply(list(session.generate(user_request(PROMPTS[0], limits=Limits(max_new_tokens=100)))))
+    stats = reply.finished.stats
+    cycles = [step for step in reply.find(Step) if step.rows]
+    assert dict(stats.verify_rows) == Counter(step.rows for step in cycles)
+    assert stats.mean_verify_rows == pytest.approx(sum(step.rows for step in cycles) / len(cycles))
+    assert stats.undrafted_cycles == sum(step.drafted == 0 for step in cycles)
+    assert [rows for rows, _ in stats.verify_rows] == sorted({step.rows for step in cycles})
+    assert from_dict(as_dict(reply.finished)) == reply.finished
+    alone = ask(session, random_prompt(9), 20, mode="ar").finished.stats
+    assert (alone.verify_rows, alone.mean_verify_rows, alone.undrafted_cycles) == (((1, 19),), 1.0, 19)
+
+
+def test_what_is_learnt_stays_with_the_session_and_the_kind_of_sampling() -> None:
+    session = planted(small_session(Oracle(VOCAB, text_of("qwen3", tuple(random_prompt(9))), 1)), LARGE_CARD)
+    first = ask(session, random_prompt(9), 60)
+    (notice,) = first.find(Notice)
+    assert "drafting does not pay here" in notice.message and "one per 4.6 ms" in notice.message
+    again = ask(session, random_prompt(9), 30)
+    assert again.find(Step)[1].rows == 1 and not again.find(Notice)
+    assert list(session.verify_lengths) == [True]
+    ask(session, random_prompt(9), 5, sampling=SamplingParams(temperature=1.0, seed=1))
+    assert list(session.verify_lengths) == [True, False]
+
+
+def test_drafting_that_pays_again_is_said_once() -> None:
+    """A drafter that misses everything in the reply's first part and nothing after it."""
+    prompt = random_prompt(9)
+    text = text_of("qwen3", tuple(prompt), 700)
+
+    class Awakes(Oracle):
+        def token(self, position: int) -> int:
+            right = super().token(position)
+            return right if position > 200 else (right + 1) % VOCAB
+
+    session = planted(small_session(Awakes(VOCAB, text)), {1: 1.0, 4: 1.5, 8: 1.6})
+    reply = ask(session, prompt, 600)
+    assert reply.ids == list(text[9 : 9 + 600])
+    off, on = (notice.message for notice in reply.find(Notice))
+    assert "does not pay" in off and "pays again" in on and "tokens per cycle of 1." in on
+    assert reply.find(Step)[-1].rows > 1
+    assert 0 < reply.finished.stats.undrafted_cycles < 400
+
+
+def test_an_asked_block_size_and_unknown_costs_are_not_touched() -> None:
+    text = text_of("qwen3", tuple(random_prompt(9)))
+    for costs, asked in ((LARGE_CARD, 5), ({}, None), ({8: 3.0}, None), ({1: 1.0, 16: 2.0}, None)):
+        session = planted(small_session(Oracle(VOCAB, text, 3)), costs)
+        reply = ask(session, random_prompt(9), 40, block_size=asked)
+        assert {rows for rows, _ in reply.finished.stats.verify_rows} == {asked or BLOCK}
+        assert not session.verify_lengths
+
+
+def test_a_drafter_that_never_hits_is_still_named_where_the_length_is_controlled() -> None:
+    text = text_of("qwen3", tuple(random_prompt(9)), 120)
+    session = planted(small_session(Oracle(VOCAB, text, 1)), {4: 1.0, 8: 1.0})  # no plain step to fall back to
+    reply = ask(session, random_prompt(9), 80)
+    (notice,) = reply.find(Notice)
+    assert "no draft was accepted in 32 cycles" in notice.message
+    assert reply.find(Step)[-1].rows == 1
+
+
+def test_a_low_acceptance_is_judged_by_whole_blocks_only() -> None:
+    """Short blocks accept little because little was verified: no reason to blame the drafter."""
+    text = text_of("qwen3", tuple(random_prompt(9)), 320)
+    for costs, alarms in (({1: 1.0, 2: 1.1, 8: 9.0}, 0), ({}, 1)):
+        session = planted(small_session(Oracle(VOCAB, text, 4)), costs)
+        session.facts = replace(session.facts, acceptance_band=6.5)
+        notices = ask(session, random_prompt(9), 300).find(Notice)
+        assert sum("acceptance length below" in notice.message for notice in notices) == alarms

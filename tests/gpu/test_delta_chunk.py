@@ -1,0 +1,69 @@
+"""A prompt's Gated-DeltaNet kernels on a GPU, in true widths: equal to float64, to their parts and to themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflash_local.kernels.delta_chunk import run_rows, way_of
+from dflash_local.kernels.delta_rows import heads_of, read_rows
+from dflash_local.kernels.delta_step import DeltaShape, DeltaState, DeltaWeights
+from dflash_local.kernels.gated_delta import chunked
+
+pytestmark = pytest.mark.gpu
+SHAPE = DeltaShape(keys=4, values=8, key_width=128, value_width=128, taps=4)
+TOLERANCE = 3e-5  # of the largest number
+
+
+def given(rows: int, decay: float, dtype: torch.dtype) -> tuple[torch.Tensor, DeltaWeights, DeltaState]:
+    torch.manual_seed(rows)
+    projected = torch.randn(1, SHAPE.columns) + torch.randn(rows, SHAPE.columns) * (0.01 if decay < 0.01 else 1.0)
+    conv = torch.rand(SHAPE.channels, SHAPE.taps).to("cuda", dtype)
+    rate = -decay * torch.rand(SHAPE.values, device="cuda")
+    window = torch.randn(1, SHAPE.taps - 1, SHAPE.channels).repeat(2, 1, 1).to("cuda", dtype)
+    state = torch.randn(SHAPE.values, SHAPE.value_width, SHAPE.key_width, device="cuda")
+    empty = torch.empty(0, device="cuda")
+    tape = DeltaState(state, window, empty, empty, empty, empty, empty)
+    return projected.to("cuda", dtype), DeltaWeights(conv, rate, torch.ones_like(rate)), tape
+
+
+def apart(found: torch.Tensor, want: torch.Tensor) -> float:
+    return float((found.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("decay", [8.0, 0.1, 0.001])
+@pytest.mark.parametrize("rows", [1, 65, 200, 1500])
+def test_rows_equal_float64(rows: int, decay: float, dtype: torch.dtype) -> None:
+    projected, weights, tape = given(rows, decay, dtype)
+    read = read_rows(projected, weights, tape.window[0], SHAPE)
+    assert way_of(read, SHAPE) is not None
+    q, k, v = (part[:rows].transpose(0, 1).double() for part in heads_of(read, SHAPE))
+    g, beta = read.gates[:rows].double().permute(1, 2, 0)
+    want_out, want_state = chunked(q, k, v, g, beta, tape.state.transpose(1, 2).double())
+    out = run_rows(projected, weights, tape, SHAPE)[:rows]
+    assert apart(out, want_out.transpose(0, 1)) < TOLERANCE
+    assert apart(tape.state, want_state.transpose(1, 2)) < TOLERANCE
+
+
+def test_rows_are_read_as_their_twin_reads_them() -> None:
+    projected, weights, tape = given(200, 0.1, torch.bfloat16)
+    found = read_rows(projected, weights, tape.window[0], SHAPE)
+    small = DeltaWeights(weights.conv.cpu(), weights.rate.cpu(), weights.bias.cpu())
+    want = read_rows(projected.cpu(), small, tape.window[0].cpu(), SHAPE)
+    # exp differs in its last bit, which decides a rounding here and there.
+    assert (found.mixed.cpu() != want.mixed).float().mean() < 0.01
+    assert apart(found.mixed.cpu(), want.mixed.double()) < 0.01
+    assert apart(found.gates.cpu(), want.gates.double()) < 0.01
+
+
+def test_parts_equal_the_whole_and_a_second_run_the_first() -> None:
+    runs = []
+    for cuts in ((300,), (300,), (129, 171)):
+        projected, weights, tape = given(300, 0.1, torch.bfloat16)
+        parts = [run_rows(part, weights, tape, SHAPE)[: len(part)] for part in projected.split(list(cuts))]
+        runs.append((torch.cat(parts), tape.state, tape.window))
+    assert all(torch.equal(one, two) for one, two in zip(runs[0], runs[1], strict=True))
+    assert apart(runs[2][0], runs[0][0].double()) < TOLERANCE
+    assert apart(runs[2][1], runs[0][1].double()) < TOLERANCE
+    assert torch.equal(runs[2][2], runs[0][2])

@@ -1,0 +1,69 @@
+"""Exact mode on a GPU in bfloat16, and long runs: every bit the same with and without drafting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_sessions import random_prompt, text_of
+from fused_models import fused_target
+from recorded_fold import folded, record
+
+from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.planted import Planted
+from dflash_local.catalog import bundled
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.load import LoadOptions, load
+from dflash_local.request import user_request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+NEW = 8000
+
+
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
+    session = load(bundled.find(pair), LoadOptions("bfloat16", "cuda", exact=True))
+    assert session.facts.exact and session.facts.engine == "fused"
+    prompt = session.render(user_request("Count from 3 to 17.")).ids
+    plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
+    for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
+        found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
+        assert found.verdict == "identical" and found.exact
+        assert found.same_bits == found.positions > 300
+
+
+def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_fold_to() -> None:
+    prompt = random_prompt(11)
+    target = fused_target("qwen3_5", NEW + 200, device="cuda")
+    _, _, _ = record(FusedRunner(target, None, NEW + 100), prompt, 8, 1)
+    plain = FusedRunner(target, None, NEW + 100)
+    record(plain, prompt, NEW, 1)
+    text, states = list(plain.ids), [state.copy().state[0] for state in _settled(target)]
+    drafted = FusedRunner(target, Planted(target, text), NEW + 100)  # type: ignore[arg-type]
+    before, rows, lengths = record(drafted, prompt, NEW, target.rows)
+    assert drafted.ids[: len(text)] == text  # the last cycle may reach behind the end
+    assert len(set(lengths)) > 4 and sum(lengths) == NEW - 1
+    for index, (state, want) in enumerate(zip(_settled(target), states, strict=True)):
+        layer = list(target.states)[index]
+        expected = folded(before[layer][0][0], rows[layer])
+        got = state.tape.state.double()
+        scale = float(expected.abs().max())
+        assert float((got - expected).abs().max()) <= 1e-5 * scale
+        assert float((state.tape.state - want).abs().max()) <= 1e-5 * scale
+
+
+def _settled(target):  # type: ignore[no-untyped-def]
+    target.snapshot()
+    return target.states.values()
+
+
+def test_the_text_of_the_tiny_models_is_the_same_in_exact_mode() -> None:
+    for family in ("qwen3", "llama", "qwen3_5"):
+        prompt = tuple(random_prompt(11))
+        text = text_of(family, prompt)
+        target = fused_target(family, 400, device="cuda", exact=True)
+        runner = FusedRunner(target, Planted(target, text), 400)  # type: ignore[arg-type]
+        record(runner, prompt, 60, target.rows)
+        assert runner.ids[: 11 + 60] == list(text[: 11 + 60])

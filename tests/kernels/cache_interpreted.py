@@ -1,0 +1,153 @@
+"""The float8_e4m3fn cache and the rows of a block, bit by bit, in Triton's interpreter: started by test_fp8_cache in a
+process of its own. Prints one JSON object: check -> numbers that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from dflash_local.kernels import attention_cut, decode_attention, place_heads
+from dflash_local.kernels.attention_cut import Card
+from dflash_local.kernels.decode_attention import Pieces, Sight
+from dflash_local.kernels.place_heads import Heads
+
+EIGHT = torch.float8_e4m3fn
+CPU = torch.device("cpu")
+Found = Iterator[tuple[str, int]]
+
+
+def with_kernels(answer: bool) -> None:
+    """Kernels from now on, or twins."""
+    decode_attention.runs_kernels = place_heads.runs_kernels = lambda _tensor: answer
+
+
+@triton.jit
+def _widen_kernel(codes, out, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, decode_attention._widened(tl.load(codes + at), out.dtype.element_ty))
+
+
+def unequal(one: torch.Tensor, two: torch.Tensor) -> int:
+    """Numbers whose bits differ."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.element_size()]
+    return int((one.contiguous().view(kind) != two.contiguous().view(kind)).sum())
+
+
+def all_codes() -> Found:
+    """Every code but the two of NaN, which become 480."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    real = (codes & 0x7F) != 0x7F
+    for kind in (torch.float32, torch.float16):
+        out = torch.empty(256, dtype=kind)
+        _widen_kernel[(1,)](codes, out, 256)
+        yield f"codes to {kind}", unequal(out[real], codes.view(EIGHT).to(kind)[real])
+        yield f"NaN to {kind}", int((out[~real].abs() != 480).sum())
+
+
+def all_numbers() -> Found:
+    """Every float16, and what lies just beside the middles of two codes, through the kernel that fills the cache."""
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16).float()
+    codes = torch.arange(0x7F, dtype=torch.uint8).view(EIGHT).float()
+    middles = (codes[1:] + codes[:-1]) / 2
+    beside = torch.stack((middles, middles * (1 + 2**-22), middles * (1 - 2**-22)))
+    beside = torch.cat((beside.flatten(), -beside.flatten(), torch.tensor([1e38, -1e38, 447.9, 464.0, 465.0])))
+    for name, given in (("float16", numbers), ("middles", beside)):
+        heads, rows = Heads(0, 4, 256, 256), -(-len(given) // 1024)
+        values = torch.zeros(rows * 1024)
+        values[: len(given)] = given
+        qkv = torch.cat((torch.zeros(rows, 1024), values.view(rows, 1024)), 1)
+        for kernels in (True, False):
+            with_kernels(kernels)
+            cache = (torch.zeros(4, rows, 256, dtype=EIGHT), torch.zeros(4, rows, 256, dtype=EIGHT))
+            angles = torch.zeros(rows, 256)
+            start = torch.zeros(1, dtype=torch.int32)
+            place_heads.place_heads(qkv, None, 0.0, (angles + 1, angles), start, torch.empty(1), cache, heads)
+            written = cache[1].transpose(0, 1).reshape(-1)[: len(given)]
+            want = given.clamp(-448, 448).to(EIGHT)
+            real = ~given.isnan()
+            who = "kernel" if kernels else "twin"
+            yield f"{who} rounds {name}", unequal(written[real], want[real])
+            yield f"{who} makes NaN of {name}", int((written.float().isnan() != given.isnan()).sum())
+
+
+def rotated_heads() -> Found:
+    for width, turned in ((16, 8), (24, 24)):
+        torch.manual_seed(width)
+        heads, rows, room = Heads(2, 2, width, turned), 5, 20
+        angles = torch.rand(room, turned // 2).repeat(1, 2)
+        qkv, start = torch.randn(rows, heads.columns) * 30, torch.tensor([9], dtype=torch.int32)
+        written = []
+        for kernels in (True, False):
+            with_kernels(kernels)
+            cache = (torch.zeros(2, room, width, dtype=EIGHT), torch.zeros(2, room, width, dtype=EIGHT))
+            queries = torch.zeros(rows, 2, width)
+            place_heads.place_heads(qkv, None, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, heads)
+            written.append(cache)
+        yield f"heads of {width}", sum(unequal(one, two) for one, two in zip(*written, strict=True))
+
+
+def attention() -> Found:
+    """An eight-bit cache gives bitwise what its widened copy gives, and nearly what the twin gives."""
+    for capability in ((8, 0), (9, 0)):
+        decode_attention.card_of = lambda _device, found=capability: Card(0, 16, found)
+        for kind in (torch.float32, torch.float16):
+            torch.manual_seed(1)
+            queries, at = torch.randn(5, 4, 16, dtype=kind), torch.tensor([270], dtype=torch.int32)
+            small = tuple(torch.randn(2, 300, 16).to(EIGHT) for _ in range(2))
+            found = []
+            for cache, kernels in ((small, True), (tuple(part.to(kind) for part in small), True), (small, False)):
+                with_kernels(kernels)
+                pieces = Pieces.for_(5, 4, 16, 300, CPU)
+                out = torch.empty(5, 64, dtype=kind)
+                found.append(decode_attention.decode_attention(queries, cache, at, out, pieces, 300, Sight()))
+            name = f"capability {capability[0]}, {kind}"
+            yield f"widened beside eight bits, {name}", unequal(found[0], found[1])
+            near = 1e-5 if kind == torch.float32 else 4e-3
+            yield f"twin, {name}", int(((found[0] - found[2]).abs() > near).sum())
+
+
+def rows() -> Found:
+    """A row's bits: at another index, among other rows, under another reach, over a cut that is fixed."""
+    with_kernels(True)
+    for module in (attention_cut, decode_attention):
+        module.OCTAVE, module.LEAST = 2, 32
+    for kind, start, index in (
+        *((torch.float32, 270, 2), (torch.float32, 254, 2), (torch.float32, 125, 3), (torch.float32, 0, 1)),
+        (EIGHT, 254, 2),
+    ):
+        torch.manual_seed(start)
+        cache = tuple(torch.randn(1, 320, 16).to(kind) for _ in range(2))
+        queries, others, moved = torch.randn(3, 4, 2, 16)
+        others[index] = moved[0] = queries[index]
+        seen = start + index + 1
+        later = tuple(torch.cat((part[:, :seen].float(), torch.randn(1, 320, 16)), 1).to(kind) for part in cache)
+        want = attend(queries, cache, start, True, start + 4)[index]
+        name = f"row {index} at {start}, {kind}"
+        yield f"others, {name}", unequal(want, attend(others, later, start, True, start + 4)[index])
+        yield f"moved, {name}", unequal(want, attend(moved, later, start + index, True, 310)[0])
+        yield f"reach, {name}", unequal(want, attend(queries, cache, start, True, 310)[index])
+        even = attend(queries, cache, start, False, 310)[index]
+        yield f"others of an even cut, {name}", unequal(even, attend(others, later, start, False, 310)[index])
+
+
+def attend(queries: torch.Tensor, cache: tuple[torch.Tensor, ...], start: int, fixed: bool, reach: int) -> torch.Tensor:
+    """Rows [M, heads * width] of a block."""
+    count, heads, width = queries.shape
+    pieces = Pieces.for_(count, heads, width, cache[0].shape[1], CPU, fixed)
+    out, at = torch.empty(count, heads * width), torch.tensor([start], dtype=torch.int32)
+    return decode_attention.decode_attention(queries, cache, at, out, pieces, reach, Sight())
+
+
+def main() -> None:
+    decode_attention.card_of = lambda _device: Card(0, 16, (8, 0))  # no card is asked
+    groups = (all_codes, all_numbers, rotated_heads, attention, rows)
+    json.dump(dict(item for group in groups for item in group()), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The planner says the engine that loading would choose: one table of cases asked of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
+
+import torch  # noqa: E402
+from families import FAMILIES, save_model  # noqa: E402
+
+from dflash_local.catalog import engine_rule  # noqa: E402
+from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
+from dflash_local.catalog.shapes import shape  # noqa: E402
+from dflash_local.engine import load_fused  # noqa: E402
+from dflash_local.errors import UsageError  # noqa: E402
+from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
+from dflash_local.models.load_target import DTYPES, Placement  # noqa: E402
+from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
+from dflash_local.models.target_facts import TargetFacts  # noqa: E402
+from dflash_local.planner.machine import Machine, named  # noqa: E402
+from dflash_local.planner.plan import plan  # noqa: E402
+from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
+from dflash_local.planner.wish import Wish  # noqa: E402
+
+DEVICES = {
+    "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),
+    "balanced": Machine("2 GPUs", "cuda", 2**40, 2**40, "", "balanced"),
+    "mps": Machine("Apple GPU", "mps", 2**40, 2**40, "", "mps"),
+    "cpu": Machine("CPU", "cpu", 2**40, 2**40, "", "cpu"),
+}
+DTYPES_ASKED = ("bfloat16", "float16", "float32")
+
+
+def answer(ask: Callable[..., Any], *how: Any) -> str:
+    """The engine, or why there is none."""
+    try:
+        found = ask(*how)
+        return str(getattr(found, "engine", found))
+    except UsageError as error:
+        return error.message
+
+
+def check(
+    facts: TargetFacts, contract: PairFacts | None, target: TargetShape, drafter: DrafterShape | None, kernels: bool
+) -> int:
+    """Both answers in every way of asking; how many there were."""
+    cases = list(product(engine_rule.ENGINES, DEVICES, DTYPES_ASKED, (None, "nf4"), ("", "--exact", "--kv-cache fp8")))
+    for engine, device, dtype, quantize, option in cases:
+        where = Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
+        machine = replace(DEVICES[device], kernels=kernels)
+        wish = Wish(dtype, quantize, draft=contract is not None, engine=engine, exact=option == "--exact", context=64)
+        wish = replace(wish, kv_cache="fp8" if "fp8" in option else "auto")
+        loaded = answer(load_fused.chosen_engine, engine, facts, contract, where, option)
+        planned = answer(plan, target, drafter, machine, wish)
+        assert planned == loaded, (engine, device, dtype, quantize, option)
+    return len(cases)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_planned_as_it_is_loaded(
+    family: str, kernels: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_fused, "_has_kernels", lambda device: kernels and device.startswith("cuda"))
+    save_model(family, tmp_path)
+    files = Checkpoint.open(tmp_path)
+    target = TargetShape.from_config(files.config, family)
+    assert check(TargetFacts.from_checkpoint(files), None, target, None, kernels) > 50
+
+
+def test_a_drafter_with_biases_is_not_for_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_fused, "_has_kernels", lambda device: device.startswith("cuda"))
+    parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
+    contract = check_pair(*parts)
+    biased = replace(contract, drafter=replace(contract.drafter, attention_bias=True))
+    target = TargetShape.from_config(parts[0].config, "demo")
+    drafter = DrafterShape.from_config(parts[1].config, "drafter", target)
+    check(contract.target, contract, target, drafter, True)
+    check(contract.target, biased, target, replace(drafter, biased=True), True)
+    assert plan(target, replace(drafter, biased=True), DEVICES["cuda:0"]).engine == "reference"
+
+
+def test_the_registrys_shapes_are_told_apart() -> None:
+    """What the registry knows suffices: dense and hybrid targets run fused, mixtures of experts do not yet."""
+    fused = set()
+    for file in SHAPES.glob("*.json"):
+        repo = file.stem.replace("--", "/")
+        found = TargetShape.from_config(shape(repo) or {}, repo)
+        if found.family is not None and not found.not_fused:
+            fused.add(repo)
+    assert fused == {
+        *(
+            f"Qwen/{name}"
+            for name in ("Qwen3-4B", "Qwen3-8B", "Qwen3.5-4B", "Qwen3.5-9B", "Qwen3.5-27B", "Qwen3.6-27B")
+        ),
+        "meta-llama/Llama-3.1-8B-Instruct",
+    }
+
+
+@pytest.mark.parametrize(
+    ("card", "engine"), [("RTX 4090", "fused"), ("RTX 3060", "fused"), ("T4", "reference"), ("A10", "fused")]
+)
+def test_an_old_card_runs_the_reference_engine(card: str, engine: str) -> None:
+    config = shape("Qwen/Qwen3-8B")
+    assert config is not None
+    assert plan(TargetShape.from_config(config, "target"), None, named(card, None)).engine == engine
+
+
+def test_the_fused_engine_is_refused_with_the_reason() -> None:
+    config = shape("openai/gpt-oss-20b")
+    assert config is not None
+    target = TargetShape.from_config(config, "target")
+    with pytest.raises(UsageError, match="it knows qwen3, llama, qwen3_5"):
+        plan(target, None, DEVICES["cuda:0"], Wish(engine="fused"))
+    with pytest.raises(UsageError, match="does not know --exact"):
+        plan(target, None, DEVICES["cuda:0"], Wish(engine="reference", exact=True))
+
+
+def test_torch_names_the_dtypes_of_the_rule() -> None:
+    """The rule goes by names: float16 must be torch's name of the dtype that loading refuses."""
+    assert str(DTYPES["float16"]).removeprefix("torch.") == "float16" and DTYPES["float16"] is torch.float16
