@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.memory import Meter, shapes
 from dflash_local.bench.provenance import machine as this_computer
 from dflash_local.bench.provenance import versions
 from dflash_local.catalog.bundled import Pair
@@ -29,7 +30,6 @@ from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import plan
-from dflash_local.planner.shape import DrafterShape, TargetShape
 from dflash_local.planner.wish import Wish
 from dflash_local.request import Limits, Request, SamplingParams
 
@@ -42,15 +42,6 @@ SAMPLINGS = {
 }
 
 
-def shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
-    """What the planner reads from the two configs."""
-    configs = [
-        json.loads((folder / part / "config.json").read_text(encoding="utf-8")) for part in ("target", "drafter")
-    ]
-    target = TargetShape.from_config(configs[0], folder.name)
-    return target, DrafterShape.from_config(configs[1], "drafter", target)
-
-
 def card(cap: float | None, device: str) -> Machine:
     """The device with what is free of it; with a cap, one whose allocator may take so much beside its own reserve."""
     if device == "cpu":
@@ -60,28 +51,6 @@ def card(cap: float | None, device: str) -> Machine:
     if cap is not None:
         free = round(cap * GIB) + GPU_RESERVE
     return Machine(f"a card of {(cap or total / GIB):g} GiB", "cuda", total, free, "", device)
-
-
-class Meter:
-    """torch's own account of the device's memory; zeros on a CPU."""
-
-    def __init__(self, device: str) -> None:
-        self.on = device != "cpu"
-
-    def restart(self) -> None:
-        if self.on:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-
-    def read(self) -> dict[str, int]:
-        if not self.on:
-            return {"held": 0, "peak": 0, "reserved": 0}
-        torch.cuda.synchronize()
-        return {
-            "held": torch.cuda.memory_allocated(),
-            "peak": torch.cuda.max_memory_allocated(),
-            "reserved": torch.cuda.max_memory_reserved(),
-        }
 
 
 def reply(session: Session, context: int, sampling: SamplingParams, seed: int, meter: Meter) -> dict[str, Any]:

@@ -86,6 +86,10 @@ class Meter:
         """The most the allocator took from the device since ``restart``."""
         return torch.cuda.max_memory_reserved() if self.on else None
 
+    def read(self) -> dict[str, int]:
+        """All three; zeros on a CPU."""
+        return {"held": self.held() or 0, "peak": self.peak() or 0, "reserved": self.reserved() or 0}
+
     def used(self) -> int | None:
         """What nvidia-smi says the device has in use, all programs together."""
         if not self.on:

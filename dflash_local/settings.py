@@ -22,7 +22,7 @@ SETTINGS_FILE = "settings.json"
 HUB_ENDPOINT = "https://huggingface.co"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("auto", "fp8")
-DRAFT_SIDES = ("auto", "full", "8bit-head", "8bit", "frequent", "8bit-frequent")
+DRAFT_SIDES = ("auto", "full", "8bit-head", "8bit-drafter", "8bit", "frequent", "8bit-frequent")
 ENGINES = ("auto", "fused", "reference")
 # Quiet and private libraries; set only where the user has not decided otherwise.
 LIBRARY_DEFAULTS = {

@@ -58,6 +58,7 @@ class DraftSideChoice(str, Enum):
     auto = "auto"
     full = "full"
     eight_bit_head = "8bit-head"
+    eight_bit_drafter = "8bit-drafter"
     eight_bit = "8bit"
     frequent = "frequent"
     eight_bit_frequent = "8bit-frequent"

@@ -41,6 +41,7 @@ FULL = DraftSide()
 NAMED: Mapping[str, DraftSide] = {
     "full": FULL,
     "8bit-head": DraftSide("full", "8bit"),
+    "8bit-drafter": DraftSide("8bit", "full"),
     "8bit": DraftSide("8bit", "8bit"),
     "frequent": DraftSide("full", "frequent"),
     "8bit-frequent": DraftSide("8bit", "frequent"),
@@ -136,6 +137,13 @@ def apply(drafter: FusedDrafter, side: DraftSide) -> None:
     if side.weights == "8bit":
         drafter.in_eight_bits()
     _wear(drafter, side.head)
+
+
+def give_head_back(drafter: FusedDrafter, word: str) -> str:
+    """Draft with the target's own head instead of a copy of it; returns the word for what is left of ``word``."""
+    _wear(drafter, "full")
+    left = DraftSide(NAMED[word].weights, "full")
+    return next(name for name, side in NAMED.items() if side == left)
 
 
 def _wear(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:

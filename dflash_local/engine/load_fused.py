@@ -8,7 +8,7 @@ import torch
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.costs import measure_costs
-from dflash_local.engine.draft_side import settle, side_of
+from dflash_local.engine.draft_side import give_head_back, settle, side_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
@@ -121,7 +121,6 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
         drafter = runner.proposer
         if drafter is None or wanted != "auto" or drafter.head is runner.target.weights.head:
             raise
-        drafter.use_head(runner.target.weights.head)
-        runner.draft_side = "full"
+        runner.draft_side = give_head_back(drafter, runner.draft_side)
         torch.cuda.empty_cache()
         reserve(runner)

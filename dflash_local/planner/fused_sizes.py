@@ -32,7 +32,7 @@ class Sizes:
     @property
     def narrow_drafter(self) -> bool:
         """True when the drafter's matrices are in eight bits."""
-        return self.load.draft_side in ("8bit", "8bit-frequent")
+        return self.load.draft_side in ("8bit", "8bit-drafter", "8bit-frequent")
 
     @property
     def narrow_head(self) -> bool:

@@ -11,7 +11,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.machine import Machine
 
 FORMATS = (None, "int8", "nf4")
-COARSER = ("8bit", "8bit-frequent")  # draft sides that take less memory and change no reply
+COARSER = ("8bit", "8bit-drafter")  # draft sides that take ever less memory, all ids still drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog import bundled
 from dflash_local.cli.options import DraftSideChoice
-from dflash_local.engine import draft_side
+from dflash_local.engine import draft_side, load_fused
 from dflash_local.engine.draft_side import FULL, NAMED, WORDS, DraftSide, Settled, apply, settle, side_of
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load import LoadOptions, load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
@@ -163,6 +164,33 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     assert settled.word == word and "no room" in settled.notice
     assert not any(isinstance(matrix.weight, EightBit) for matrix in drafter.matrices)
     assert isinstance(drafter.head.weight, EightBit) == (word == "8bit-head")
+
+
+@pytest.mark.parametrize(("word", "left"), [("8bit-head", "full"), ("8bit", "8bit-drafter")])
+def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = fresh("demo")
+    drafter, runner = drafter_of(session), session.runner
+    assert isinstance(runner, FusedRunner)
+    settle(drafter, word, session.facts.block_size)
+    runner.draft_side = word
+    faults = [torch.OutOfMemoryError("no room")] * 3
+
+    def reserve(_runner: FusedRunner) -> None:
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(load_fused, "reserve", reserve)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_fused._reserve(runner, word)  # asked for by name
+    assert runner.draft_side == word and isinstance(drafter.head.weight, EightBit)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_fused._reserve(runner, "auto")  # without the copy, too
+    settle(drafter, word, session.facts.block_size)
+    runner.draft_side = word
+    faults.append(torch.OutOfMemoryError("no room for both"))
+    load_fused._reserve(runner, "auto")
+    assert runner.draft_side == left and drafter.head is drafter.target.weights.head
+    assert {isinstance(matrix.weight, EightBit) for matrix in drafter.matrices} == {NAMED[left].weights == "8bit"}
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:

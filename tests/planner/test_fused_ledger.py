@@ -78,6 +78,7 @@ def runner_of(name: str, dtype: str, draft: bool = True, **options: Any) -> Fuse
         ("float32", True, False, "full"),
         ("bfloat16", True, False, "8bit-head"),
         ("bfloat16", True, True, "8bit"),
+        ("bfloat16", True, False, "8bit-drafter"),
         ("bfloat16", False, False, "full"),
     ],
 )
