@@ -25,7 +25,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BODY = 8 * 2**20
 MAX_HELD = 8 * MAX_BODY  # of all requests together, so that many clients cannot fill the memory
 READ_S = 15.0
-LINGER_S = 1.0
+LINGER_S = 2.0  # for which a refused body is thrown away
+LINGER_BYTES = 8 * 2**20  # of it, at most, or twice what is taken
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 WITH_BODY = ("POST", "PUT", "PATCH")
 OPEN_PATHS = frozenset(("/health",))  # no token asked: for watchers that have none
@@ -261,7 +262,7 @@ async def _refuse(refusal: Refusal, receive: Receive, send: Send, rules: Rules) 
     await send({"type": "http.response.start", "status": refusal.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
     loop = asyncio.get_running_loop()
-    until, left = loop.time() + LINGER_S, 2 * rules.max_body
+    until, left = loop.time() + LINGER_S, max(2 * rules.max_body, LINGER_BYTES)
     while left > 0 and loop.time() < until:
         try:
             message = await asyncio.wait_for(receive(), until - loop.time())

@@ -127,7 +127,9 @@ def engine_line(found: Plan) -> str:
     """``engine: fused``, and when all of its context is taken."""
     if found.engine != "fused":
         return f"engine: {found.engine}"
-    return f"engine: fused{', exact mode' if found.exact else ''}; it reserves the whole context when it is loaded"
+    words = ["engine: fused"] + ["exact mode"] * found.exact
+    words += [f"draft side {found.draft_side}"] * (found.draft_side != "auto")
+    return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
 def ledger_lines(found: Plan, width: int) -> list[str]:
@@ -164,7 +166,9 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
             reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
-        why = "" if plan.fits or total is None else f"{amount(total - plan.machine.free)} too little"
+        why = "" if plan.draft_side == "auto" else f"draft side {plan.draft_side}"
+        if not plan.fits and total is not None:
+            why = f"{amount(total - plan.machine.free)} too little"
         reasons += wrapped(plan.reason, width) if total is None else []
         rows.append((plan.format, fits, tokens(plan.context), amount(total), why))
     return [*table(columns, rows, width), *reasons]

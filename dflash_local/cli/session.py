@@ -130,7 +130,7 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
 
 
 def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
-    """The wish with the context that fits, when the user named none and the models' own does not.
+    """The wish with the context and the draft side that fit, where the user named none.
 
     Raises:
         DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
@@ -166,6 +166,9 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
     if wish.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
         wish = replace(wish, device=where.device)  # the engine's own choice would be the first GPU
         console.note(f"on {where.device}, {where.name}: {where.why}", "dim")
+    if found.fits and wish.draft_side == "auto" and found.draft_side != "auto":
+        console.note(f"draft side {found.draft_side}: what fits on {where.name}; no reply changes by it", "dim")
+        wish = replace(wish, draft_side=found.draft_side)
     limit = planner.context_limit(known.target, known.drafter)
     if found.fits and wish.context is None and found.context is not None and found.context < limit:
         console.note(f"context {found.context:,} of {limit:,}: what fits on {where.name}", "dim")

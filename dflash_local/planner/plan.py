@@ -16,9 +16,10 @@ from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import Wish, check, formats_of, nearby
+from dflash_local.planner.wish import COARSER, Wish, check, formats_of, nearby
 
 FLOOR = 2048  # tokens below which a chat is of no use
+USABLE = 8192  # tokens that a coarser draft side may make room for, where no context is asked for
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
 LIKELY_BLOCK = 16  # for a drafter whose block size is not known
@@ -97,6 +98,8 @@ def plan(
 ) -> Plan:
     """The plan of this wish on this machine; ``fits`` is False when it does not fit or is not known to.
 
+    Of the automatic draft side a coarser one is taken where only that fits, or only it leaves a usable context.
+
     Raises:
         UsageError: a wish no machine could grant: a context beyond the models', an unknown format, an engine that
             cannot run this.
@@ -113,15 +116,16 @@ def plan(
     refused = formats.refusal(target, wish.quantize)
     if refused:
         return asked.plan(wish.context or limit, refused)
-    if wish.context is not None:
-        return asked.plan(wish.context)
-    return asked.plan(asked.most(limit))
+    found = asked.plan(wish.context or asked.most(limit))
+    if engine == "fused" and drafter is not None and wish.draft_side == "auto":
+        return asked.with_enough(found, wish.context or min(USABLE, limit))
+    return found
 
 
 def nearest(
     target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
 ) -> Plan | None:
-    """The plan nearest to the wish that fits: less context, then coarser drafts, smaller weights, no drafter."""
+    """The plan nearest to the wish that fits: less context, then another draft side, smaller weights, no drafter."""
     for other in nearby(wish or Wish(), machine):
         found = plan(target, drafter, machine, other)
         if found.fits:
@@ -220,6 +224,15 @@ class _Asked:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits(middle * STEP) else (low, middle - 1)
         return low * STEP
+
+    def with_enough(self, found: Plan, context: int) -> Plan:
+        """The plan itself if it fits with so much context, else that of the draft side which comes nearest to it."""
+        plans = [found]
+        if not found.fits or (found.context or 0) < context:
+            coarser = (replace(self, wish=replace(self.wish, draft_side=side)) for side in COARSER)
+            plans += [side.plan(side.most(context)) for side in coarser]
+        fitting = [each for each in plans if each.fits and (self.wish.context is None or each.context == context)]
+        return max(fitting, key=lambda each: each.context or 0, default=found)
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)

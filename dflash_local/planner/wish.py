@@ -11,7 +11,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.machine import Machine
 
 FORMATS = (None, "int8", "nf4")
-COARSER = ("8bit", "8bit-drafter")  # draft sides that take ever less memory, all ids still drafted
+COARSER = ("8bit", "8bit-drafter")  # draft sides that auto takes for want of memory: ever less, all ids drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ def nearby(wish: Wish, machine: Machine) -> Iterator[Wish]:
     for draft in dict.fromkeys((wish.draft, False)):
         for quantize in ways:
             yield replace(wish, quantize=quantize, draft=draft, context=None)
-            if quantize is None and draft and (machine.runs_kernels or wish.engine == "fused"):
-                for side in COARSER:
-                    yield replace(wish, draft_side=side, context=None)
+            if draft and wish.draft_side != "auto":
+                yield replace(wish, quantize=quantize, draft_side="auto", context=None)
         if machine.kind == "cpu" and wish.dtype in ("auto", "float32"):
             yield replace(wish, dtype="bfloat16", draft=draft, context=None)

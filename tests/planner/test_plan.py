@@ -15,6 +15,7 @@ from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import (
     FLOOR,
     STEP,
+    USABLE,
     Wish,
     context_limit,
     fits_table,
@@ -23,6 +24,7 @@ from dflash_local.planner.plan import (
     require,
 )
 from dflash_local.planner.shape import DrafterShape, TargetShape
+from dflash_local.planner.wish import COARSER
 
 GIB = 2**30
 MB = 10**6
@@ -76,13 +78,34 @@ def test_the_context_is_the_most_that_fits() -> None:
     machine = card(need(Wish(context=8192)))
     found = plan(DENSE, DENSE_DRAFTER, machine)
     assert found.fits and found.context is not None and found.context % STEP == 0
-    assert found.context >= 8192
-    assert not plan(DENSE, DENSE_DRAFTER, machine, Wish(context=found.context + STEP)).fits
+    assert found.context >= 8192 and found.draft_side == "auto"
+    assert not plan(DENSE, DENSE_DRAFTER, machine, Wish(context=found.context + STEP, draft_side="full")).fits
+
+
+def test_a_coarser_draft_side_is_taken_where_only_that_fits() -> None:
+    """Of a context that was asked for as of none; an asked for draft side stays."""
+    for context in (2048, 20000):
+        wish = Wish(context=context)
+        short = card(need(wish) - MB)
+        found = plan(DENSE, DENSE_DRAFTER, short, wish)
+        assert found.fits and found.context == context and found.draft_side in COARSER
+        assert "--draft-side 8bit" in found.options()
+        coarse = Wish(context=context, draft_side=found.draft_side)
+        assert plan(DENSE, DENSE_DRAFTER, short, coarse).ledger == found.ledger
+        assert not plan(DENSE, DENSE_DRAFTER, short, Wish(context=context, draft_side="full")).fits
+        assert not plan(DENSE, DENSE_DRAFTER, card(need(replace(coarse, draft_side="8bit-drafter")) - 1), wish).fits
+
+
+def test_a_coarser_draft_side_makes_room_for_a_usable_context_and_no_more() -> None:
+    free = need(Wish(context=4096))
+    found = plan(DENSE, DENSE_DRAFTER, card(free))
+    assert found.fits and found.draft_side in COARSER and found.context == USABLE
+    assert plan(DENSE, DENSE_DRAFTER, card(free), Wish(draft_side="full")).context == 4096
 
 
 @pytest.mark.parametrize("context", [2048, 8192, 40960])
 def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
-    wish = Wish(context=context)
+    wish = Wish(context=context, draft_side="full")
     exact = need(wish)
     assert plan(DENSE, DENSE_DRAFTER, card(exact), wish).fits
     short = card(exact - MB)
