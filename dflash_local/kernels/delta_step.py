@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels.gated_delta import NORM_EPS, fold
+from dflash_local.kernels.gated_delta import NORM_EPS
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 VALUES = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
@@ -135,21 +135,11 @@ def gated_norm(
 
 
 def settle(state: DeltaState, shape: DeltaShape, turn: Turn, rows: int) -> None:
-    """Commit ``rows`` rows of the last cycle now, from the host: what ``run_block`` would do at its beginning."""
+    """Commit ``rows`` rows of the last cycle now, from the host: in every bit what ``run_block`` does at first."""
     half = (int(turn.serial) + 1) % 2
     state.window.copy_(torch.cat((state.window[half], state.inputs[half, :rows]))[-(shape.taps - 1) :].clone())
     if rows:
-        _fold(state, shape, half, rows)
-
-
-def _fold(state: DeltaState, shape: DeltaShape, half: int, rows: int) -> None:
-    repeats = shape.values // shape.keys
-    k = state.keys[half, :rows].repeat_interleave(repeats, 1).transpose(0, 1)
-    v = state.values[half, :rows].transpose(0, 1)
-    g, beta = (state.gates[half, :rows, i].t() for i in range(2))
-    folded = state.state.transpose(-1, -2).contiguous()
-    fold(folded, k, v, g, beta)
-    state.state.copy_(folded.transpose(-1, -2))
+        run_block(0, state, shape, Turn(turn.serial, torch.full_like(turn.kept, rows)), state.state)
 
 
 def _read_inputs_twin(
@@ -180,17 +170,21 @@ def _read_inputs_twin(
 
 
 def _run_block_twin(rows: int, state: DeltaState, shape: DeltaShape, turn: Turn, out: torch.Tensor) -> None:
-    half, kept = int(turn.serial) % 2, int(turn.kept)
-    if kept:
-        _fold(state, shape, 1 - half, kept)
+    half = int(turn.serial) % 2
     repeats = shape.values // shape.keys
-    running = state.state.clone()
-    for row in range(rows):
-        g, beta = state.gates[half, row, 0], state.gates[half, row, 1]
-        key = state.keys[half, row].repeat_interleave(repeats, 0).unsqueeze(1)
+
+    def advance(running: torch.Tensor, half: int, row: int) -> None:
+        """Committed rows and others alike: a row's bits must not tell which it was."""
+        (g, beta), key = state.gates[half, row], state.keys[half, row].repeat_interleave(repeats, 0).unsqueeze(1)
         running *= g.exp()[:, None, None]
         delta = beta.unsqueeze(-1) * (state.values[half, row] - (running * key).sum(-1))
         running += delta.unsqueeze(-1) * key
+
+    for row in range(int(turn.kept)):
+        advance(state.state, 1 - half, row)
+    running = state.state.clone()
+    for row in range(rows):
+        advance(running, half, row)
         out[row] = (running * state.queries[row].repeat_interleave(repeats, 0).unsqueeze(1)).sum(-1)
 
 

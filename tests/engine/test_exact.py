@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from engine_sessions import random_prompt
+import torch
+from engine_sessions import ask, random_prompt
 from fused_models import fused_target
 from recorded_fold import folded, record
 
@@ -23,15 +24,31 @@ def asked(session: Session) -> tuple[int, ...]:
     return session.render(user_request("Count from 3 to 17.")).ids
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # the wider one shows what the other rounds away
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
-def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str) -> None:
-    session = load(bundled.find(pair), LoadOptions("bfloat16", "cpu", exact=True))
+def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str, dtype: str) -> None:
+    session = load(bundled.find(pair), LoadOptions(dtype, "cpu", exact=True))
     assert session.facts.exact and session.facts.engine == "fused"
     plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 40)
     for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
         found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
         assert found.verdict == "identical"
         assert found.same_bits == found.positions > 50
+
+
+def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:
+    """So that the next turn of a conversation is exact, too: a drafted reply may end with several rows to commit."""
+    session = load(bundled.find("demo-hybrid"), LoadOptions("float32", "cpu", exact=True))
+    states, replies = [], []
+    for mode in ("ar", "dflash"):
+        reply = ask(session, list(asked(session)), 24, mode=mode)
+        states.append([state.tape for state in session.runner.target.states.values()])
+        states[-1] = [(tape.state.clone(), tape.window.clone()) for tape in states[-1]]
+        replies.append(reply.ids)
+        assert max(reply.finished.stats.acceptance_lengths, default=1) == (1 if mode == "ar" else 8)
+        session.reset()
+    assert replies[0] == replies[1]
+    assert all(torch.equal(*each) for pair in zip(*states, strict=True) for each in zip(*pair, strict=True))
 
 
 def test_without_exact_mode_bfloat16_promises_less() -> None:
@@ -57,8 +74,6 @@ def test_a_drafted_run_ends_in_the_state_that_its_rows_fold_to() -> None:
 
 
 def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     class Careless(Linear):
         """Its sums take in the row above."""
 

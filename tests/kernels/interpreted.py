@@ -204,6 +204,19 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
         tape = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
         return to, out[:rows], state.state, state.window[half], *tape
 
+    def settled(kept: int, rows: int) -> tuple[torch.Tensor, ...]:
+        """What ``settle`` commits less what a next block of so many rows commits."""
+        torch.manual_seed(kept)
+        tape = (torch.randn(2, 6, 2, 16) / 4, torch.randn(2, 6, 4, 8), -torch.rand(2, 6, 2, 4), torch.randn(6, 2, 16))
+        given, inputs = torch.randn(4, 8, 16), torch.zeros(2, 6, shape.channels)
+        first, second = (delta_step.DeltaState(given.clone(), inputs[:, :3].clone(), inputs, *tape) for _ in range(2))
+        number, count = torch.tensor([3, kept], dtype=torch.int32).split(1)
+        delta_step.settle(first, shape, delta_step.Turn(number, count), kept)
+        delta_step.run_block(rows, second, shape, delta_step.Turn(number, count), torch.zeros(6, 4, 8))
+        return (first.state - second.state,)
+
+    for kept in (1, 4):
+        yield f"committed bits, {kept} rows", lambda k=kept: settled(k, 6)
     for rows, kept, serial in ((1, 0, 0), (6, 1, 3), (6, 2, 4), (5, 3, 1), (6, 6, 2)):
         yield f"recurrence, {rows} rows after {kept}", lambda r=rows, k=kept, s=serial: run(r, k, s)
 
