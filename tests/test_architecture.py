@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dflash_local"
 
 FLOORS = {
-    **dict.fromkeys(("__init__", "errors", "events", "loaded", "request", "settings", "terminal"), 0),
+    **dict.fromkeys(
+        ("__init__", "checkpoint_files", "errors", "events", "loaded", "request", "settings", "terminal"), 0
+    ),
     "catalog": 1,
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),

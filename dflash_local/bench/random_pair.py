@@ -16,12 +16,12 @@ import torch
 from dflash_local.catalog.families import FAMILIES
 from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.engine.draft_side import Settled, settle
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.models import drafter_weights
-from dflash_local.models.config_values import Fields
 from dflash_local.models.drafter_config import MAX_TARGET_LAYERS, MAX_VOCAB, MAX_WIDTH, DrafterConfig
 from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.request import SamplingParams
 
 FILE = "generation_config.json"
+REPAIR = "correct the file or remove it"
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
@@ -23,14 +24,7 @@ def sampling_defaults(folder: Path) -> SamplingParams:
         CheckpointError: the file is not JSON or holds a value outside its range.
     """
     path = folder / FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return SamplingParams()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "correct the file or remove it") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold one JSON object", "correct the file or remove it")
+    config = read_object(path, REPAIR, optional=True)
     if config.get("do_sample") is not True:
         return SamplingParams()
     fields: dict[str, Any] = {"temperature": 1.0}
@@ -40,4 +34,4 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     try:
         return SamplingParams(**fields)
     except UsageError as error:
-        raise CheckpointError(f"{path}: {error.message}", "correct the file or remove it") from error
+        raise CheckpointError(f"{path}: {error.message}", REPAIR) from error

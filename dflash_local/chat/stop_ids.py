@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_local.chat.tokenizer_files import read_json, token_text
+from dflash_local.chat.tokenizer_files import id_of, read_json, token_text
 from dflash_local.errors import CheckpointError
 
 # gpt-oss ends a message with <|end|> and goes on; these two hand the turn back (harmony format).
@@ -61,8 +61,8 @@ def _known_tokens(folder: Path) -> dict[str, int]:
         tokens.update({text: token_id for text, token_id in vocabulary.items() if isinstance(token_id, int)})
     listed = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
     for key, entry in (listed if isinstance(listed, dict) else {}).items():
-        if (text := token_text(entry)) and str(key).isdecimal():
-            tokens[text] = int(key)
+        if (text := token_text(entry)) and (token_id := id_of(key)) is not None:
+            tokens[text] = token_id
     added = spec.get("added_tokens")
     for entry in added if isinstance(added, list) else ():
         if isinstance(entry, dict) and (text := token_text(entry)) and isinstance(entry.get("id"), int):

@@ -5,15 +5,16 @@ Owns reading and their precedence; refuses to know how text is encoded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, read_bytes, read_object
 from dflash_local.errors import CheckpointError
 
 MAX_TEMPLATE_CHARS = 1_000_000
+MAX_ID_DIGITS = 10
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -49,17 +50,7 @@ class TokenizerFiles:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one when there is no file, CheckpointError when it is damaged."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}", f"check {path}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not valid JSON: {error}", f"fetch {path} again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} holds {type(value).__name__}, not an object", f"fetch {path} again")
-    return value
+    return read_object(path, f"fetch {path} again", limit=MAX_JSON_BYTES, optional=True)
 
 
 def token_text(value: object) -> str | None:
@@ -69,10 +60,15 @@ def token_text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def id_of(key: str) -> int | None:
+    """The id that a key of ``added_tokens_decoder`` spells; None for what is none or too long for one."""
+    return int(key) if key.isdecimal() and len(key) <= MAX_ID_DIGITS else None
+
+
 def read_files(folder: Path) -> TokenizerFiles | None:
     """Everything about the tokenizer in ``folder``; None when it has no ``tokenizer.json``."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         return None
     spec, config = read_json(path), read_json(folder / "tokenizer_config.json")
     if not isinstance(spec.get("model"), dict):
@@ -106,8 +102,8 @@ def _merged_entries(
     found.extend(dict(entry) for entry in (own if isinstance(own, list) else ()) if isinstance(entry, dict))
     listed = config.get("added_tokens_decoder")
     for key, entry in (listed if isinstance(listed, dict) else {}).items():
-        if isinstance(entry, dict) and str(key).isdecimal():
-            found.append({**entry, "id": int(key)})
+        if isinstance(entry, dict) and (token_id := id_of(key)) is not None:
+            found.append({**entry, "id": token_id})
     found.extend({"id": token_id, "content": text} for text, token_id in extra.items())
     unique: dict[str, dict[str, Any]] = {}
     for entry in found:
@@ -122,22 +118,28 @@ def _merged_entries(
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
     """The chat template: its own file first (transformers 5), then the one inside the settings."""
-    path = folder / "chat_template.jinja"
-    value: object = None
-    if path.is_file():
-        try:
-            value = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path.name} cannot be read: {error}", f"fetch {path} again") from error
-    elif "chat_template" in config:
-        value = config["chat_template"]
-    else:
-        value = read_json(folder / "chat_template.json").get("chat_template")
+    value: object = _template_file(folder / "chat_template.jinja")
+    if value is None:
+        beside = config if "chat_template" in config else read_json(folder / "chat_template.json")
+        value = beside.get("chat_template")
     if isinstance(value, list):
-        named = {row.get("name"): row.get("template") for row in value if isinstance(row, dict)}
+        named = {
+            row.get("name"): row.get("template")
+            for row in value
+            if isinstance(row, dict) and isinstance(row.get("name"), str)
+        }
         value = named.get("default")
     if not isinstance(value, str) or not value:
         return None
     if len(value) > MAX_TEMPLATE_CHARS:
         raise CheckpointError(f"the chat template has {len(value)} characters, {MAX_TEMPLATE_CHARS} allowed")
     return value
+
+
+def _template_file(path: Path) -> str | None:
+    try:
+        return read_bytes(path, 4 * MAX_TEMPLATE_CHARS, f"fetch {path} again").decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}", f"fetch {path} again") from error

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_local.checkpoint_files.config_values import shown
+from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, read_object
+from dflash_local.checkpoint_files.safetensors_header import AGAIN, TensorInfo, read_header
 from dflash_local.errors import CheckpointError
-from dflash_local.models.config_values import read_json, shown
-from dflash_local.models.safetensors_header import AGAIN, TensorInfo, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder", "give the folder that holds config.json")
-        config = read_json(folder / "config.json", "a checkpoint folder holds config.json and model.safetensors")
+        config = read_object(folder / "config.json", "a checkpoint folder holds config.json and model.safetensors")
         return cls(folder, config, _read_headers(folder))
 
     @property
@@ -157,7 +158,7 @@ def _read_headers(folder: Path) -> dict[str, TensorInfo]:
 def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
     """All headers an index names, checked against the index."""
     index = folder / INDEX
-    weight_map = read_json(index, AGAIN).get("weight_map")
+    weight_map = read_object(index, AGAIN, limit=MAX_JSON_BYTES, unique=True).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)
     for name, shard in weight_map.items():

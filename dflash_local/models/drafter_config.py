@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.errors import CheckpointError
-from dflash_local.models.config_values import Fields, shown
 from dflash_local.models.rope_parameters import MAX_POSITION, RopeParameters
 
 ARCHITECTURES = ("DFlashDraftModel",)

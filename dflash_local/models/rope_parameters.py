@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.errors import CheckpointError
-from dflash_local.models.config_values import Fields, shown
 
 RopeKind = Literal["default", "linear", "yarn", "llama3"]
 MAX_POSITION = 2**30

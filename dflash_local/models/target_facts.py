@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.catalog.families import FAMILIES
+from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.config_values import Fields, read_json, shown
 from dflash_local.models.drafter_config import MAX_TARGET_LAYERS, MAX_VOCAB, MAX_WIDTH
 from dflash_local.models.rope_parameters import MAX_POSITION
 
@@ -131,9 +132,7 @@ def _quantization(top: Fields, text: Fields) -> str | None:
 
 def _eos_ids(checkpoint: Checkpoint, text: dict[str, Any]) -> frozenset[int]:
     sources = [checkpoint.config, text]
-    generation = checkpoint.folder / "generation_config.json"
-    if generation.is_file():
-        sources.append(read_json(generation))
+    sources.append(read_object(checkpoint.folder / "generation_config.json", optional=True))
     found: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from dflash_local.checkpoint_files.safetensors_header import AGAIN, TensorInfo
 from dflash_local.errors import CheckpointError
-from dflash_local.models.safetensors_header import AGAIN, TensorInfo
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WINDOW = 16 * 2**20  # bytes of one read

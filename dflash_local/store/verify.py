@@ -6,12 +6,12 @@ Reads; the only thing it ever removes is a file that has been proven wrong.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dflash_local.catalog.fingerprint import of_config
 from dflash_local.catalog.row import Fingerprint
+from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_object
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.hub import Listing, RemoteFile
@@ -20,7 +20,6 @@ from dflash_local.store.parcel import WEB_PAGE, NotTheFile
 from dflash_local.store.weights import CONFIG, INDEX, REPORT, needed
 
 PIECE = 4 << 20
-MAX_CONFIG_BYTES = 10_000_000
 _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 
 
@@ -96,11 +95,8 @@ def check_generation(cache: Cache, drafter: str, commit: str, known: Sequence[Fi
         raise DownloadError(f"{drafter} has no {CONFIG}", "check the name")
     with cache.open(entry) as file:
         raw = file.read(MAX_CONFIG_BYTES + 1)
-    try:
-        config = json.loads(raw if len(raw) <= MAX_CONFIG_BYTES else b"")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{drafter}: {CONFIG} is not JSON", REPORT) from error
-    found = of_config(config if isinstance(config, dict) else {})
+    config = parse_object(raw if len(raw) <= MAX_CONFIG_BYTES else b"", f"{drafter}: {CONFIG}", REPORT)
+    found = of_config(config)
     if not known or any(fingerprint.matches(found) for fingerprint in known):
         return
     nearest = min(known, key=lambda fingerprint: len(_differences(fingerprint, found)))

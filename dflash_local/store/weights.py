@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, RepeatedKeyError, parse_object
+from dflash_local.checkpoint_files.safetensors_header import TensorInfo, header_of
 from dflash_local.errors import CheckpointError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.names import shortened, why_unsafe
@@ -13,8 +13,6 @@ from dflash_local.store.names import shortened, why_unsafe
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-MAX_INDEX_BYTES = 100_000_000
 REPORT = "try `dflash pull --update`, or report it to the owner of the repo"
 
 
@@ -34,14 +32,14 @@ def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
     if INDEX not in there:
         return {SINGLE}  # of the two forms the one that small repos have
     with cache.open(there[INDEX]) as file:
-        raw = file.read(MAX_INDEX_BYTES + 1)
+        raw = file.read(MAX_JSON_BYTES + 1)
     try:
-        content = json.loads(raw if len(raw) <= MAX_INDEX_BYTES else b"", object_pairs_hook=_once)
-    except _TwiceError as error:
-        raise CheckpointError(f"{repo}: {INDEX} lists the tensor {shortened(error.name)} twice", REPORT) from error
-    except (ValueError, RecursionError):
+        content = parse_object(raw if len(raw) <= MAX_JSON_BYTES else b"", f"{repo}: {INDEX}", REPORT, unique=True)
+    except RepeatedKeyError as error:
+        raise CheckpointError(f"{repo}: {INDEX} lists the tensor {shortened(error.key)} twice", REPORT) from error
+    except CheckpointError:
         return {INDEX}
-    places = content.get("weight_map") if isinstance(content, dict) else None
+    places = content.get("weight_map")
     if not isinstance(places, dict) or not places:
         return {INDEX}
     shards = set(map(str, places.values()))
@@ -53,15 +51,7 @@ def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
 
 def is_whole(cache: Cache, entry: Entry) -> bool:
     """False when the file is shorter or longer than its header says, or has no readable header."""
-    header = _header(cache, entry)
-    if header is None:
-        return False
-    length, tensors = header
-    try:
-        end = max((int(info["data_offsets"][1]) for info in tensors.values()), default=0)
-    except (KeyError, TypeError, IndexError, ValueError):
-        return False
-    return entry.size == 8 + length + end
+    return _header(cache, entry) is not None
 
 
 def check_tensors(cache: Cache, repo: str, weights: Iterable[Entry]) -> None:
@@ -72,42 +62,17 @@ def check_tensors(cache: Cache, repo: str, weights: Iterable[Entry]) -> None:
     """
     holders: dict[str, str] = {}
     for entry in weights:
-        header = _header(cache, entry)
-        for name in header[1] if header else ():
+        for name in _header(cache, entry) or ():
             other = holders.setdefault(name, entry.name)
             if other != entry.name:
                 text = f"{repo}: the tensor {shortened(name)} is in both {other} and {entry.name}"
                 raise CheckpointError(text, REPORT)
 
 
-def _header(cache: Cache, entry: Entry) -> tuple[int, dict[str, Any]] | None:
-    """The header's length in bytes and its tensors; None when it is no header."""
+def _header(cache: Cache, entry: Entry) -> Mapping[str, TensorInfo] | None:
+    """The tensors of a file; None where the loader would refuse it."""
     with cache.open(entry) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(MAX_HEADER_BYTES, entry.size - 8):
+        try:
+            return header_of(file, entry.path)
+        except CheckpointError:
             return None
-        raw = file.read(length)
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict):
-        return None
-    return length, {name: info for name, info in content.items() if name != "__metadata__"}
-
-
-class _TwiceError(ValueError):
-    """A key that stands twice in one JSON object."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _TwiceError(name)
-        found[name] = value
-    return found

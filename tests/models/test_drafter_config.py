@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.errors import CheckpointError
 from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_tensors import check_tensors
-from dflash_local.models.safetensors_header import TensorInfo
 
 HERE = Path("some/config.json")
 # name: layers, hidden, ffn, heads, kv heads, head_dim, block, sliding layers, window, taps, biases,

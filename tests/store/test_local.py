@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, safetensors
 
+from dflash_local.checkpoint_files.safetensors_header import read_header
 from dflash_local.errors import CheckpointError, DownloadError
 from dflash_local.store import local, manifest
 from dflash_local.store.local import Local
@@ -243,3 +244,16 @@ def test_dl_11_looking_opens_no_socket(tree: Tree, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "socket", refuse)
     assert found(tree).verified
     assert local.scan(tree.cache, tree.manifests)[0].complete
+
+
+def test_a_header_that_a_pull_accepts_is_one_that_loads_and_the_other_way_round(tree: Tree) -> None:
+    """A mixture stored per expert: its header lay between the two limits that there were."""
+    many = safetensors(*(f"model.layers.0.mlp.experts.{at}.weight" for at in range(50_001)))
+    tree.add({"config.json": b"{}", "model.safetensors": many})
+    assert found(tree).complete
+    assert len(read_header(tree.cache.snapshot(REPO, COMMIT) / "model.safetensors")) == 50_001
+    hole = many.replace(b'"data_offsets": [0, 2]', b'"data_offsets": [2, 0]')
+    tree.add({"config.json": b"{}", "model.safetensors": hole}, commit=OLDER)
+    assert found(tree, OLDER).missing == ("model.safetensors",)
+    with pytest.raises(CheckpointError):
+        read_header(tree.cache.snapshot(REPO, OLDER) / "model.safetensors")

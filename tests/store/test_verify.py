@@ -138,5 +138,5 @@ def test_an_unknown_generation_names_both_and_the_difference(cache: Cache) -> No
 
 def test_a_config_that_is_no_json(cache: Cache) -> None:
     put(cache, "config.json", b"<html>")
-    with pytest.raises(CheckpointError, match="is not JSON"):
+    with pytest.raises(CheckpointError, match="config.json is not valid JSON"):
         check_generation(cache, REPO, COMMIT, GENERATIONS, "owner/target")

@@ -1,20 +1,17 @@
-"""Bounded readers for numbers, flags and JSON files that came with a checkpoint.
+"""Bounded readers for numbers, flags and lists of a config that came with a checkpoint.
 
 Owns the rule that no value of a config reaches an allocation unchecked. Torch-free.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import CheckpointError
 
-MAX_JSON_BYTES = 64 * 2**20  # the index of a 384-expert model is about 20 MB
 SHOWN = 80  # characters of an offending value in a message
 
 
@@ -22,30 +19,11 @@ def shown(value: object) -> str:
     """A value for an error message, cut: a config may hold megabytes (and ints too long to print)."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
-
-
-def read_json(file: Path, hint: str = "") -> dict[str, Any]:
-    """The JSON object in ``file``, at most ``MAX_JSON_BYTES`` long; CheckpointError naming the file."""
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_JSON_BYTES + 1)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist", hint) from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}", hint) from error
-    if len(raw) > MAX_JSON_BYTES:
-        raise CheckpointError(f"{file} is larger than {MAX_JSON_BYTES} bytes", hint)
-    try:
-        value = json.loads(raw)
+        text = repr(value)
     except RecursionError:
-        raise CheckpointError(f"{file} is nested too deeply", hint) from None
-    except ValueError as error:  # also UnicodeDecodeError and over-long integers
-        raise CheckpointError(f"{file} is not valid JSON: {shown(str(error))}", hint) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, it holds {shown(value)}", hint)
-    return value
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ hole or overlap (https://huggingface.co/docs/safetensors). Torch-free.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
+from dflash_local.checkpoint_files.config_values import shown
+from dflash_local.checkpoint_files.json_file import open_plain, parse_object
 from dflash_local.errors import CheckpointError
-from dflash_local.models.config_values import shown
 
-MAX_HEADER_BYTES = 32 * 2**20
-MAX_ENTRIES = 50_000
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_ENTRIES = 300_000  # a mixture of experts that stores each expert's matrices, and their scales, one by one
 MAX_RANK = 8
 AGAIN = "the download is damaged or incomplete: download the checkpoint again"
 
@@ -62,52 +63,48 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     """The tensors of ``file`` by name.
 
     Raises:
-        CheckpointError: naming the file, when it is missing, truncated, too long, has holes or
-            overlaps, declares too much, or is not safetensors at all.
+        CheckpointError: naming the file, when it is missing, no plain file, truncated, too long, has holes
+            or overlaps, declares too much, or is not safetensors at all.
     """
-    header, start, data_bytes = _read_json_part(file)
+    try:
+        with open_plain(file, AGAIN) as stream:
+            return header_of(stream, file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing", AGAIN) from None
+
+
+def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
+    """Like ``read_header``, of a plain file that is open at its start; ``file`` is what it is called."""
+    header, start, data_bytes = _read_json_part(stream, file)
     header.pop("__metadata__", None)
     if len(header) > MAX_ENTRIES:
         raise CheckpointError(f"{file} declares {len(header)} tensors, at most {MAX_ENTRIES} are read", AGAIN)
     tensors: dict[str, TensorInfo] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
-        info, begin, end = _entry(file, name, entry)
-        tensors[name] = replace(info, offset=start + begin)
+        info, begin, end = _entry(file, name, entry, start)
+        tensors[name] = info
         spans.append((begin, end, name))
     _check_spans(file, spans, data_bytes)
     return tensors
 
 
-def _read_json_part(file: Path) -> tuple[dict[str, Any], int, int]:
+def _read_json_part(stream: BinaryIO, file: Path) -> tuple[dict[str, Any], int, int]:
     """The header's JSON object, where the data begin, and how many bytes of them there are."""
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing", AGAIN)
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            start = stream.read(32)
-            _refuse_impostor(file, start)
-            length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-            if length > MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are read", AGAIN
-                )
-            if length < 2 or 8 + length > size:
-                raise CheckpointError(f"{file} is truncated: {size} bytes do not hold its header", AGAIN)
-            stream.seek(8)
-            raw = stream.read(length)
+        size = os.fstat(stream.fileno()).st_size
+        start = stream.read(32)
+        _refuse_impostor(file, start)
+        length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+        if length > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are read", AGAIN)
+        if length < 2 or 8 + length > size:
+            raise CheckpointError(f"{file} is truncated: {size} bytes do not hold its header", AGAIN)
+        stream.seek(8)
+        raw = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}", AGAIN) from error
-    try:
-        header = json.loads(raw, object_pairs_hook=_unique)
-    except RecursionError:
-        raise CheckpointError(f"{file} has a header that is nested too deeply", AGAIN) from None
-    except ValueError as error:
-        raise CheckpointError(f"{file} has a damaged safetensors header: {shown(str(error))}", AGAIN) from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file} has a damaged safetensors header: not a JSON object", AGAIN)
-    return header, 8 + length, size - 8 - length
+    return parse_object(raw, f"the safetensors header of {file}", AGAIN, unique=True), 8 + length, size - 8 - length
 
 
 def _refuse_impostor(file: Path, start: bytes) -> None:
@@ -119,18 +116,8 @@ def _refuse_impostor(file: Path, start: bytes) -> None:
             raise CheckpointError(f"{file} {what}", AGAIN)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without repeated keys: a repeated tensor name has no single meaning."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice!r} is there twice")
-    return result
-
-
-def _entry(file: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
-    """One entry of the header, its dtype, shape and offsets checked against each other."""
+def _entry(file: Path, name: str, entry: object, start: int) -> tuple[TensorInfo, int, int]:
+    """One entry of the header, checked; ``start`` is where the file's data begin."""
     if not isinstance(entry, dict):
         raise CheckpointError(f"{file}: tensor {shown(name)} has a damaged entry", AGAIN)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -148,7 +135,7 @@ def _entry(file: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
             f" its entry spans {end - begin}",
             AGAIN,
         )
-    return TensorInfo(name, dtype, tuple(shape), file), begin, end
+    return TensorInfo(name, dtype, tuple(shape), file, start + begin), begin, end
 
 
 def _whole_numbers(value: object) -> TypeGuard[list[int]]:

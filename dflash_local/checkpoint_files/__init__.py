@@ -1,0 +1,1 @@
+"""The files of a checkpoint on disk: opened, bounded and typed before anything else sees them. Torch-free."""
