@@ -58,6 +58,7 @@ class Task:
     """
 
     kind: str
+    family: str
     text_config: dict[str, Any]
     drafter_config: dict[str, Any]
     context: int
@@ -68,9 +69,11 @@ class Task:
 
 def tasks(pair: RandomPair, context: int, place: Place) -> list[Task]:
     """Every baseline of a pair."""
-    text = {key: value for key, value in pair.facts.text_config.items() if value is not None}
+    text = pair.facts.text_config
     dtype = str(place.dtype).removeprefix("torch.")
-    return [Task(kind, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES]
+    return [
+        Task(kind, pair.facts.family, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES
+    ]
 
 
 def run_all(
@@ -146,14 +149,15 @@ def measure(task: Task) -> dict[str, Any]:
 def random_model(task: Task) -> Any:
     """transformers' own model of this shape; its initial values are random."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from dflash_local.models.transformers_config import text_model_config
+
     logging.set_verbosity_error()
-    kind = str(task.text_config["model_type"])
-    config = CONFIG_MAPPING[kind].from_dict(task.text_config)
+    config = text_model_config(task.family, task.text_config)
     with torch.device(task.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, task.dtype))
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=getattr(torch, task.dtype))
     return model.eval().requires_grad_(False)
 
 

@@ -17,12 +17,13 @@ from dflash_local.catalog.families import FAMILIES
 from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.text_config import INTEGERS, text_values
 from dflash_local.engine.draft_side import Settled, settle
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.models import drafter_weights
-from dflash_local.models.drafter_config import MAX_TARGET_LAYERS, MAX_VOCAB, MAX_WIDTH, DrafterConfig
+from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -144,21 +145,22 @@ def _facts(config: dict[str, Any], name: str, assumed: dict[str, Any]) -> Target
     if rope.get("rope_type") == "llama3" and not all(key in rope for key in ROPE_OF_LLAMA3):
         text["rope_parameters"], text["rope_scaling"] = None, None
         assumed["rope_scaling"] = None
-    fields = Fields(text, name)
+    values = text_values(text, name)
+    fields = Fields(values, name)
     quantization = config.get("quantization_config") or text.get("quantization_config")
-    vocabulary = fields.integer("vocab_size", 1, MAX_VOCAB)
+    vocabulary = fields.integer("vocab_size", *INTEGERS["vocab_size"])
     return TargetFacts(
         family=FAMILIES.get(str(architectures[0]), str(architectures[0])),
         model_type=str(text.get("model_type") or config.get("model_type")),
-        num_layers=fields.integer("num_hidden_layers", 1, MAX_TARGET_LAYERS),
-        hidden_size=fields.integer("hidden_size", 1, MAX_WIDTH),
+        num_layers=fields.integer("num_hidden_layers", *INTEGERS["num_hidden_layers"]),
+        hidden_size=fields.integer("hidden_size", *INTEGERS["hidden_size"]),
         vocab_size=vocabulary,
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))),
         wrapped=False,
         prefix="model.",
-        text_config=text,
+        text_config=values,
         embedding_rows=vocabulary,
-        max_position_embeddings=text.get("max_position_embeddings"),
+        max_position_embeddings=values.get("max_position_embeddings"),
         quantization=str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None,
         eos_ids=frozenset(),
     )

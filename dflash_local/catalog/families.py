@@ -17,3 +17,15 @@ FAMILIES = {
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "Kimi_K25ForConditionalGeneration": "deepseek_v3",
 }
+
+# Family -> the ``model_type`` that a configuration of it may carry; the first is that of its text model.
+MODEL_TYPES = {
+    "llama": ("llama",),
+    "qwen3": ("qwen3",),
+    "qwen3_moe": ("qwen3_moe",),
+    "qwen3_next": ("qwen3_next",),
+    "qwen3_5": ("qwen3_5_text", "qwen3_5"),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "qwen3_5_moe"),
+    "gpt_oss": ("gpt_oss",),
+    "deepseek_v3": ("deepseek_v3", "kimi_k2", "kimi_k25"),
+}

@@ -6,7 +6,7 @@ Owns the rule that no value of a config reaches an allocation unchecked. Torch-f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,17 @@ class Fields:
     def optional_number(self, key: str, low: float, high: float) -> float | None:
         """Like ``number``, but None when the key is absent or null."""
         return self.number(key, low, high) if self.present(key) else None
+
+    def word(self, key: str, known: Sequence[str]) -> str:
+        """A required word, one of ``known``."""
+        value = self.values.get(key)
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, str) or value not in known:
+            raise CheckpointError(
+                f"{self.where}: {key} {shown(value)} is not supported", f"supported: {', '.join(known)}"
+            )
+        return value
 
     def optional_flag(self, key: str) -> bool | None:
         """True, False, or None when the key is absent or null."""

@@ -154,6 +154,7 @@ def _plain_target(pair: Pair, session: Session) -> Callable[[], Any] | None:
 
     if session.facts.engine != "fused":
         return None
-    facts = TargetFacts.from_checkpoint(Checkpoint.open(pair.target))
+    files = Checkpoint.open(pair.target)
+    facts = TargetFacts.from_checkpoint(files)
     where = placement(session.facts.device, session.facts.dtype, None)
-    return lambda: load_target(pair.target, facts, where)
+    return lambda: load_target(files, facts, where)

@@ -117,7 +117,7 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
             say=lambda stage, fraction: say(LoadProgress(stage, fraction)),
         )
     else:
-        runner, notices = _load_reference(pair, drafter_files, facts, contract, where, context, options, say)
+        runner, notices = _load_reference(target_files, drafter_files, facts, contract, where, context, options, say)
     say(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
@@ -126,7 +126,7 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
 
 
 def _load_reference(
-    pair: Pair,
+    target_files: Checkpoint,
     drafter_files: Checkpoint | None,
     facts: TargetFacts,
     contract: PairFacts | None,
@@ -137,7 +137,7 @@ def _load_reference(
 ) -> tuple[ReferenceRunner, tuple[str, ...]]:
     """The target through transformers, the drafter in plain PyTorch; and notices of the load."""
     say(LoadProgress("target", 0.1))
-    model = load_target(pair.target, facts, where)
+    model = load_target(target_files, facts, where)
     settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
     target = TransformersTarget(model, contract.drafter.taps if contract else ())
     if contract is None or drafter_files is None:

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.errors import CheckpointError
-from dflash_local.models.rope_parameters import MAX_POSITION, RopeParameters
+from dflash_local.models.rope_parameters import RopeParameters
 
 ARCHITECTURES = ("DFlashDraftModel",)
 # Relatives with other forward passes (convolutions, selectors, anchors that predict).
 RELATIVES = {"dflash2": "dflash2", "dspark": "dspark", "domino": "domino", "eagle": "EAGLE"}
 MIN_BLOCK, MAX_BLOCK = 2, 64
-MAX_LAYERS, MAX_TAPS, MAX_TARGET_LAYERS = 128, 64, 1024
-MAX_WIDTH, MAX_VOCAB, MAX_WINDOW = 2**18, 2**23, 2**24
+MAX_LAYERS, MAX_TAPS = 128, 64
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
 NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1, "output_multiplier": 1}
 
@@ -91,7 +92,7 @@ class DrafterConfig:
             rope=RopeParameters.from_json(config, where),
             vocab_size=fields.optional_integer("vocab_size", 1, MAX_VOCAB),
             max_position_embeddings=fields.optional_integer("max_position_embeddings", 1, MAX_POSITION),
-            num_target_layers=fields.optional_integer("num_target_layers", 1, MAX_TARGET_LAYERS),
+            num_target_layers=fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
         )
 
@@ -177,13 +178,13 @@ def _refuse_variants(fields: Fields) -> None:
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
     """Query heads, key heads, head width, mutually consistent."""
-    heads = fields.integer("num_attention_heads", 1, 4096)
-    kv_heads = fields.optional_integer("num_key_value_heads", 1, 4096) or heads
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS) or heads
     if heads % kv_heads:
         raise CheckpointError(
             f"{fields.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         )
-    head_dim = fields.optional_integer("head_dim", 2, 4096)
+    head_dim = fields.optional_integer("head_dim", 2, MAX_HEADS)
     if head_dim is None:
         if hidden % heads:
             raise CheckpointError(
@@ -203,7 +204,7 @@ def _taps(fields: Fields) -> tuple[int, ...]:
         raise fields.missing("target_layer_ids")
     if not taps:
         raise CheckpointError(f"{fields.where}: target_layer_ids is empty; a drafter needs at least one tap")
-    return tuple(fields.check_integer("target_layer_ids", tap, 0, MAX_TARGET_LAYERS - 1) for tap in taps)
+    return tuple(fields.check_integer("target_layer_ids", tap, 0, text_config.MAX_LAYERS - 1) for tap in taps)
 
 
 def _attention_pattern(

@@ -1,10 +1,12 @@
 """Loads a target folder through transformers: dtype, devices, bitsandbytes, and what must not slip through.
 
-Never runs code from a checkpoint, never opens a pickle. Knows nothing of drafters.
+Never runs code from a checkpoint, never opens a pickle, never follows its configuration to another file.
+Knows nothing of drafters.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any, Literal
 import torch
 
 from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.target_facts import TargetFacts
+from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Their experts are fused three-dimensional tensors, which bitsandbytes leaves in bf16 without a word.
@@ -21,6 +25,9 @@ EXPERT_FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss", "deepsee
 # Small, and errors in them grow: the head decides tokens, the others decide how a state decays.
 KEPT_WHOLE = ("lm_head", "in_proj_a", "in_proj_b", "in_proj_ba")
 SHARDED = "balanced"
+STORED_FORMATS = {"gpt_oss": ("mxfp4",)}  # quantised weights that can be read, by family
+ADAPTER = "adapter_config.json"
+RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 Quantize = Literal["nf4", "int8"]
 
@@ -69,32 +76,35 @@ def _check_device(device: str) -> None:
         raise UsageError("device 'mps' is not there", "--device cpu works anywhere")
 
 
-def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
+def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     """The transformers model in eval mode, every weight accounted for and finite.
 
+    Args:
+        files: of which ``facts`` were read.
+
     Raises:
-        CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite; the configuration is
+            one that transformers does not take, or asks for what this program does not do.
         UsageError: a weight format this family cannot take.
         MissingDependencyError: bitsandbytes is wanted and not installed.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     getLogger("bitsandbytes").setLevel(ERROR)  # it announces which of its CPU kernels it could not fetch
     logging.disable_progress_bar()
-    options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
-    options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
-    options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
-    quantization = _quantization(facts, where)
-    if quantization is not None:
-        options["quantization_config"] = quantization
+    folder = files.folder
+    _refuse_what_stands_beside(folder)
+    quantization = _quantization(folder, facts, where)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        raise CheckpointError(f"{folder}: transformers cannot load this target: {_first_line(error)}") from error
+        model, info = _built(files, facts, where, quantization)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except BUILD_ERRORS as error:
+        raise CheckpointError(
+            f"{folder}: transformers cannot load this target: {_first_line(error)}",
+            "its config.json and its weights may not belong together: download the target again",
+        ) from error
     _check_loading(folder, info)
     _check_finite(folder, model)
     if where.quantize is None:
@@ -104,14 +114,67 @@ def load_target(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization: Any) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of the weights it found."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    stored = {"quant_method": facts.quantization, "modules_to_not_convert": list(facts.kept_whole)}
+    config = text_model_config(facts.family, facts.text_config, stored if facts.quantization else None)
+    if facts.quantization is None:
+        _check_size(files, config)
+    options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
+    options["trust_remote_code"] = False
+    options["generation_config"] = GenerationConfig()  # or it would read the checkpoint's own
+    options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
+    options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        files.folder, config=config, output_loading_info=True, **options
+    )
+    return found
+
+
+def _check_size(files: Checkpoint, config: Any) -> None:
+    """A model much larger than its weights is refused before memory is taken: what is missing would be filled."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > files.nbytes:  # a plain weight has two bytes at least
+        raise CheckpointError(
+            f"{files.folder}: config.json describes {wanted:,} weights, the files hold {files.nbytes:,} bytes",
+            "config.json and weights do not belong together: download the target again",
+        )
+
+
+def _refuse_what_stands_beside(folder: Path) -> None:
+    """Files that transformers would take up, unasked, beside or instead of the weights that were checked."""
+    for path in sorted(folder.iterdir()):
+        if path.name == ADAPTER:
+            raise CheckpointError(
+                f"{folder} holds an adapter ({ADAPTER}), which is not loaded", "merge it into the weights"
+            )
+        if RANK_SHARD.fullmatch(path.name):
+            raise CheckpointError(
+                f"{folder} holds {path.name}, a part of a distributed checkpoint, which is not read",
+                "save it as one checkpoint, or move these files away",
+            )
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _quantization(facts: TargetFacts, where: Placement) -> Any:
-    """The quantization_config to pass to from_pretrained, or None to follow the checkpoint."""
-    held = facts.text_config.get("quantization_config") or {}
-    if held.get("quant_method") == "mxfp4" and where.quantize is None:
+def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
+    """The quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
+    if facts.quantization not in (None, *STORED_FORMATS.get(facts.family, ())):
+        raise CheckpointError(
+            f"{folder}: weights of {facts.model_type} in the format {facts.quantization} are not supported",
+            "take the plain weights; --quantize nf4 or int8 makes them smaller as they are loaded",
+        )
+    if facts.quantization == "mxfp4" and where.quantize is None:
         from transformers import Mxfp4Config
 
         # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.text_config import MAX_POSITION
 from dflash_local.errors import CheckpointError
 
 RopeKind = Literal["default", "linear", "yarn", "llama3"]
-MAX_POSITION = 2**30
 
 
 @dataclass(frozen=True, slots=True)

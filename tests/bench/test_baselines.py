@@ -15,7 +15,7 @@ def _task(kind: str, hybrid: bool = False) -> Task:
     found = {task.kind: task for task in tasks(tiny_pair(hybrid), 20, PLACE)}
     assert set(found) == set(NAMES)
     task = found[kind]
-    return Task(kind, task.text_config, task.drafter_config, 20, "cpu", "float32", tokens=3)
+    return Task(kind, task.family, task.text_config, task.drafter_config, 20, "cpu", "float32", tokens=3)
 
 
 def _shell(code: str) -> tuple[str, ...]:

@@ -217,8 +217,8 @@ def wrap(folder: Path, prefix: str, architecture: str, **top: object) -> None:
         tensors["mtp.fc.weight"] = torch.ones(2)
 
     retensor(folder, rename)
-    text = json.loads((folder / "config.json").read_text())
-    config = {"architectures": [architecture], "model_type": "wrapper", "text_config": text, **top}
+    text = {**json.loads((folder / "config.json").read_text()), "model_type": "qwen3_5_text"}
+    config = {"architectures": [architecture], "model_type": "qwen3_5", "text_config": text, **top}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -227,7 +227,7 @@ def test_wrapped_target_is_seen_through(pair, prefix):
     wrap(pair / "target", prefix, "Qwen3_5ForConditionalGeneration", quantization_config={"quant_method": "fp8"})
     facts = check(pair).target
     assert (facts.wrapped, facts.prefix, facts.num_layers, facts.quantization) == (True, prefix, 5, "fp8")
-    assert facts.model_type == "qwen3" and facts.family == "qwen3_5"
+    assert facts.model_type == "qwen3_5_text" and facts.family == "qwen3_5"
 
 
 def test_tied_embeddings(pair):

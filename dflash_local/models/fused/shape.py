@@ -7,10 +7,10 @@ from typing import Any
 
 from dflash_local.catalog.engine_rule import HYBRID, target_refusal
 from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.text_config import INTEGERS, NUMBERS
 from dflash_local.errors import UsageError
 from dflash_local.kernels.delta_step import DeltaShape
 from dflash_local.kernels.place_heads import Heads
-from dflash_local.models.drafter_config import MAX_WIDTH
 from dflash_local.models.rope_parameters import RopeParameters
 from dflash_local.models.target_facts import TargetFacts
 
@@ -53,19 +53,19 @@ class TargetShape:
             raise UsageError(f"the fused engine cannot run {facts.model_type}: {why}", "use --engine reference")
         fields = Fields(facts.text_config, where)
         hybrid = facts.family == HYBRID
-        queries = fields.integer("num_attention_heads", 1, 4096)
-        keys = fields.optional_integer("num_key_value_heads", 1, 4096) or queries
-        width = fields.optional_integer("head_dim", 2, 4096) or facts.hidden_size // queries
+        queries = fields.integer("num_attention_heads", *INTEGERS["num_attention_heads"])
+        keys = fields.optional_integer("num_key_value_heads", *INTEGERS["num_key_value_heads"]) or queries
+        width = fields.optional_integer("head_dim", *INTEGERS["head_dim"]) or facts.hidden_size // queries
         turned = int(width * _partial(facts.text_config)) if hybrid else width
         types = facts.text_config.get("layer_types") or ["full_attention"] * facts.num_layers
         kinds = tuple("delta" if kind == "linear_attention" else "attention" for kind in types)
         return cls(
             layers=facts.num_layers,
             hidden=facts.hidden_size,
-            inner=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
+            inner=fields.integer("intermediate_size", *INTEGERS["intermediate_size"]),
             heads=Heads(queries, keys, width, turned, gated=hybrid, late=hybrid),
             head_norms=facts.family != "llama",
-            eps=fields.number("rms_norm_eps", 1e-12, 0.1),
+            eps=fields.number("rms_norm_eps", *NUMBERS["rms_norm_eps"]),
             rope=RopeParameters.from_json(facts.text_config, where),
             late=hybrid,
             kinds=kinds,
@@ -80,12 +80,15 @@ def _partial(config: dict[str, Any]) -> float:
 
 
 def _delta(fields: Fields) -> DeltaShape:
+    def size(name: str) -> int:
+        return fields.integer(name, *INTEGERS[name])
+
     return DeltaShape(
-        keys=fields.integer("linear_num_key_heads", 1, 4096),
-        values=fields.integer("linear_num_value_heads", 1, 4096),
-        key_width=fields.integer("linear_key_head_dim", 1, 4096),
-        value_width=fields.integer("linear_value_head_dim", 1, 4096),
-        taps=fields.integer("linear_conv_kernel_dim", 2, 64),
+        keys=size("linear_num_key_heads"),
+        values=size("linear_num_value_heads"),
+        key_width=size("linear_key_head_dim"),
+        value_width=size("linear_value_head_dim"),
+        taps=size("linear_conv_kernel_dim"),
     )
 
 

@@ -1,0 +1,180 @@
+"""What may stand in a target's configuration: the keys that shape a text model, each with its type and bounds.
+
+Whatever is not in these tables goes no further: neither to our engines nor to transformers, whose
+configurations take any key, some of which name files, kernels or code. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.errors import CheckpointError
+
+MAX_WIDTH, MAX_VOCAB, MAX_WINDOW, MAX_POSITION = 2**18, 2**23, 2**24, 2**30
+MAX_LAYERS, MAX_HEADS, MAX_EXPERTS = 1024, 4096, 2**16
+
+# Zero stands for "none" in some of those that count experts.
+INTEGERS: dict[str, tuple[int, int]] = {
+    "vocab_size": (1, MAX_VOCAB),
+    "hidden_size": (1, MAX_WIDTH),
+    "intermediate_size": (1, 4 * MAX_WIDTH),
+    "num_hidden_layers": (1, MAX_LAYERS),
+    "num_attention_heads": (1, MAX_HEADS),
+    "num_key_value_heads": (1, MAX_HEADS),
+    "head_dim": (2, MAX_HEADS),
+    "max_position_embeddings": (1, MAX_POSITION),
+    "sliding_window": (0, MAX_WINDOW),
+    "max_window_layers": (0, MAX_WINDOW),
+    "full_attention_interval": (1, MAX_LAYERS),
+    "linear_conv_kernel_dim": (2, 64),
+    "linear_key_head_dim": (1, MAX_HEADS),
+    "linear_value_head_dim": (1, MAX_HEADS),
+    "linear_num_key_heads": (1, MAX_HEADS),
+    "linear_num_value_heads": (1, MAX_HEADS),
+    "num_experts": (0, MAX_EXPERTS),
+    "num_local_experts": (0, MAX_EXPERTS),
+    "n_routed_experts": (0, MAX_EXPERTS),
+    "n_shared_experts": (0, MAX_EXPERTS),
+    "num_experts_per_tok": (0, MAX_EXPERTS),
+    "moe_intermediate_size": (0, 4 * MAX_WIDTH),
+    "shared_expert_intermediate_size": (0, 4 * MAX_WIDTH),
+    "decoder_sparse_step": (0, MAX_LAYERS),
+    "first_k_dense_replace": (0, MAX_LAYERS),
+    "n_group": (1, MAX_EXPERTS),
+    "topk_group": (1, MAX_EXPERTS),
+    "q_lora_rank": (1, MAX_WIDTH),
+    "kv_lora_rank": (1, MAX_WIDTH),
+    "qk_nope_head_dim": (1, MAX_HEADS),
+    "qk_rope_head_dim": (2, MAX_HEADS),
+    "v_head_dim": (1, MAX_HEADS),
+}
+NUMBERS: dict[str, tuple[float, float]] = {
+    "rms_norm_eps": (1e-12, 0.1),
+    "rope_theta": (1.0 + 1e-6, 1e12),
+    "partial_rotary_factor": (1e-3, 1.0),
+    "routed_scaling_factor": (1e-6, 1e6),
+    "swiglu_alpha": (1e-6, 1e6),
+    "swiglu_limit": (1e-6, 1e6),
+}
+FLAGS = ("attention_bias", "mlp_bias", "norm_topk_prob", "rope_interleave", "tie_word_embeddings", "use_sliding_window")
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
+# A null that says something: with it dropped, transformers would put its own number there.
+NULLABLE = ("sliding_window", "q_lora_rank")
+
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+ROPE_INTEGERS = {"original_max_position_embeddings": (1, MAX_POSITION)}
+ROPE_NUMBERS: dict[str, tuple[float, float]] = {
+    "rope_theta": NUMBERS["rope_theta"],
+    "partial_rotary_factor": NUMBERS["partial_rotary_factor"],
+    "factor": (1e-3, 1e6),
+    "attention_factor": (1e-3, 1e3),
+    "beta_fast": (0.0, 1e6),
+    "beta_slow": (0.0, 1e6),
+    "mscale": (0.0, 1e3),
+    "mscale_all_dim": (0.0, 1e3),
+    "low_freq_factor": (1e-6, 1e6),
+    "high_freq_factor": (1e-6, 1e6),
+}
+ROPE_FLAGS = ("truncate", "mrope_interleaved")
+ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of a text model's configuration, null ones left out but for those that mean something.
+
+    Args:
+        config: ``config.json``, or its ``text_config``. where: what to call it in an error.
+
+    Raises:
+        CheckpointError: a value of the wrong type, out of its bounds, or at odds with another.
+    """
+    fields = Fields(config, where)
+    found: dict[str, Any] = {key: None for key in NULLABLE if key in config}
+    found |= {key: fields.integer(key, *bounds) for key, bounds in INTEGERS.items() if fields.present(key)}
+    found |= {key: fields.number(key, *bounds) for key, bounds in NUMBERS.items() if fields.present(key)}
+    found |= {key: fields.optional_flag(key) for key in FLAGS if fields.present(key)}
+    if fields.present("hidden_act"):
+        found["hidden_act"] = fields.word("hidden_act", ACTIVATIONS)
+    if fields.present("layer_types"):
+        found["layer_types"] = _layer_types(fields)
+    if fields.present("mlp_only_layers"):
+        layers = fields.optional_list("mlp_only_layers", MAX_LAYERS) or []
+        found["mlp_only_layers"] = [fields.check_integer("mlp_only_layers", at, 0, MAX_LAYERS) for at in layers]
+    for key in ("rope_parameters", "rope_scaling"):
+        if rope := fields.inner(key):
+            found[key] = _rope(rope, f"{where}: {key}", bool(config.get("max_position_embeddings")))
+    _check_together(found, where)
+    return found
+
+
+def _layer_types(fields: Fields) -> list[str]:
+    types = fields.optional_list("layer_types", MAX_LAYERS) or []
+    for kind in types:
+        if kind not in LAYER_TYPES:
+            raise CheckpointError(
+                f"{fields.where}: layer type {shown(kind)} is not supported", f"supported: {', '.join(LAYER_TYPES)}"
+            )
+    layers = fields.optional_integer("num_hidden_layers", *INTEGERS["num_hidden_layers"])
+    if types and layers is not None and len(types) != layers:
+        raise CheckpointError(f"{fields.where}: layer_types has {len(types)} entries for {layers} layers")
+    return types
+
+
+def _rope(rope: Mapping[str, Any], where: str, positions: bool) -> dict[str, Any]:
+    """Flat settings; those that are told per layer type must agree, as with one rotary embedding for all layers."""
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    if nested:
+        if any(value != nested[0] for value in nested):
+            raise CheckpointError(f"{where} differ by layer type, which is not supported")
+        rope = nested[0]
+    fields = Fields(rope, where)
+    key = "rope_type" if fields.present("rope_type") else "type"
+    kind = fields.word(key, ROPE_KINDS) if fields.present(key) else "default"
+    found: dict[str, Any] = {"rope_type": kind}
+    found |= {key: fields.integer(key, *bounds) for key, bounds in ROPE_INTEGERS.items() if fields.present(key)}
+    found |= {key: fields.number(key, *bounds) for key, bounds in ROPE_NUMBERS.items() if fields.present(key)}
+    found |= {key: fields.optional_flag(key) for key in ROPE_FLAGS if fields.present(key)}
+    for name in ("short_factor", "long_factor"):
+        if fields.present(name):
+            numbers = fields.optional_list(name, MAX_HEADS) or []
+            found[name] = [Fields({name: item}, where).number(name, 1e-6, 1e6) for item in numbers]
+    if fields.present("mrope_section"):
+        section = fields.optional_list("mrope_section", 3) or []
+        found["mrope_section"] = [fields.check_integer("mrope_section", part, 0, MAX_HEADS) for part in section]
+        if len(section) != 3:
+            raise CheckpointError(f"{where}: mrope_section must have 3 entries, got {len(section)}")
+    for name in ROPE_NEEDS.get(kind, ()):
+        if name not in found:
+            raise fields.missing(name)
+    if kind in ("yarn", "longrope", "llama3") and not positions and "original_max_position_embeddings" not in found:
+        raise fields.missing("original_max_position_embeddings")
+    if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:
+        raise CheckpointError(f"{where}: low_freq_factor must be below high_freq_factor")
+    return found
+
+
+def _check_together(found: Mapping[str, Any], where: str) -> None:
+    """Numbers of which one must be a multiple, or no more, of the other."""
+    for many, few in (
+        ("num_attention_heads", "num_key_value_heads"),
+        ("linear_num_value_heads", "linear_num_key_heads"),
+        ("n_routed_experts", "n_group"),
+    ):
+        if found.get(many) and found.get(few) and found[many] % found[few]:
+            raise CheckpointError(f"{where}: {many} {found[many]} is not a multiple of {few} {found[few]}")
+    experts = next((found[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in found), 0)
+    for small, large, most in (
+        ("num_experts_per_tok", "experts", experts),
+        ("topk_group", "n_group", found.get("n_group")),
+    ):
+        if most and found.get(small, 0) > most:
+            raise CheckpointError(f"{where}: {small} {found[small]} is more than there are ({large} {most})")

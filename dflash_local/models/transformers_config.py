@@ -1,0 +1,43 @@
+"""What transformers is told of a target: a configuration built of checked values, and none of its own reading.
+
+transformers' configurations take any key, and obey some that have nothing to do with a shape: names of code
+(``auto_map``), of kernels to fetch (``attn_implementation``), of other weights (``transformers_weights``), of
+plug-ins. So it never reads a checkpoint's config.json; the values come from ``text_values``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
+from dflash_local.catalog.families import MODEL_TYPES
+
+# Attention functions by family, all of them transformers' own; gpt-oss has sinks, which SDPA does not know.
+ATTENTION = {"gpt_oss": "eager"}
+DEFAULT_ATTENTION = "sdpa"
+
+# What transformers raises while it builds or fills a model whose configuration and weights do not fit together.
+BUILD_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError, StrictDataclassError, SafetensorError),
+)
+
+
+def text_model_config(family: str, values: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> Any:
+    """The configuration of a family's text model; of a multimodal one, too, of which no other part is loaded.
+
+    Args:
+        values: of ``text_values``. quantization: of weights that are stored quantised.
+
+    Raises:
+        one of ``BUILD_ERRORS``: transformers does not take these values.
+    """
+    from transformers import CONFIG_MAPPING
+
+    known: dict[str, Any] = {**values, "attn_implementation": ATTENTION.get(family, DEFAULT_ATTENTION)}
+    if quantization is not None:
+        known["quantization_config"] = dict(quantization)
+    return CONFIG_MAPPING[MODEL_TYPES[family][0]](**known)
