@@ -111,7 +111,7 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         found["mlp_only_layers"] = [fields.check_integer("mlp_only_layers", at, 0, MAX_LAYERS) for at in layers]
     for key in ("rope_parameters", "rope_scaling"):
         if rope := fields.inner(key):
-            found[key] = _rope(rope, f"{where}: {key}", bool(config.get("max_position_embeddings")))
+            found[key] = _rope(rope, f"{where}: {key}")
     _check_together(found, where)
     return found
 
@@ -129,7 +129,7 @@ def _layer_types(fields: Fields) -> list[str]:
     return types
 
 
-def _rope(rope: Mapping[str, Any], where: str, positions: bool) -> dict[str, Any]:
+def _rope(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Flat settings; those that are told per layer type must agree, as with one rotary embedding for all layers."""
     nested = [value for value in rope.values() if isinstance(value, Mapping)]
     if nested:
@@ -152,14 +152,34 @@ def _rope(rope: Mapping[str, Any], where: str, positions: bool) -> dict[str, Any
         found["mrope_section"] = [fields.check_integer("mrope_section", part, 0, MAX_HEADS) for part in section]
         if len(section) != 3:
             raise CheckpointError(f"{where}: mrope_section must have 3 entries, got {len(section)}")
-    for name in ROPE_NEEDS.get(kind, ()):
-        if name not in found:
-            raise fields.missing(name)
-    if kind in ("yarn", "longrope", "llama3") and not positions and "original_max_position_embeddings" not in found:
-        raise fields.missing("original_max_position_embeddings")
-    if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:
-        raise CheckpointError(f"{where}: low_freq_factor must be below high_freq_factor")
     return found
+
+
+def check_rope(values: Mapping[str, Any], where: str) -> None:
+    """See that the rotary embedding's kind has what it needs; a shape that is known in part need not.
+
+    Args:
+        values: of ``text_values``.
+
+    Raises:
+        CheckpointError: a number that this kind needs is missing, or the width that turns is odd.
+    """
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = rope.get("rope_type", "default")
+    for name in ROPE_NEEDS.get(kind, ()):
+        if name not in rope:
+            raise Fields({}, f"{where}: rope").missing(name)
+    name = "original_max_position_embeddings"
+    if kind in ("yarn", "longrope", "llama3") and name not in rope and "max_position_embeddings" not in values:
+        raise Fields({}, f"{where}: rope").missing(name)
+    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        raise CheckpointError(f"{where}: low_freq_factor must be below high_freq_factor")
+    width = values.get("qk_rope_head_dim") or values.get("head_dim")
+    if width is None and values.get("num_attention_heads"):
+        width = values["hidden_size"] // values["num_attention_heads"]
+    share = rope.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0
+    if width is not None and (int(width * share) < 2 or int(width * share) % 2):
+        raise CheckpointError(f"{where}: {int(width * share)} dimensions of a head turn; rotary embedding needs pairs")
 
 
 def _check_together(found: Mapping[str, Any], where: str) -> None:

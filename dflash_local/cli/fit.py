@@ -5,14 +5,14 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
-from dflash_local.errors import DoesNotFitError
+from dflash_local.errors import CheckpointError, DoesNotFitError
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Repo, Row
@@ -47,7 +47,20 @@ def machine(user: Settings, gpu: str | None, memory_gib: float | None, device: s
 
 
 def shapes(choice: Choice, places: Places | None) -> Shapes | None:
-    """What is known of both shapes; None when not even that of the target is."""
+    """What is known of both shapes; None when not even that of the target is.
+
+    Raises:
+        CheckpointError: the config.json of a folder that was named is missing or damaged.
+    """
+    try:
+        return _shapes(choice, places)
+    except CheckpointError:
+        if places is None or isinstance(choice.target, Path) or isinstance(choice.drafter, Path):
+            raise
+        return _shapes(choice, None)  # a download that is damaged, which loading will tell better
+
+
+def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
     from dflash_local.planner.shape import DrafterShape, TargetShape
 
     config = configuration(choice.target, None, places)
@@ -68,14 +81,13 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
     """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
     from dflash_local.planner.shape import DrafterShape, TargetShape
 
-    config = _read(target)
-    if config is None:
+    try:
+        shape = TargetShape.from_config(_read(target), name)
+        if drafter is None:
+            return Shapes(shape, None)
+        return Shapes(shape, DrafterShape.from_config(_read(drafter), str(drafter), shape))
+    except CheckpointError:
         return None
-    shape = TargetShape.from_config(config, name)
-    found = _read(drafter) if drafter is not None else None
-    if drafter is not None and found is None:
-        return None
-    return Shapes(shape, DrafterShape.from_config(found, str(drafter), shape) if found is not None else None)
 
 
 def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
@@ -194,7 +206,11 @@ def as_json(found: Plan) -> dict[str, Any]:
 
 
 def configuration(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:
-    """The configuration of a folder, of a repository that is here, or what the registry keeps of it."""
+    """The configuration of a folder, of a repository that is here, or what the registry keeps of it.
+
+    Raises:
+        CheckpointError: the folder's or the repository's own is missing or damaged.
+    """
     from dflash_local.catalog.shapes import shape
 
     if part is None:
@@ -202,18 +218,14 @@ def configuration(part: Repo | Path | None, row: Row | None, places: Places | No
     if isinstance(part, Path):
         return _read(part)
     here = places.find(part) if places is not None else None
-    if here is not None and (found := _read(here.folder)) is not None:
-        return found
+    if here is not None and (here.folder / "config.json").exists():
+        return _read(here.folder)
     kept = shape(part.id)
     return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
 
 
-def _read(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def _read(folder: Path) -> Mapping[str, Any]:
+    return read_object(folder / "config.json", "give the folder that holds config.json")
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:

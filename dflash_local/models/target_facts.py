@@ -12,7 +12,7 @@ from typing import Any
 from dflash_local.catalog.families import FAMILIES, MODEL_TYPES
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.json_file import read_object
-from dflash_local.checkpoint_files.text_config import INTEGERS, text_values
+from dflash_local.checkpoint_files.text_config import INTEGERS, check_rope, text_values
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 
@@ -66,6 +66,7 @@ class TargetFacts:
             _refuse_own_code(each)
         kinds = [each.word("model_type", MODEL_TYPES[family]) for each in (fields, top) if each.present("model_type")]
         text = Fields(text_values(fields.values, where), where)
+        check_rope(text.values, where)
         hidden = text.integer("hidden_size", *INTEGERS["hidden_size"])
         vocab = text.integer("vocab_size", *INTEGERS["vocab_size"])
         layers = text.integer("num_hidden_layers", *INTEGERS["num_hidden_layers"])

@@ -11,11 +11,14 @@ from typing import Any
 
 from dflash_local.catalog.engine_rule import target_refusal
 from dflash_local.catalog.families import FAMILIES
+from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.text_config import INTEGERS, text_values
 
 QK_NORM = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 GATED_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 RECURRENT = GATED_ATTENTION
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+BOUNDS = {**INTEGERS, "block_size": (1, 64)}
 FULL_EVERY = 4  # Qwen3-Next and Qwen3.5: the last of every four layers has full attention
 
 
@@ -93,8 +96,12 @@ class TargetShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str) -> TargetShape:
-        """Read a config.json, or a registry shape with its published key names."""
-        reader = _Reader(config)
+        """Read a config.json, or a registry shape with its published key names.
+
+        Raises:
+            CheckpointError: a value is of the wrong type or out of its bounds; names ``source`` and the key.
+        """
+        reader = _Reader(config, source)
         family = _family(config)
         heads = reader.integer("num_attention_heads")
         hidden = reader.integer("hidden_size")
@@ -111,10 +118,10 @@ class TargetShape:
             kv_heads=heads if kv_heads is None and family == "llama" else kv_heads,
             head_dim=head_dim,
             vocab=reader.integer("vocab_size"),
-            tied=bool(reader.value("tie_word_embeddings")),
+            tied=reader.flag("tie_word_embeddings"),
             kinds=_kinds(reader, family),
             context=reader.integer("max_position_embeddings"),
-            biased=bool(reader.value("attention_bias")) if family != "gpt_oss" else True,
+            biased=reader.flag("attention_bias") if family != "gpt_oss" else True,
             experts=_experts(reader, family),
             linear=_linear(reader, family),
             latent=_latent(reader),
@@ -161,10 +168,15 @@ class DrafterShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str, target: TargetShape) -> DrafterShape:
-        """Read a drafter's config.json or registry shape; ``dflash_config`` first, then the top level."""
-        reader = _Reader(config)
+        """Read a drafter's config.json or registry shape; ``dflash_config`` first, then the top level.
+
+        Raises:
+            CheckpointError: as ``TargetShape.from_config``.
+        """
+        reader = _Reader(config, source)
         inner = config.get("dflash_config")
-        nested = _Reader({**inner, "_inferred": _nested_inferred(config)} if isinstance(inner, Mapping) else {})
+        inner = {**inner, "_inferred": _nested_inferred(config)} if isinstance(inner, Mapping) else {}
+        nested = _Reader(inner, source)
         taps = nested.value("target_layer_ids") or reader.value("target_layer_ids")
         block = nested.integer("block_size")
         layers = reader.integer("num_hidden_layers")
@@ -180,7 +192,7 @@ class DrafterShape:
             layers=layers,
             taps=len(taps) if isinstance(taps, (list, tuple)) else None,
             target_hidden=target.hidden,
-            biased=bool(reader.value("attention_bias")),
+            biased=reader.flag("attention_bias"),
             block_size=reader.integer("block_size") if block is None else block,
             windows=_windows(reader, layers),
             context=reader.integer("max_position_embeddings"),
@@ -191,10 +203,11 @@ class DrafterShape:
 class _Reader:
     """Values of the text model's config: nested first, then the top level, then what was inferred."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self._source = source
         nested = config.get("text_config")
         self._places = [part for part in (nested, config) if isinstance(part, Mapping)]
-        self.text: Mapping[str, Any] = self._places[0]
+        self.text: Mapping[str, Any] = text_values(self._places[0], source)
         inferred = config.get("_inferred")
         self._inferred: Mapping[str, Any] = inferred if isinstance(inferred, Mapping) else {}
         self.inferred_used: set[str] = set()
@@ -210,12 +223,22 @@ class _Reader:
         return None
 
     def integer(self, *names: str) -> int | None:
-        """The first of ``names`` that is a whole number above zero."""
+        """The first of ``names`` that is told and not zero."""
         for name in names:
             found = self.value(name)
-            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-                return found
+            if found is None:
+                continue
+            if number := Fields({}, self._source).check_integer(name, found, *BOUNDS[name]):
+                return number
         return None
+
+    def checked(self, name: str) -> Any:
+        """A value of a text model that is neither a number nor a flag; None when it is not told."""
+        return text_values({name: self.value(name)}, self._source).get(name)
+
+    def flag(self, name: str) -> bool:
+        """False when it is not told."""
+        return bool(Fields({name: self.value(name)}, self._source).optional_flag(name))
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         found = self.value(name)
@@ -236,9 +259,8 @@ def _family(config: Mapping[str, Any]) -> str | None:
 
 
 def _kinds(reader: _Reader, family: str | None) -> tuple[str, ...]:
-    types = reader.value("layer_types")
-    if isinstance(types, (list, tuple)) and types:
-        return tuple(str(kind) for kind in types)
+    if types := reader.checked("layer_types"):
+        return tuple(types)
     layers = reader.integer("num_hidden_layers") or 0
     if family in RECURRENT:
         every = reader.integer("full_attention_interval") or FULL_EVERY
@@ -252,8 +274,9 @@ def _turned(reader: _Reader, family: str | None, head_dim: int | None) -> int | 
     """A share of each head in families whose attention is gated, all of it elsewhere."""
     if head_dim is None or family not in GATED_ATTENTION:
         return head_dim
-    share = reader.mapping("rope_parameters").get("partial_rotary_factor") or reader.value("partial_rotary_factor")
-    return int(head_dim * share) if isinstance(share, (int, float)) else head_dim
+    rope = reader.checked("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor") or reader.checked("partial_rotary_factor")
+    return int(head_dim * share) if share else head_dim
 
 
 def _experts(reader: _Reader, family: str | None) -> Experts | None:
@@ -295,8 +318,8 @@ def _native_format(reader: _Reader) -> str | None:
 
 def _windows(reader: _Reader, layers: int | None) -> tuple[int | None, ...]:
     """Keys each layer sees; the cache keeps every row all the same."""
-    types = reader.value("layer_types")
+    types = reader.checked("layer_types")
     window = reader.integer("sliding_window")
-    if isinstance(types, (list, tuple)):
+    if types is not None:
         return tuple(window if kind == SLIDING else None for kind in types)
     return (None,) * (layers or 0)

@@ -14,7 +14,7 @@ from dflash_local import settings  # noqa: E402
 from dflash_local.bench import baselines  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.cli.random_bench import RandomWish, acceptance_lengths, random_bench  # noqa: E402
-from dflash_local.errors import DFlashError, DoesNotFitError, SettingsError, UsageError  # noqa: E402
+from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
 from tests.bench.shapes import DENSE, DRAFTER, PLACE  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -66,7 +66,7 @@ def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest
     report = json.loads(_run(folders[0], RandomWish(folders[1], (30,), prefill=0, baselines=True, as_json=True)))
     assert [task.kind for task in asked] == ["eager", "compiled", "reference"]
     assert {one["reason"] for one in report["measured"]["baselines"]} == {"planted"}
-    assert asked[0].text_config["model_type"] == "qwen3" and asked[0].drafter_config["block_size"] == 8
+    assert asked[0].family == "qwen3" and asked[0].drafter_config["block_size"] == 8
 
 
 def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, str]) -> None:
@@ -129,5 +129,5 @@ def test_options_of_random_weights_need_them(cli: Cli) -> None:
 
 def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError, match="shape of the target empty"):
+    with pytest.raises(CheckpointError, match="config.json does not exist"):
         _run(str(tmp_path / "empty"), RandomWish(str(tmp_path / "empty")))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog.shapes import shape
+from dflash_local.errors import CheckpointError
 from dflash_local.planner import formats, memory, parameters
 from dflash_local.planner.shape import DrafterShape, TargetShape
 
@@ -166,10 +167,17 @@ def test_an_unknown_architecture_has_no_figures(broken: dict[str, Any]) -> None:
     assert read.family is None and parameters.target_parameters(read) is None
 
 
-@pytest.mark.parametrize("wrong", [None, "4096", -1, 0, True, 3.5, [1]])
-def test_a_size_that_is_no_number_is_unknown(wrong: object) -> None:
-    config = published("Qwen/Qwen3-8B") | {"hidden_size": wrong}
+def test_a_size_that_is_null_is_unknown() -> None:
+    config = published("Qwen/Qwen3-8B") | {"hidden_size": None}
     assert parameters.target_parameters(TargetShape.from_config(config, "x")) is None
+
+
+@pytest.mark.parametrize("wrong", ["4096", -1, 0, True, 3.5, [1], 10**400, 10.0**300])
+def test_a_size_that_is_no_number_is_named(wrong: object) -> None:
+    config = published("Qwen/Qwen3-8B") | {"hidden_size": wrong}
+    with pytest.raises(CheckpointError, match="x: hidden_size ") as caught:
+        TargetShape.from_config(config, "x")
+    assert caught.value.exit_code == 6 and len(caught.value.message) < 200
 
 
 def test_a_real_configs_layer_list_wins_over_the_interval() -> None:
