@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.engine.fused import FusedRunner, Shape
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.kernels.jit import HAVE_TRITON
+from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -123,16 +122,10 @@ def gpu(device: str, dtype: str) -> Place:
         UsageError: there is none, or the fused engine's kernels do not run on it.
     """
     where = placement(device, dtype, None)
-    why = ""
-    if not where.device.startswith("cuda"):
-        why = f"it measures the fused engine's kernels, and the device here is {where.device}"
-    elif not HAVE_TRITON:
-        why = "it measures the fused engine's kernels, and triton is not installed"
-    elif torch.cuda.get_device_capability(where.device) < OLDEST_CARD:
-        why = f"{torch.cuda.get_device_name(where.device)} is older than the fused engine's kernels"
-    if why:
+    if why := why_no_kernels(where.device):
         raise UsageError(
-            f"--weights random needs a CUDA GPU: {why}", "dflash plan MODEL --gpu NAME tells what would fit elsewhere"
+            f"--weights random measures the fused engine's kernels on a CUDA GPU: {why}",
+            "dflash plan MODEL --gpu NAME tells what would fit elsewhere",
         )
     if where.dtype == torch.float16:
         raise UsageError("the fused engine runs in bfloat16 or float32", "leave --dtype out")

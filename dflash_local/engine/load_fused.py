@@ -12,7 +12,7 @@ from dflash_local.engine.draft_side import give_head_back, settle, side_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
-from dflash_local.kernels.jit import HAVE_TRITON
+from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.models import drafter_weights
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import shape as fused_shape
@@ -47,10 +47,7 @@ def chosen_engine(
 
 
 def _has_kernels(device: str) -> bool:
-    """True on a GPU that the kernels are compiled for: they need bfloat16 in the tensor cores."""
-    if not (device.startswith("cuda") and HAVE_TRITON):
-        return False
-    return torch.cuda.get_device_capability(device) >= engine_rule.OLDEST_CARD
+    return not why_no_kernels(device)
 
 
 def load_fused(

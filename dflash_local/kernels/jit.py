@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
+
+from dflash_local.catalog.engine_rule import OLDEST_CARD
+
 try:
     import triton
     import triton.language as tl
@@ -35,7 +39,20 @@ class Placed(Protocol):
 
 def runs_kernels(tensor: Placed) -> bool:
     """True where a tensor's work is done by Triton: on CUDA, where Triton is installed."""
-    return HAVE_TRITON and tensor.is_cuda
+    return HAVE_TRITON and tensor.is_cuda and torch.version.hip is None
+
+
+def why_no_kernels(device: str) -> str:
+    """Why the kernels are not for a device as torch names it; empty when they run there."""
+    if not device.startswith("cuda"):
+        return f"the device here is {device}"
+    if not HAVE_TRITON:
+        return "triton is not installed"
+    if torch.version.hip is not None:  # torch calls such a card cuda, with a capability of 9 to 12
+        return "nobody has tried them on an AMD card yet"
+    if torch.cuda.get_device_capability(device) < OLDEST_CARD:
+        return f"{torch.cuda.get_device_name(device)} is older than they are"
+    return ""
 
 
 def power_of_two(number: int) -> int:

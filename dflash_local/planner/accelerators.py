@@ -31,7 +31,7 @@ class Accelerator:
     """One device a program may see. Memory in bytes, None where the driver does not tell.
 
     ``slice_of``: name of the whole GPU when this is a part of it (MIG). ``capability``: CUDA's version of the
-    architecture, such as (8, 9).
+    architecture, such as (8, 9). ``is_amd``: told by rocm-smi.
     """
 
     index: int
@@ -42,6 +42,7 @@ class Accelerator:
     free: int | None
     slice_of: str | None = None
     capability: tuple[int, int] | None = None
+    is_amd: bool = False
 
 
 def ask(command: Sequence[str]) -> str | None:
@@ -141,7 +142,7 @@ def amd(asking: Ask = ask) -> tuple[Accelerator, ...]:
         total, used = (_number(card.get(f"VRAM Total {what}(B)")) for what in ("Memory ", "Used Memory "))
         name = str(card.get("Card Series") or card.get("Card series") or "AMD GPU")
         free = total - used if total is not None and used is not None else None
-        found.append(Accelerator(int(str(key)[4:]), "", name, "", total, free))
+        found.append(Accelerator(int(str(key)[4:]), "", name, "", total, free, is_amd=True))
     return tuple(found)
 
 

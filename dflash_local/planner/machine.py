@@ -146,8 +146,11 @@ def _described(gpu: Accelerator, index: int, why: str) -> Machine:
 
 
 def _has_kernels(gpu: Accelerator) -> bool:
-    """Triton must be here and the card new enough; a driver that does not tell leaves its name to go by."""
-    if find_spec("triton") is None:
+    """Triton must be here and the card new enough; a driver that does not tell leaves its name to go by.
+
+    Nobody has tried the kernels on an AMD card yet.
+    """
+    if find_spec("triton") is None or gpu.is_amd:
         return False
     return not is_old(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.engine import load_fused  # noqa: E402
 from dflash_local.errors import UsageError  # noqa: E402
+from dflash_local.kernels import jit  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.load_target import DTYPES, Placement  # noqa: E402
 from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
@@ -85,6 +87,21 @@ def test_a_drafter_with_biases_is_not_for_the_fused_engine(monkeypatch: pytest.M
     check(contract.target, contract, target, drafter, True)
     check(contract.target, biased, target, replace(drafter, biased=True), True)
     assert plan(target, replace(drafter, biased=True), DEVICES["cuda:0"]).engine == "reference"
+
+
+@pytest.mark.parametrize(("hip", "engine"), [("7.1.52802", "reference"), (None, "fused")])
+def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
+    hip: str | None, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch calls it cuda, with a capability of 9 to 12."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (11, 0))
+    monkeypatch.setattr(jit, "HAVE_TRITON", True)
+    contract = check_pair(*(Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")))
+    where = Placement("cuda:0", torch.bfloat16)
+    assert load_fused.chosen_engine("auto", contract.target, contract, where) == engine
+    on_the_card = SimpleNamespace(is_cuda=True)
+    assert jit.runs_kernels(on_the_card) == (engine == "fused")
 
 
 def test_the_registrys_shapes_are_told_apart() -> None:

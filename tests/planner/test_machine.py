@@ -158,6 +158,8 @@ def test_amd_devices_are_read_as_far_as_rocm_smi_tells(monkeypatch: pytest.Monke
     torch_is("2.11.0+rocm7.1", monkeypatch)
     found = here(None, amd=answer)
     assert (found.kind, found.name, found.free) == ("cuda", "RX 7900", 25000000000)
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())  # triton is there, as ROCm's builds have it
+    assert not here(None, amd=answer).kernels
     assert here(None, amd="not json").kind == "cpu"
 
 
