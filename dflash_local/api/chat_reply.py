@@ -9,7 +9,7 @@ from typing import Any
 from dflash_local.api.figures import Tally, finite
 from dflash_local.api.wishes import Asked
 from dflash_local.chat.tool_calls import CallParser, Part, call_parser
-from dflash_local.events import Channel, Finished, Piece, Started, Step, TokenLogprob
+from dflash_local.events import Channel, Finished, Notice, Piece, Started, Step, TokenLogprob
 from dflash_local.request import ToolCall
 from dflash_local.service.resident import Model
 
@@ -31,7 +31,7 @@ class ChatReply:
         self._calls: list[ToolCall] = []
         self._logprobs: list[dict[str, Any]] = []
         self._unsent = 0  # log probabilities already in a chunk
-        self._form = model.call_format if asked.tools_offered else None
+        self._form = model.call_format
         self._parser: CallParser | None = None
         self._parsed: Channel = "final"  # the channel that the parser reads
 
@@ -42,6 +42,10 @@ class ChatReply:
     def started(self, event: Started) -> None:
         """The prompt is processed."""
         self._tally.started(event)
+
+    def notice(self, event: Notice) -> None:
+        """What the reply's reader should know."""
+        self._tally.notice(event)
 
     def step(self, event: Step) -> Iterator[dict[str, Any]]:
         """The chunks of one step."""
@@ -97,13 +101,13 @@ class ChatReply:
             yield from self._parts(self._parser.finish())
             self._parser = None
         if self._parser is None:
-            self._parser = call_parser(self._form or "hermes", self._asked.request.tools)
+            self._parser = call_parser(self._form, self._asked.request.tools)
             self._parsed = channel
         yield from self._parts(self._parser.feed(text))
 
     def _reads(self, channel: Channel) -> bool:
         """Whether calls are looked for in a channel: harmony writes them in one of their own."""
-        return self._form is not None and (channel == "tool") == (self._form == "harmony")
+        return self._asked.tools_offered and (channel == "tool") == (self._form == "harmony")
 
     def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_local.api.figures import Tally, finite
 from dflash_local.api.wishes import Asked
-from dflash_local.events import Finished, Started, Step, TokenLogprob
+from dflash_local.events import Finished, Notice, Started, Step, TokenLogprob
 from dflash_local.service.resident import Model
 
 
@@ -31,6 +31,10 @@ class CompletionReply:
     def started(self, event: Started) -> None:
         """The prompt is processed."""
         self._tally.started(event)
+
+    def notice(self, event: Notice) -> None:
+        """What the reply's reader should know."""
+        self._tally.notice(event)
 
     def step(self, event: Step) -> Iterator[dict[str, Any]]:
         """The chunk of one step, when it has text."""
