@@ -130,7 +130,7 @@ def render(
     if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
         raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
     now = now or datetime.now()
-    prompt, notices = "", ()
+    prompt, notices = "", tuple[str, ...]()
     if format_of(tokenizer.template) is None:
         messages = as_text(messages, lambda call: _call(call)["function"])
         prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context)
