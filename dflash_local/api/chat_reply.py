@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from dflash_local.api.figures import Tally, finite
+from dflash_local.api.token_ids import TokenIds
 from dflash_local.api.wishes import Asked
 from dflash_local.chat.tool_calls import CallParser, Part, call_parser
 from dflash_local.events import Channel, Finished, Notice, Piece, Started, Step, TokenLogprob
@@ -26,6 +27,7 @@ class ChatReply:
     def __init__(self, asked: Asked, model: Model, head: Callable[[], dict[str, Any]]) -> None:
         self._asked, self._head = asked, head
         self._tally = Tally()
+        self._ids = TokenIds(asked.request)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
@@ -42,6 +44,7 @@ class ChatReply:
     def started(self, event: Started) -> None:
         """The prompt is processed."""
         self._tally.started(event)
+        self._ids.started(event)
 
     def notice(self, event: Notice) -> None:
         """What the reply's reader should know."""
@@ -50,6 +53,7 @@ class ChatReply:
     def step(self, event: Step) -> Iterator[dict[str, Any]]:
         """The chunks of one step."""
         self._tally.step(event)
+        self._ids.step(event)
         self._logprobs += [_token(found) for found in event.logprobs]
         for channel, pieces in groupby(event.pieces, key=_channel_of):
             yield from self._text(channel, "".join(piece.text for piece in pieces))
@@ -76,12 +80,15 @@ class ChatReply:
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(event)}
+        self._ids.rewind()
+        choice |= self._ids.reply()
         if self._asked.request.logprobs is not None:
             choice["logprobs"] = {"content": self._logprobs}
         return {
             **self._head(),
             "object": self.kind,
             "choices": [choice],
+            **self._ids.prompt(),
             "usage": self._tally.usage(event),
             "metrics": self._tally.metrics(event),
         }
@@ -120,10 +127,11 @@ class ChatReply:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        choice |= self._ids.reply()
         if self._asked.request.logprobs is not None and self._unsent < len(self._logprobs):
             choice["logprobs"] = {"content": self._logprobs[self._unsent :]}
             self._unsent = len(self._logprobs)
-        chunk = {**self._head(), "object": f"{self.kind}.chunk", "choices": [choice]}
+        chunk = {**self._head(), "object": f"{self.kind}.chunk", "choices": [choice], **self._ids.prompt()}
         return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
 

@@ -167,6 +167,7 @@ def model_of(
         thinking=thinking,
         mode="dflash" if wish.draft else "ar",
         call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
+        context=loading.planned_context(pair, wish),
     )
 
 

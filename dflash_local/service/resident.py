@@ -34,10 +34,9 @@ class Model:
     Attributes:
         load: loads it, telling how far it is. The session's ``close`` gives back all that was taken.
         aliases: other names that mean it.
-        sampling: what its authors advise, for requests that say nothing.
-        thinking: whether replies think when a request does not say.
-        mode: how replies are made when a request does not say; ``ar`` where no drafter is loaded.
+        sampling, thinking, mode: for requests that do not say: as its authors advise; ``ar`` without a drafter.
         call_format: how it writes tool calls (``chat.tool_calls.format_of``).
+        context: tokens that it would hold once loaded; None where only the load can tell.
     """
 
     name: str
@@ -47,6 +46,7 @@ class Model:
     thinking: bool = False
     mode: Mode = "dflash"
     call_format: CallFormat = GENERAL_FORM
+    context: int | None = None
 
     def answers_to(self, name: str) -> bool:
         """True when ``name`` means this model; case does not matter."""

@@ -97,7 +97,9 @@ def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> N
     api = client(server)
     asked = {"model": "demo", "messages": QUESTION, "max_tokens": 48}
     drafted = api.chat.completions.create(**asked)
-    plain = api.chat.completions.create(**asked, extra_body={"mode": "ar"})
+    plain = api.chat.completions.create(**asked, extra_body={"mode": "ar", "return_token_ids": True})
+    assert len(plain.model_extra["prompt_token_ids"]) == plain.usage.prompt_tokens
+    assert len(plain.choices[0].model_extra["token_ids"]) == plain.usage.completion_tokens
     stream = api.chat.completions.create(**asked, stream=True, logprobs=True, stream_options={"include_usage": True})
     chunks = list(stream)
     text = drafted.choices[0].message.content

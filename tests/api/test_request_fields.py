@@ -155,6 +155,7 @@ def test_a_native_request_survives_the_trip() -> None:
         thinking=True,
         tools=(TOOL,),
         logprobs=2,
+        return_token_ids=True,
     )
     assert native.read(json.dumps(native.as_body(request)).encode()) == native.Native(request)
     named = native.read(b'{"prompt_ids": [1], "model": "m", "id": "a1b2c3d4"}')

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
 from dflash_local.errors import DFlashError, EngineError, NumericsError, UsageError
-from dflash_local.events import Event, Piece, Started, Step, TokenLogprob
+from dflash_local.events import Event, Piece, Started, Step
 from dflash_local.request import Request
-from tests.api.conftest import TOOL, Answered, Running, Serve, body, read_all, wait_until
+from tests.api.conftest import Answered, Running, Serve, body, read_all, wait_until
 from tests.service.scripted import HELLO, ScriptedSession
 
 SLOW = tuple(Step((Piece(f"{n} "),), (n,), 3, 1, 4, 0.01) for n in range(500))
@@ -95,57 +94,6 @@ def test_figures_are_vllms_and_usage_is_openais(server: Running) -> None:
     assert found["num_accepted_draft_tokens"] == 3 and found["num_draft_tokens"] == 6 and found["num_spec_tokens"] == 3
     assert found["mean_acceptance_length"] == 1 + 3 / 2 and found["draft_acceptance_rate"] == 0.5
     assert answer["metrics"]["dflash"]["seed"] == 7
-
-
-def test_without_drafts_there_is_no_acceptance(serve: Serve) -> None:
-    server = serve(ScriptedSession(steps=[Step((Piece("x"),), (1,), 0, 0, 1, 0.1)]))
-    assert server.chat(mode="ar").json["metrics"]["speculative_decoding"] is None
-
-
-def test_thinking_is_reasoning_content(serve: Serve) -> None:
-    steps = (Step((Piece("hm", "thinking"), Piece("yes", "final")), (1, 2), 3, 1, 4, 0.1),)
-    server = serve(ScriptedSession(steps=steps), model=lambda model: replace(model, thinking=True))
-    message = server.chat().json["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
-    deltas = [event["choices"][0]["delta"] for event in server.chat(stream=True).events[:-1]]
-    assert {"reasoning_content": "hm"} in deltas and {"content": "yes"} in deltas
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_come_whole(serve: Serve, stream: bool) -> None:
-    parts = ["Sure.\n<tool", '_call>\n{"name": "add", "argu', 'ments": {"a": 1}}\n</tool_call>']
-    session = ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in parts])
-    answer = serve(session).chat(stream=stream, tools=[TOOL])
-    assert session.requests[0].tools == (TOOL,)
-    if stream:
-        choices = [event["choices"][0] for event in answer.events[:-1]]
-        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
-        assert answer.text == "Sure." and choices[-1]["finish_reason"] == "tool_calls" and calls[0].pop("index") == 0
-    else:
-        choice = answer.json["choices"][0]
-        assert choice["message"]["content"] == "Sure." and choice["finish_reason"] == "tool_calls"
-        calls = choice["message"]["tool_calls"]
-    assert calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'} and calls[0]["type"] == "function"
-
-
-def test_tool_markup_is_text_when_no_tools_were_offered(serve: Serve) -> None:
-    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    answer = serve(ScriptedSession(steps=[Step((Piece(text),), (1,), 0, 0, 0, 0.1)])).chat()
-    assert answer.json["choices"][0]["message"]["content"] == text
-
-
-def test_log_probabilities_in_both_forms(serve: Serve) -> None:
-    found = (TokenLogprob(1, "Hé", -0.5, ((1, "Hé", -0.5), (2, "\ufffd", float("-inf")))), TokenLogprob(2, "!", -1.0))
-    server = serve(ScriptedSession(steps=[Step((Piece("Hé!"),), (1, 2), 0, 0, 0, 0.1, found)]))
-    content = server.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
-    assert content[0]["token"] == "Hé" and bytes(content[0]["bytes"]).decode() == "Hé"
-    assert content[0]["top_logprobs"][1] == {"token": "\ufffd", "logprob": -9999.0, "bytes": None}
-    streamed = [event["choices"][0]["logprobs"] for event in server.chat(logprobs=True, stream=True).events[:-1]]
-    assert [one["token"] for part in streamed if part for one in part["content"]] == ["Hé", "!"]
-    data = {"model": "scripted", "prompt": "x", "logprobs": 2}
-    columns = server.call("POST", "/v1/completions", data).json["choices"][0]["logprobs"]
-    assert columns["tokens"] == ["Hé", "!"] and columns["text_offset"] == [0, 2]
-    assert columns["token_logprobs"] == [-0.5, -1.0]
 
 
 def test_completions_stream_and_come_whole(server: Running) -> None:

@@ -46,6 +46,13 @@ def test_srv_14_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Resul
     assert opened.session.closed and len(opened.sessions) == 1
 
 
+def test_the_context_is_told_before_anything_is_loaded(serving: Callable[..., Result], opened: Opened) -> None:
+    seen: list[Any] = []
+    options = ("--keep-alive", "0", "--context", "1000")
+    serving(lambda client: seen.append(client.call("/v1/models")[1]), "demo", *options)
+    assert seen[0]["data"][0]["max_model_len"] == 1000 and not opened.sessions
+
+
 def test_srv_14_ctrl_c_is_an_orderly_end_too(serving: Callable[..., Result], opened: Opened) -> None:
     assert serving(lambda client: None, "demo", by=signal.SIGINT).code == 0
     assert all(session.closed for session in opened.sessions)
