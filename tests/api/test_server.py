@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -115,6 +119,31 @@ def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: S
     server.server.end()
     server.thread.join(8)
     assert not server.thread.is_alive() and time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on descriptors to set here")
+@pytest.mark.parametrize(("limit", "left"), [(64, 0), (64, 8)], ids=["few", "all but taken"])
+def test_srv_04_more_connections_than_descriptors_wait_their_turn(limit: int, left: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.api.starved", str(limit), str(left)]
+    written = tmp_path / "stderr"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": written.open("wb")}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as child:
+        try:
+            assert child.stdout is not None
+            port = int(child.stdout.readline())
+            half_open = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(150 if not left else 40)]
+            for sock in half_open:
+                sock.sendall(b"GET /v1/models HTTP/1.1\r\n")
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/health")  # those before it are cut off one after the other
+            assert connection.getresponse().status == 200
+            for sock in half_open:
+                sock.close()
+        finally:
+            child.communicate(timeout=30)
+    told = written.read_text()
+    assert "Traceback" not in told and len(told) < 10_000
+    assert ("Too many open files" in told) == bool(left), told
 
 
 @pytest.fixture
