@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import socket
 import time
 from contextlib import suppress
 
@@ -33,7 +34,9 @@ def status_of(raw: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
+    + ["evillocalhost", "evil.localhost:8000", "local", ".", "1127.0.0.1"],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/"])
 def test_web_01_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
@@ -58,6 +61,14 @@ def test_web_02_a_foreign_origin_is_refused(server: Running, method: str, origin
     answer = server.call(method, CHAT, headers={"Origin": origin, "Host": "localhost:8000", "Content-Length": "0"})
     assert answer.status == 403
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000"])
+@pytest.mark.parametrize("origin", ["http://{}.evil.com", "http://{}1", "http://{}@evil.com", "http://evil{}", "{}"])
+def test_web_02_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str, origin: str) -> None:
+    """A name that begins or ends as ours does is another one."""
+    assert server.get("/v1/models", {"Origin": f"http://{host}", "Host": host}).status == 200
+    assert server.get("/v1/models", {"Origin": origin.format(host), "Host": host}).status == 403
 
 
 def test_web_02_the_answer_comes_before_the_body_is_read(server: Running) -> None:
@@ -224,6 +235,24 @@ def test_many_large_bodies_together_do_not_fill_the_memory(serve: Serve) -> None
     for sock in held:
         sock.close()
     wait_until(lambda: server.chat("x" * 90_000).status == 200)
+
+
+def test_what_a_body_held_is_given_back_whatever_became_of_it(serve: Serve) -> None:
+    """Each round holds more than half of what may be held: one that is not given back refuses the next."""
+    server = serve(rules=Rules(max_body=100_000, max_held=150_000))
+    large = "x" * 80_000
+    for _ in range(3):
+        wait_until(lambda: server.chat(large).status == 200)  # the server may not know yet that the last one left
+        assert server.chat(large, n=0).status == 400
+        assert status_of(read_all(server.raw(post("Transfer-Encoding: chunked\r\n", chunked(large, 2))))) == 413
+        with server.raw(post("Content-Length: 90000\r\n", large.encode())) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            assert read_all(sock) == b"", "the client left in the middle"
+
+
+def chunked(text: str, count: int) -> bytes:
+    """The text so many times, as chunks, without an end."""
+    return f"{len(text):x}\r\n{text}\r\n".encode() * count
 
 
 def test_a_websocket_from_elsewhere_is_closed() -> None:
