@@ -12,7 +12,7 @@ import pytest
 from dflash_local.api.fields import parse
 from dflash_local.errors import DFlashError
 from tests.api.bodies import chat, refusal, text
-from tests.api.conftest import Running, body
+from tests.api.conftest import LIMIT_S, Running, body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -110,7 +110,7 @@ def test_srv_01_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
 
 
 def test_srv_01_the_connection_stays_usable_after_a_400(server: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     statuses = []
     for data in (b"{", json.dumps(body()).encode(), b'{"model": NaN}', json.dumps(body()).encode()):
         connection.request("POST", CHAT, data, {"Content-Type": "application/json"})
