@@ -19,7 +19,7 @@ from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import format_of
-from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered, tool_prompt
+from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
 
@@ -148,7 +148,7 @@ def render(
         entries = [_as_dict(message, concealer) for message in conversation]
         return _ask(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation)
 
-    texts = rendered(ask, messages, prompt)
+    texts = rendered_with(ask, messages, prompt)
     ids = tokenizer.encode_rendering(texts[0], concealer.reveal)
     history = tokenizer.encode_rendering(texts[1], concealer.reveal) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from dflash_local.chat.tool_calls import CLOSE, OPEN
@@ -55,24 +56,26 @@ def as_text(messages: Sequence[Message], function_of: Callable[[ToolCall], Mappi
         function_of: the name and the arguments of a call; raises UsageError where they are no JSON object.
     """
     written: list[Message] = []
-    answering = False  # the last message holds results, and takes further ones
-    for message in messages:
-        if message.role == "tool":
-            result = f"<tool_response>\n{message.content}\n</tool_response>"
-            if answering:
-                result = f"{written.pop().content}\n{result}"
-            written.append(Message("user", result))
-        elif message.tool_calls:
-            calls = [json.dumps(function_of(call), ensure_ascii=False) for call in message.tool_calls]
-            parts = [message.content, *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)]
-            written.append(replace(message, content="\n".join(filter(None, parts)), tool_calls=()))
+    for answers, group in groupby(messages, key=lambda message: message.role == "tool"):
+        if answers:  # one message for all that stand together: roles may have to take turns
+            results = [f"<tool_response>\n{message.content}\n</tool_response>" for message in group]
+            written.append(Message("user", "\n".join(results)))
         else:
-            written.append(message)
-        answering = message.role == "tool"
+            written += [_calls_as_text(message, function_of) for message in group]
     return tuple(written)
 
 
-def rendered(render: Callable[[Sequence[Message]], list[str]], messages: Sequence[Message], prompt: str) -> list[str]:
+def _calls_as_text(message: Message, function_of: Callable[[ToolCall], Mapping[str, Any]]) -> Message:
+    if not message.tool_calls:
+        return message
+    calls = [json.dumps(function_of(call), ensure_ascii=False) for call in message.tool_calls]
+    parts = [message.content, *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)]
+    return replace(message, content="\n".join(filter(None, parts)), tool_calls=())
+
+
+def rendered_with(
+    render: Callable[[Sequence[Message]], list[str]], messages: Sequence[Message], prompt: str
+) -> list[str]:
     """What ``render`` makes of the conversation with ``prompt`` in it.
 
     That is at the end of the system message or, where the template refuses or drops one, before the first

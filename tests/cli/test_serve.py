@@ -59,9 +59,7 @@ def test_srv_14_ctrl_c_is_an_orderly_end_too(serving: Callable[..., Result], ope
     assert all(session.closed for session in opened.sessions)
 
 
-def test_srv_14_open_streams_end_with_an_error_event(
-    serving: Callable[..., Result], opened: Opened
-) -> None:
+def test_srv_14_open_streams_end_with_an_error_event(serving: Callable[..., Result], opened: Opened) -> None:
     opened.make = lambda _pair: ScriptedSession(gate=threading.Event())
     streams: list[bytes] = []
     threads: list[threading.Thread] = []
