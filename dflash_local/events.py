@@ -122,11 +122,12 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is processed. ``reused_tokens`` of it were still in the caches."""
+    """The prompt is processed. ``reused_tokens`` of it were still in the caches; its ids come when asked for."""
 
     prompt_tokens: int
     reused_tokens: int
     prefill_s: float
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,7 @@ class Request:
         block_size: None means the drafter's trained one; 1 proposes nothing.
         tools: JSON schemas of functions, for templates that take them.
         logprobs: likeliest tokens to report beside each emitted one, 0 for that one alone; None for no report.
+        return_token_ids: report the prompt's ids as well (those of the reply always are).
     """
 
     messages: tuple[Message, ...] = ()
@@ -164,6 +165,7 @@ class Request:
     thinking: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     logprobs: int | None = None
+    return_token_ids: bool = False
 
     def __post_init__(self) -> None:
         if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:

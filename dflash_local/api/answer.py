@@ -15,7 +15,7 @@ from dflash_local.api.guard import Receive, Scope, Send
 from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import as_json, error_headers, error_object
 from dflash_local.errors import DFlashError, EngineError
-from dflash_local.events import Event, Finished, Queued, Started, Step, as_dict
+from dflash_local.events import Event, Finished, Notice, Queued, Started, Step, as_dict
 from dflash_local.request import Request
 
 JSON_TYPE = "application/json"
@@ -29,6 +29,8 @@ class Reply(Protocol):
     def begin(self) -> Iterator[dict[str, Any]]: ...
 
     def started(self, event: Started) -> None: ...
+
+    def notice(self, event: Notice) -> None: ...
 
     def step(self, event: Step) -> Iterator[dict[str, Any]]: ...
 
@@ -161,6 +163,10 @@ def _chunks(reply: Reply, event: Event | None) -> Iterator[dict[str, Any]]:
     """
     if isinstance(event, Started):
         reply.started(event)
+    elif isinstance(event, Notice):
+        reply.notice(event)
+        if event.level == "warning":
+            LOGGER.warning("%s", event.message)
     elif isinstance(event, Step):
         yield from reply.step(event)
     elif isinstance(event, Finished):

@@ -189,13 +189,13 @@ class _Routes:
         return head
 
     def _described(self, model: Model) -> dict[str, Any]:
-        facts = self._endpoint.resident.facts
+        facts = self._endpoint.resident.facts  # of the last load
         return {
             "id": model.name,
             "object": "model",
             "created": self._endpoint.created,
             "owned_by": "dflash-local",
-            "max_model_len": facts.context if facts is not None else None,
+            "max_model_len": facts.context if facts is not None else model.context,
             "aliases": list(model.aliases),
         }
 

@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from dflash_local.api.figures import Tally, finite
+from dflash_local.api.token_ids import TokenIds
 from dflash_local.api.wishes import Asked
 from dflash_local.chat.tool_calls import CallParser, Part, call_parser
-from dflash_local.events import Channel, Finished, Piece, Started, Step, TokenLogprob
+from dflash_local.events import Channel, Finished, Notice, Piece, Started, Step, TokenLogprob
 from dflash_local.request import ToolCall
 from dflash_local.service.resident import Model
 
@@ -26,12 +27,13 @@ class ChatReply:
     def __init__(self, asked: Asked, model: Model, head: Callable[[], dict[str, Any]]) -> None:
         self._asked, self._head = asked, head
         self._tally = Tally()
+        self._ids = TokenIds(asked.request)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         self._logprobs: list[dict[str, Any]] = []
         self._unsent = 0  # log probabilities already in a chunk
-        self._form = model.call_format if asked.tools_offered else None
+        self._form = model.call_format
         self._parser: CallParser | None = None
         self._parsed: Channel = "final"  # the channel that the parser reads
 
@@ -42,10 +44,16 @@ class ChatReply:
     def started(self, event: Started) -> None:
         """The prompt is processed."""
         self._tally.started(event)
+        self._ids.started(event)
+
+    def notice(self, event: Notice) -> None:
+        """What the reply's reader should know."""
+        self._tally.notice(event)
 
     def step(self, event: Step) -> Iterator[dict[str, Any]]:
         """The chunks of one step."""
         self._tally.step(event)
+        self._ids.step(event)
         self._logprobs += [_token(found) for found in event.logprobs]
         for channel, pieces in groupby(event.pieces, key=_channel_of):
             yield from self._text(channel, "".join(piece.text for piece in pieces))
@@ -72,12 +80,15 @@ class ChatReply:
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(event)}
+        self._ids.rewind()
+        choice |= self._ids.reply()
         if self._asked.request.logprobs is not None:
             choice["logprobs"] = {"content": self._logprobs}
         return {
             **self._head(),
             "object": self.kind,
             "choices": [choice],
+            **self._ids.prompt(),
             "usage": self._tally.usage(event),
             "metrics": self._tally.metrics(event),
         }
@@ -97,13 +108,13 @@ class ChatReply:
             yield from self._parts(self._parser.finish())
             self._parser = None
         if self._parser is None:
-            self._parser = call_parser(self._form or "hermes", self._asked.request.tools)
+            self._parser = call_parser(self._form, self._asked.request.tools)
             self._parsed = channel
         yield from self._parts(self._parser.feed(text))
 
     def _reads(self, channel: Channel) -> bool:
         """Whether calls are looked for in a channel: harmony writes them in one of their own."""
-        return self._form is not None and (channel == "tool") == (self._form == "harmony")
+        return self._asked.tools_offered and (channel == "tool") == (self._form == "harmony")
 
     def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:
@@ -116,10 +127,11 @@ class ChatReply:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        choice |= self._ids.reply()
         if self._asked.request.logprobs is not None and self._unsent < len(self._logprobs):
             choice["logprobs"] = {"content": self._logprobs[self._unsent :]}
             self._unsent = len(self._logprobs)
-        chunk = {**self._head(), "object": f"{self.kind}.chunk", "choices": [choice]}
+        chunk = {**self._head(), "object": f"{self.kind}.chunk", "choices": [choice], **self._ids.prompt()}
         return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
 

@@ -44,7 +44,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
     name = fields.needed_text("model")
     model = find(name)
     messages = _messages(fields.items("messages"))
-    tools = _tools(fields, model)
+    tools = _tools(fields)
     stream, include_usage = wishes.streaming(fields)
     request = Request(
         messages=messages,
@@ -123,7 +123,7 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _tools(fields: Fields, model: Model) -> tuple[Mapping[str, Any], ...]:
+def _tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """The functions offered, as their schemas came; none when ``tool_choice`` says so."""
     value = fields.items("tools")
     if value is not None and len(value) > MAX_TOOLS:
@@ -138,11 +138,7 @@ def _tools(fields: Fields, model: Model) -> tuple[Mapping[str, Any], ...]:
             "the model decides: use auto or none",
             "unsupported_parameter",
         )
-    if choice == "none" or not value:
-        return ()
-    if model.call_format is None:
-        raise unsupported("tools", f"the chat template of {model.name} takes none")
-    return tuple(value)
+    return () if choice == "none" else tuple(value or ())
 
 
 def _check_tool(tool: Fields) -> None:

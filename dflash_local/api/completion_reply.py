@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dflash_local.api.figures import Tally, finite
+from dflash_local.api.token_ids import TokenIds
 from dflash_local.api.wishes import Asked
-from dflash_local.events import Finished, Started, Step, TokenLogprob
+from dflash_local.events import Finished, Notice, Started, Step, TokenLogprob
 from dflash_local.service.resident import Model
 
 
@@ -19,6 +20,7 @@ class CompletionReply:
     def __init__(self, asked: Asked, _model: Model, head: Callable[[], dict[str, Any]]) -> None:
         self._asked, self._head = asked, head
         self._tally = Tally()
+        self._ids = TokenIds(asked.request)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._unsent = 0
@@ -31,10 +33,16 @@ class CompletionReply:
     def started(self, event: Started) -> None:
         """The prompt is processed."""
         self._tally.started(event)
+        self._ids.started(event)
+
+    def notice(self, event: Notice) -> None:
+        """What the reply's reader should know."""
+        self._tally.notice(event)
 
     def step(self, event: Step) -> Iterator[dict[str, Any]]:
         """The chunk of one step, when it has text."""
         self._tally.step(event)
+        self._ids.step(event)
         self._logprobs += event.logprobs
         text = "".join(piece.text for piece in event.pieces)
         if text:
@@ -54,11 +62,13 @@ class CompletionReply:
     def body(self, event: Finished) -> dict[str, Any]:
         """The whole answer; the chunks must have been drawn before."""
         self._unsent = self._offset = 0
+        self._ids.rewind()
         chunk = self._chunk("".join(self._texts), event.reason)
         return {**chunk, "usage": self._tally.usage(event), "metrics": self._tally.metrics(event)}
 
     def _chunk(self, text: str, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        choice |= {**self._ids.prompt(), **self._ids.reply()}
         found = self._logprobs[self._unsent :]
         if self._asked.request.logprobs is not None and found:
             choice["logprobs"] = self._columns(found)
@@ -75,6 +85,12 @@ class CompletionReply:
         return {
             "tokens": [token.text for token in found],
             "token_logprobs": [finite(token.logprob) for token in found],
-            "top_logprobs": [{text: finite(value) for _, text, value in token.top} for token in found],
+            "top_logprobs": [_top(token) for token in found],
             "text_offset": offsets,
         }
+
+
+def _top(token: TokenLogprob) -> dict[str, float]:
+    """The sampled token and the likeliest ones; of two that show the same text, the sampled one."""
+    chosen = {token.text: finite(token.logprob)}
+    return chosen | {text: finite(value) for _, text, value in token.top} | chosen

@@ -63,6 +63,7 @@ class Fields:
             raise FieldError(path or "body", f"{path or 'the body'} must be a JSON object, got {quoted(value)}")
         self._left: dict[str, Any] = dict(value)
         self._known: list[str] = []
+        self._refused: set[str] = set()
         self._path = path
 
     def name(self, key: str) -> str:
@@ -102,8 +103,8 @@ class Fields:
         value = self.take(key)
         return Fields({} if value is None else value, self.name(key))
 
-    def integer(self, key: str, low: int, high: int) -> int | None:
-        """A whole number within a range; 5.0 is one, as JSON makes no difference."""
+    def integer(self, key: str, low: int, high: int | None = None) -> int | None:
+        """A whole number within a range, which may have no end; 5.0 is one, as JSON makes no difference."""
         value = self.take(key)
         if value is None:
             return None
@@ -111,7 +112,9 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise FieldError(self.name(key), f"{self.name(key)} must be a whole number, got {quoted(value)}")
-        if not low <= value <= high:
+        if high is None and value < low:
+            raise FieldError(self.name(key), f"{self.name(key)} must be at least {low}, got {quoted(value)}")
+        if high is not None and not low <= value <= high:
             raise FieldError(self.name(key), f"{self.name(key)} {quoted(value)} is outside {low}..{high}")
         return value
 
@@ -129,6 +132,7 @@ class Fields:
     def refuse(self, key: str, hint: str, harmless: Sequence[object] = ()) -> None:
         """A field that is not supported, unless it asks for what happens anyway."""
         value = self.take(key)
+        self._refused.add(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise unsupported(self.name(key), hint)
 
@@ -138,10 +142,11 @@ class Fields:
             self.take(key)
 
     def finish(self) -> None:
-        """Refuse what nobody read, with the nearest known name."""
+        """Refuse what nobody read, with the nearest known name unless that is refused as well."""
         for key in self._left:
-            close = difflib.get_close_matches(key, self._known, n=1)
-            hint = f"did you mean {self.name(close[0])!r}?" if close else ""
+            short = len(key) <= MAX_QUOTED  # a comparison takes the product of both lengths
+            close = difflib.get_close_matches(key, self._known, n=1) if short else []
+            hint = f"did you mean {self.name(close[0])!r}?" if close and close[0] not in self._refused else ""
             shown = self.name(key[:MAX_QUOTED])
             raise FieldError(shown, f"unknown field {quoted(shown)}", hint, "unknown_parameter")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_local.events import Finished, Started, Stats, Step
+from dflash_local.events import Finished, Notice, Started, Stats, Step
 
 IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
 
@@ -25,10 +25,15 @@ class Tally:
     def __init__(self) -> None:
         self.reused = 0
         self.drafted = 0
+        self.notices: list[str] = []
 
     def started(self, event: Started) -> None:
         """Note how much of the prompt was still there."""
         self.reused = event.reused_tokens
+
+    def notice(self, event: Notice) -> None:
+        """Note what the user should know."""
+        self.notices.append(event.message)
 
     def step(self, event: Step) -> None:
         """Note what was drafted."""
@@ -45,7 +50,7 @@ class Tally:
         }
 
     def metrics(self, finished: Finished) -> dict[str, Any]:
-        """vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable."""
+        """vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable, and notices."""
         stats, tokens = finished.stats, finished.usage.completion_tokens
         return {
             "time_to_first_token_ms": 1000 * stats.ttft_s,
@@ -61,6 +66,7 @@ class Tally:
                 "draft_ms": 1000 * stats.draft_s,
                 "verify_ms": 1000 * stats.verify_s,
                 "other_ms": 1000 * stats.other_s,
+                "notices": self.notices,
             },
         }
 

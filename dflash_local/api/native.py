@@ -57,6 +57,7 @@ def read(body: bytes) -> Native:
         thinking=bool(fields.flag("thinking")),
         tools=tuple(tools),
         logprobs=fields.take("logprobs"),
+        return_token_ids=bool(fields.flag("return_token_ids")),
     )
     fields.finish()
     return Native(request, model, name)

@@ -16,12 +16,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import READ_S, App
+from dflash_local.api.log import LOGGER
 from dflash_local.errors import UsageError
 
 GRACE_S = 2.0  # replies may come to their own end this long after the signal
 WIND_DOWN_S = 1.5  # for the error events to be written
 MAX_HEADER_BYTES = 64 * 1024
 BACKLOG = 256
+MAX_CONNECTIONS = 1024  # and half of the file descriptors at most: the program needs some for itself
+RETRY_S = 1.0  # until a connection is taken again after the system had no room for one
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -66,10 +69,25 @@ def _refused(host: str, port: int, error: OSError) -> UsageError:
     return UsageError(f"cannot listen on {host} port {port}: {error.strerror}", "use --host 127.0.0.1")
 
 
+def max_connections() -> int:
+    """How many connections are held at once; further ones wait in the system's queue."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
+
+
 class _Protocol(H11Protocol):
-    """Closes connections that do not get a request's headers sent in time, and starts the clock for its body."""
+    """Closes connections that do not get a request's headers sent in time, and starts the clock for its body.
+
+    Attributes:
+        places: for connections; this one's is given back when it is lost.
+    """
 
     read_s = READ_S
+    places: asyncio.Semaphore
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -91,6 +109,7 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._stop_clock()
+        self.places.release()
         super().connection_lost(exc)
 
     @property
@@ -124,7 +143,8 @@ class Server(uvicorn.Server):
         grace_s: float = GRACE_S,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
-        protocol = type("Protocol", (_Protocol,), {"read_s": read_s})
+        self._places = asyncio.Semaphore(max_connections())
+        protocol = type("Protocol", (_Protocol,), {"read_s": read_s, "places": self._places})
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]
             http=protocol,
@@ -142,6 +162,7 @@ class Server(uvicorn.Server):
         self._endpoint, self._grace_s, self._ready = endpoint, grace_s, ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._accepting: list[asyncio.Task[None]] = []
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests until a signal, or ``end``, and the end of what runs."""
@@ -152,9 +173,37 @@ class Server(uvicorn.Server):
             self._endpoint.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take requests."""
-        await super().startup(sockets)
+        """Begin to take requests; the base class would take connections without any bound."""
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets or ()]
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and end those that are there."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, sock: socket.socket) -> None:
+        """Take connections while there are places for them, until cancelled."""
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        while True:
+            await self._places.acquire()
+            try:
+                taken, _ = await loop.sock_accept(sock)
+                await loop.connect_accepted_socket(self._protocol, taken)
+            except OSError as error:
+                self._places.release()
+                if error.errno != errno.ECONNABORTED:  # the client thought better of it
+                    LOGGER.warning("no connection can be taken: %s", error.strerror or error)
+                    await asyncio.sleep(RETRY_S)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg,return-value]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the orderly end, the second one does not wait for it."""

@@ -26,7 +26,6 @@ from dflash_local.service.resident import Model
 
 # Sent by clients for the operator's books; none of them can change a reply, and none is kept.
 IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-MAX_COUNT = 2**63
 NUMBERS = (
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
     "repetition_penalty",
@@ -89,11 +88,15 @@ def limits(fields: Fields, default: int = MAX_NEW_TOKENS) -> Limits:
 
 
 def manner(fields: Fields, model: Model) -> dict[str, Any]:
-    """Our own fields, ``mode`` and ``block_size``, as fields of a ``Request``."""
+    """Our own fields, ``mode`` and ``block_size``, and vLLM's ``return_token_ids``, as fields of a ``Request``."""
     mode = fields.text("mode") or model.mode
     if mode not in ("dflash", "ar"):
         raise FieldError("mode", f"mode {quoted(mode)} is not known", "use dflash or ar")
-    return {"mode": cast(Mode, mode), "block_size": fields.integer("block_size", 1, MAX_BLOCK_SIZE)}
+    return {
+        "mode": cast(Mode, mode),
+        "block_size": fields.integer("block_size", 1, MAX_BLOCK_SIZE),
+        "return_token_ids": bool(fields.flag("return_token_ids")),
+    }
 
 
 def streaming(fields: Fields) -> tuple[bool, bool]:
@@ -114,10 +117,10 @@ def streaming(fields: Fields) -> tuple[bool, bool]:
 
 def refuse_rest(fields: Fields) -> None:
     """One reply only; what is known and not supported; what is not known."""
-    count = fields.integer("n", 1, MAX_COUNT)
+    count = fields.integer("n", 1)
     if count not in (None, 1):
         raise FieldError(
-            "n", f"unsupported: n is {count}, 1 at most", "send the request again", "unsupported_parameter"
+            "n", f"unsupported: n is {quoted(count)}, 1 at most", "send the request again", "unsupported_parameter"
         )
     for name, (why, harmless) in REFUSED.items():
         fields.refuse(name, why, harmless)

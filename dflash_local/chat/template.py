@@ -18,6 +18,8 @@ from typing import Any
 from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.tool_calls import format_of
+from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
 
@@ -32,11 +34,13 @@ class Rendered:
         stable: leading ids that stay when the conversation goes on: those of the rendering without
             the generation prompt, as far as they agree.
         opens_thinking: the prompt ends inside an open ``<think>``.
+        notices: what the user should know of it.
     """
 
     ids: tuple[int, ...]
     stable: int
     opens_thinking: bool
+    notices: tuple[str, ...] = ()
 
 
 class Concealer:
@@ -106,12 +110,17 @@ def render(
     thinking: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
     now: datetime | None = None,
+    context: int | None = None,
 ) -> Rendered:
     """Ids of a conversation, ready for the reply.
 
+    Where the template takes no tools they, their calls and their results are told in words (``tool_prompt``).
+
     Args:
         thinking: passed as ``enable_thinking``, always.
-        tools: JSON schemas for templates that take them.
+        tools: JSON schemas of functions that the model may call.
+        context: tokens that the session holds. Tools in words that would take more than half of them are left
+            out, with a notice.
         now: what ``strftime_now`` tells the template; the present by default.
 
     Raises:
@@ -120,20 +129,41 @@ def render(
     """
     if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
         raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
+    now = now or datetime.now()
+    prompt, notices = "", tuple[str, ...]()
+    if format_of(tokenizer.template) is None:
+        messages = as_text(messages, lambda call: _call(call)["function"])
+        prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context)
+        tools = None
     if tokenizer.template is None:
-        return _not_empty(_render_plain(tokenizer, messages))
+        return _not_empty(_render_plain(tokenizer, in_system(messages, prompt) if prompt else messages, notices))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     arguments: dict[str, Any] = {
-        "messages": [_as_dict(message, concealer) for message in messages],
         "tools": concealer.conceal(list(tools)) if tools else None,
         "enable_thinking": thinking,
         **{name: text for name, text in _special_texts(tokenizer) if text},
     }
-    texts = _ask(tokenizer.template, arguments, now or datetime.now(), messages)
+
+    def ask(conversation: Sequence[Message]) -> list[str]:
+        entries = [_as_dict(message, concealer) for message in conversation]
+        return _ask(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation)
+
+    texts = rendered_with(ask, messages, prompt)
     ids = tokenizer.encode_rendering(texts[0], concealer.reveal)
     history = tokenizer.encode_rendering(texts[1], concealer.reveal) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
-    return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts)))
+    return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts), notices))
+
+
+def _fitting(tokenizer: Tokenizer, prompt: str, context: int | None) -> tuple[str, tuple[str, ...]]:
+    """The tools in words, or nothing and why. Decided by them alone, so that it stays as the conversation grows."""
+    if not prompt or context is None:
+        return prompt, ()
+    count = len(tokenizer.encode(prompt)) if len(prompt) <= MAX_CHARS else None
+    if count is not None and count <= context // SHARE:
+        return prompt, ()
+    size = f"{count} tokens" if count is not None else f"over {MAX_CHARS} characters"
+    return "", (f"the tools were left out of the prompt: {size}, more than half of the context of {context}",)
 
 
 def _not_empty(rendered: Rendered) -> Rendered:
@@ -177,9 +207,9 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> Rendered:
+def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message], notices: tuple[str, ...]) -> Rendered:
     ids = (*tokenizer.begin, *tokenizer.encode("\n\n".join(message.content for message in messages)))
-    return Rendered(ids, len(ids), False)
+    return Rendered(ids, len(ids), False, notices)
 
 
 def _ask(template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message]) -> list[str]:

@@ -23,6 +23,7 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 CallFormat = Literal["hermes", "xml", "llama", "harmony"]
+GENERAL_FORM: CallFormat = "hermes"  # where the tools are told in words (``chat.tool_prompt``)
 Part = str | ToolCall
 Tools = Sequence[Mapping[str, Any]]
 
@@ -30,7 +31,7 @@ _RECIPIENT = re.compile(r"\s*to=(?:functions\.)?([A-Za-z0-9_.-]{1,128})\s+(?=\{)
 
 
 def format_of(template: str | None) -> CallFormat | None:
-    """How a model with this chat template writes calls; None when the template takes no tools.
+    """How a model with this chat template writes calls; None when it takes no tools, or in no way known here.
 
     ``hermes``: JSON in ``<tool_call>`` (Qwen3); ``xml``: ``<function=name>`` in it (Qwen3.5, Qwen3-Coder);
     ``llama``: a reply that is a JSON object (Llama 3.1); ``harmony``: a commentary message (gpt-oss).

@@ -22,7 +22,7 @@ from dflash_local.api.server import Server, listen, run
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.chat.tokenizer_files import read_files
-from dflash_local.chat.tool_calls import format_of
+from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
 from dflash_local.cli import session as loading
 from dflash_local.cli.attaching import RECORD, attached, running_server
 from dflash_local.cli.console import Console
@@ -166,7 +166,8 @@ def model_of(
         sampling=sampling_defaults(pair.target),
         thinking=thinking,
         mode="dflash" if wish.draft else "ar",
-        call_format=format_of(files.template if files is not None else None),
+        call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
+        context=loading.planned_context(pair, wish),
     )
 
 

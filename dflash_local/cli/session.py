@@ -7,16 +7,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
-from dflash_local.errors import MissingDependencyError, UsageError
+from dflash_local.errors import DFlashError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.request import MAX_NEW_TOKENS, check_integer
 from dflash_local.service.service import Service, Session
+
+if TYPE_CHECKING:
+    from dflash_local.cli.fit import Shapes
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+    from dflash_local.planner.wish import Wish as PlannedWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +136,28 @@ def open_session(pair: Pair, wish: LoadWish, progress: Callable[[LoadProgress], 
     return load(pair, options, progress)
 
 
-def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
-    """The wish with the context and the draft side that fit, where the user named none.
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
+
+    known: Shapes
+    where: Machine
+    asked: PlannedWish
+    found: Plan
+    limit: int
+
+    @property
+    def context(self) -> int:
+        """Tokens that the session would hold."""
+        if self.asked.context is not None:
+            return self.asked.context
+        return min(self.found.context or self.limit, self.limit) if self.found.fits else self.limit
+
+
+def _planned(pair: Pair, wish: LoadWish) -> _Planned | None:
+    """None when a config.json cannot be read, which loading will tell better.
 
     Raises:
-        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
     from dflash_local.cli import fit
@@ -141,13 +165,10 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
     from dflash_local.planner.machine import this_machine
     from dflash_local.planner.wish import Wish
 
-    if not wish.fit_check:
-        return wish
     known = fit.folder_shapes(pair.name, pair.target, pair.drafter if wish.draft else None)
     if known is None:
-        return wish
-    environ = wish.user.environ if wish.user is not None else {}
-    where = this_machine(wish.device, environ)
+        return None
+    where = this_machine(wish.device, wish.user.environ if wish.user is not None else {})
     asked = Wish(
         wish.dtype,
         wish.quantize,
@@ -159,8 +180,36 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
         kv_cache=wish.kv_cache,
     )
     found = planner.plan(known.target, known.drafter, where, asked)
+    return _Planned(known, where, asked, found, planner.context_limit(known.target, known.drafter))
+
+
+def planned_context(pair: Pair, wish: LoadWish) -> int | None:
+    """Tokens that the session would hold if it were loaded now; None where only the load can tell."""
+    try:
+        planned = _planned(pair, wish)
+    except DFlashError:  # the load says it
+        return None
+    if planned is None:
+        return wish.context
+    return planned.context if wish.fit_check else wish.context or planned.limit
+
+
+def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
+    """The wish with the context and the draft side that fit, where the user named none.
+
+    Raises:
+        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    from dflash_local.cli import fit
+    from dflash_local.planner.plan import nearest
+
+    planned = _planned(pair, wish) if wish.fit_check else None
+    if planned is None:
+        return wish
+    known, where, found = planned.known, planned.where, planned.found
     if fit.too_big(found):
-        refusal = fit.refusal_of(found, planner.nearest(known.target, known.drafter, where, asked))
+        refusal = fit.refusal_of(found, nearest(known.target, known.drafter, where, planned.asked))
         refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
         raise refusal
     if wish.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
@@ -169,10 +218,9 @@ def fitted(pair: Pair, wish: LoadWish, console: Console) -> LoadWish:
     if found.fits and wish.draft_side == "auto" and found.draft_side != "auto":
         console.note(f"draft side {found.draft_side}: what fits on {where.name}; no reply changes by it", "dim")
         wish = replace(wish, draft_side=found.draft_side)
-    limit = planner.context_limit(known.target, known.drafter)
-    if found.fits and wish.context is None and found.context is not None and found.context < limit:
-        console.note(f"context {found.context:,} of {limit:,}: what fits on {where.name}", "dim")
-        wish = replace(wish, context=found.context)
+    if wish.context is None and planned.context < planned.limit:
+        console.note(f"context {planned.context:,} of {planned.limit:,}: what fits on {where.name}", "dim")
+        wish = replace(wish, context=planned.context)
     return wish
 
 

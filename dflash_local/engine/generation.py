@@ -76,14 +76,15 @@ class Generation:
     def events(self) -> Iterator[Event]:
         """PrefillProgress*, Started, (Step | Notice)*, Finished."""
         prompt = self.rendered.ids
+        told = prompt if self.request.return_token_ids else ()
         if self.limit == 0:
-            yield Started(len(prompt), 0, 0.0)
+            yield Started(len(prompt), 0, 0.0, told)
             yield self._finish("length")
             return
         reused = self.session.reuse(prompt, self.drafting)
         first = yield from self._prefill(reused)
         self.figures.prefilled()
-        yield Started(len(prompt), reused, self.figures.prefill_s)
+        yield Started(len(prompt), reused, self.figures.prefill_s, told)
         if first is None:
             yield self._finish("cancelled")
             return

@@ -15,7 +15,7 @@ from dflash_local.engine.generation import Generation
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import ContextError, EngineError, UsageError
-from dflash_local.events import Event
+from dflash_local.events import Event, Notice
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import Request
@@ -51,6 +51,7 @@ class Session:
         """
         rendered = self.render(request)
         self._check(request, rendered)
+        yield from (Notice(text, "warning") for text in rendered.notices)
         whole = False
         try:
             yield from Generation(self, request, rendered, cancelled).events()
@@ -69,7 +70,13 @@ class Session:
         if request.prompt:
             ids = (*self.tokenizer.begin, *self.tokenizer.encode(request.prompt))
             return Rendered(ids, len(ids), False)
-        return render(self.tokenizer, request.messages, thinking=request.thinking, tools=request.tools)
+        return render(
+            self.tokenizer,
+            request.messages,
+            thinking=request.thinking,
+            tools=request.tools,
+            context=self.facts.context,
+        )
 
     def _check(self, request: Request, rendered: Rendered) -> None:
         count, context = len(rendered.ids), self.facts.context

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dflash_local.chat.tool_calls import CallFormat
+from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat
 from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError
 from dflash_local.events import Event, LoadProgress, Mode
 from dflash_local.loaded import SessionFacts
@@ -34,10 +34,9 @@ class Model:
     Attributes:
         load: loads it, telling how far it is. The session's ``close`` gives back all that was taken.
         aliases: other names that mean it.
-        sampling: what its authors advise, for requests that say nothing.
-        thinking: whether replies think when a request does not say.
-        mode: how replies are made when a request does not say; ``ar`` where no drafter is loaded.
-        call_format: how it writes tool calls (``chat.tool_calls.format_of``); None when it cannot.
+        sampling, thinking, mode: for requests that do not say: as its authors advise; ``ar`` without a drafter.
+        call_format: how it writes tool calls (``chat.tool_calls.format_of``).
+        context: tokens that it would hold once loaded; None where only the load can tell.
     """
 
     name: str
@@ -46,7 +45,8 @@ class Model:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: bool = False
     mode: Mode = "dflash"
-    call_format: CallFormat | None = None
+    call_format: CallFormat = GENERAL_FORM
+    context: int | None = None
 
     def answers_to(self, name: str) -> bool:
         """True when ``name`` means this model; case does not matter."""

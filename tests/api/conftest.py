@@ -17,6 +17,7 @@ import pytest
 from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
+from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
 from dflash_local.service.resident import Model, Resident
@@ -24,6 +25,7 @@ from dflash_local.service.service import Session
 from tests.service.scripted import ScriptedSession
 
 RULES = Rules()
+LIMIT_S = 60.0  # only what fails waits so long, whatever else the machine does
 TOOL = {
     "type": "function",
     "function": {
@@ -72,10 +74,10 @@ class Running:
     resident: Resident
     thread: threading.Thread
 
-    def connect(self, timeout: float = 10.0) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = LIMIT_S) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
-    def raw(self, data: bytes = b"", timeout: float = 10.0) -> socket.socket:
+    def raw(self, data: bytes = b"", timeout: float = LIMIT_S) -> socket.socket:
         """A bare connection on which ``data`` was sent."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout)
         sock.sendall(data)
@@ -100,7 +102,7 @@ class Running:
 
     def end(self) -> None:
         self.server.end()
-        self.thread.join(10)
+        self.thread.join(LIMIT_S)
         assert not self.thread.is_alive(), "the server did not end"
 
 
@@ -123,11 +125,17 @@ def read_all(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.002)
+
+
+def set_read_s(server: Running, seconds: float) -> None:
+    """How long requests may take to arrive, from the next one on."""
+    protocol: Any = server.server.config.http_protocol_class
+    protocol.read_s = seconds
 
 
 Serve = Callable[..., Running]
@@ -180,6 +188,15 @@ def serve() -> Iterator[Serve]:
     yield start
     for running in started:
         _stop(running)
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What the server writes down."""
+    written: list[str] = []
+    stop = send_lines_to(written.append)
+    yield written
+    stop()
 
 
 @pytest.fixture(scope="module")

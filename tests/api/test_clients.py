@@ -97,7 +97,9 @@ def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> N
     api = client(server)
     asked = {"model": "demo", "messages": QUESTION, "max_tokens": 48}
     drafted = api.chat.completions.create(**asked)
-    plain = api.chat.completions.create(**asked, extra_body={"mode": "ar"})
+    plain = api.chat.completions.create(**asked, extra_body={"mode": "ar", "return_token_ids": True})
+    assert len(plain.model_extra["prompt_token_ids"]) == plain.usage.prompt_tokens
+    assert len(plain.choices[0].model_extra["token_ids"]) == plain.usage.completion_tokens
     stream = api.chat.completions.create(**asked, stream=True, logprobs=True, stream_options={"include_usage": True})
     chunks = list(stream)
     text = drafted.choices[0].message.content
@@ -112,6 +114,14 @@ def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> N
     later = [*QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]
     again = api.chat.completions.create(**{**asked, "messages": later})
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+    # Its template takes no tools: they are told in words, and left out where they would fill the context.
+    told = api.chat.completions.create(**asked, tools=[TOOL])
+    assert told.usage.prompt_tokens > drafted.usage.prompt_tokens + 100
+    assert told.model_extra["metrics"]["dflash"]["notices"] == []
+    chunks = list(api.chat.completions.create(**asked, tools=[TOOL] * 40, stream=True))
+    assert text == "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    (notice,) = chunks[-1].model_extra["metrics"]["dflash"]["notices"]
+    assert "tools were left out" in notice
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(**{**asked, "messages": [{"role": "user", "content": "word " * 5000}]})
     assert caught.value.code == "context_length_exceeded"

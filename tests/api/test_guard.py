@@ -6,13 +6,14 @@ import asyncio
 import base64
 import gzip
 import json
-import time
-from contextlib import suppress
+import select
+import socket
 
 import pytest
 
+from dflash_local.api import guard
 from dflash_local.api.guard import Guard, Message, Rules, Scope
-from tests.api.conftest import Running, Serve, body, read_all, wait_until
+from tests.api.conftest import LIMIT_S, Running, Serve, body, read_all, set_read_s, wait_until
 from tests.service.scripted import ScriptedSession
 
 TOKEN = "correct-horse-battery"
@@ -33,7 +34,9 @@ def status_of(raw: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
+    + ["evillocalhost", "evil.localhost:8000", "local", ".", "1127.0.0.1"],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/"])
 def test_web_01_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
@@ -60,6 +63,14 @@ def test_web_02_a_foreign_origin_is_refused(server: Running, method: str, origin
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000"])
+@pytest.mark.parametrize("origin", ["http://{}.evil.com", "http://{}1", "http://{}@evil.com", "http://evil{}", "{}"])
+def test_web_02_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str, origin: str) -> None:
+    """A name that begins or ends as ours does is another one."""
+    assert server.get("/v1/models", {"Origin": f"http://{host}", "Host": host}).status == 200
+    assert server.get("/v1/models", {"Origin": origin.format(host), "Host": host}).status == 403
+
+
 def test_web_02_the_answer_comes_before_the_body_is_read(server: Running) -> None:
     sock = server.raw(post("Origin: null\r\nContent-Length: 1000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 403
@@ -79,7 +90,10 @@ def test_every_answer_has_security_headers_and_no_cors(server: Running) -> None:
         assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
 
 
-def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(serve: Serve) -> None:
+def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LINGER_S", LIMIT_S)  # the client sends all of it first, as fast as it can
     server = serve(rules=Rules(max_body=10_000))
     for size in (10_001, 3_000_000):
         answer = server.chat("x" * size)
@@ -88,12 +102,9 @@ def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(serve: Ser
 
 
 def test_srv_02_ten_gigabytes_are_refused_without_reading(server: Running) -> None:
-    began = time.monotonic()
     sock = server.raw(post("Content-Length: 10000000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 413
-    assert time.monotonic() - began < 4
-    assert read_all(sock) is not None  # and the connection ends
-    assert time.monotonic() - began < 10
+    read_all(sock)  # and the connection ends
 
 
 def test_srv_02_chunks_without_end_are_counted(serve: Serve) -> None:
@@ -133,29 +144,59 @@ def test_srv_03_a_body_longer_than_said_is_no_second_request(server: Running) ->
 
 
 def test_srv_04_slow_clients_are_cut_off_and_real_ones_served(serve: Serve) -> None:
-    server = serve(read_s=0.6, rules=Rules(read_s=0.6))
+    server = serve(read_s=LIMIT_S)
+    patient = [server.raw() for _ in range(60)]
+    assert server.chat().status == 200, "beside clients that say nothing"
+    set_read_s(server, 0.3)
     silent = [server.raw() for _ in range(60)]
-    header = server.raw(b"POST /v1/chat")
-    drip = server.raw(post("Content-Length: 100\r\n", b"{"))
-    began = time.monotonic()
-    assert server.chat().status == 200
-    for _ in range(3):  # a byte now and then buys no time
-        time.sleep(0.15)
-        with suppress(OSError):  # cut off already
-            header.sendall(b"x")
-            drip.sendall(b" ")
-    assert read_all(header) == b""
-    assert status_of(read_all(drip)) == 408
+    header, drip = server.raw(b"POST /v1/chat"), server.raw(post("Content-Length: 100\r\n", b"{"))
+    for sock, data in ((header, b"x"), (drip, b" ")):
+        wait_until(lambda sock=sock, data=data: cut_off(sock, data))  # a byte now and then buys no time
     assert all(read_all(sock) == b"" for sock in silent)
-    assert time.monotonic() - began < 10
+    set_read_s(server, LIMIT_S)
     assert server.chat().status == 200
+    for sock in patient:
+        sock.close()
+
+
+def cut_off(sock: socket.socket, data: bytes) -> bool:
+    """True when the server has ended the connection; otherwise it gets more data."""
+    sock.settimeout(0.02)
+    try:
+        answer = sock.recv(65536)
+        if not answer:
+            return True
+        assert status_of(answer) == 408
+        sock.sendall(data)
+    except TimeoutError:
+        sock.sendall(data)
+    except OSError:
+        return True
+    return False
+
+
+def test_srv_04_a_body_that_does_not_come_in_time_is_408() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": not sent}
+
+    headers = [(b"host", b"localhost"), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
+    asyncio.run(Guard(nothing, Rules(read_s=0.05))(scope, receive, send))
+    assert sent[0]["status"] == 408
 
 
 def test_srv_04_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Serve) -> None:
-    server = serve(read_s=0.4)
+    server = serve(read_s=LIMIT_S)
     connection = server.connect()
     connection.request("GET", "/v1/models")
     assert connection.getresponse().read()
+    set_read_s(server, 0.1)
     assert connection.sock is not None
     connection.sock.sendall(b"GET /v1/mod")
     assert read_all(connection.sock) == b""
@@ -219,11 +260,29 @@ async def nothing(_scope: Scope, _receive: object, send: object) -> None:
 def test_many_large_bodies_together_do_not_fill_the_memory(serve: Serve) -> None:
     server = serve(rules=Rules(max_body=100_000, max_held=150_000))
     held = [server.raw(post("Content-Length: 90000\r\n", b" " * 80_000)) for _ in range(2)]
-    answers = [sock.recv(65536) for sock in held[1:]]
-    assert status_of(answers[0]) == 503
+    refused, _, _ = select.select(held, [], [], LIMIT_S)  # either, as the system has it
+    assert [status_of(sock.recv(65536)) for sock in refused] == [503]
     for sock in held:
         sock.close()
     wait_until(lambda: server.chat("x" * 90_000).status == 200)
+
+
+def test_what_a_body_held_is_given_back_whatever_became_of_it(serve: Serve) -> None:
+    """Each round holds more than half of what may be held: one that is not given back refuses the next."""
+    server = serve(rules=Rules(max_body=100_000, max_held=150_000))
+    large = "x" * 80_000
+    for _ in range(3):
+        wait_until(lambda: server.chat(large).status == 200)  # the server may not know yet that the last one left
+        assert server.chat(large, n=0).status == 400
+        assert status_of(read_all(server.raw(post("Transfer-Encoding: chunked\r\n", chunked(large, 2))))) == 413
+        with server.raw(post("Content-Length: 90000\r\n", large.encode())) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            assert read_all(sock) == b"", "the client left in the middle"
+
+
+def chunked(text: str, count: int) -> bytes:
+    """The text so many times, as chunks."""
+    return f"{len(text):x}\r\n{text}\r\n".encode() * count + b"0\r\n\r\n"
 
 
 def test_a_websocket_from_elsewhere_is_closed() -> None:
@@ -255,9 +314,7 @@ def test_idle_connections_do_not_keep_the_server_up(serve: Serve) -> None:
     server = serve(ScriptedSession())
     sockets = [server.raw() for _ in range(20)]
     assert server.get("/v1/models").status == 200  # connections are taken in order: it knows of all before this one
-    began = time.monotonic()
     server.end()
-    assert time.monotonic() - began < 10, "it waits two seconds for connections at most, and then ends"
     assert all(read_all(sock) == b"" for sock in sockets)
 
 

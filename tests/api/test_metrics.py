@@ -7,7 +7,7 @@ import re
 from dflash_local.api.metrics import Metrics
 from dflash_local.events import Started, Step
 from dflash_local.request import Request
-from tests.api.conftest import Running, Serve
+from tests.api.conftest import Running, Serve, wait_until
 from tests.service.scripted import ScriptedSession
 
 LINE = re.compile(r'(vllm:[a-z0-9_]+)\{model_name="scripted",engine="0"(?:,([a-z_]+)="([^"]*)")?\} ([0-9.e+-]+)')
@@ -34,6 +34,7 @@ def samples(server: Running) -> dict[tuple[str, str], float]:
 def test_the_counters_say_what_happened(serve: Serve) -> None:
     server = serve(ScriptedSession())
     assert server.chat().status == server.chat(stream=True).status == 200
+    wait_until(lambda: server.resident.status.running == 0)  # a client may have its answer a moment before
     found = samples(server)
     assert NAMES <= {name for name, _ in found}
     assert found["prompt_tokens_total", ""] == 10 and found["generation_tokens_total", ""] == 12

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dflash_local.api import chat_request, native
-from dflash_local.api.refusals import FieldError
 from dflash_local.api.wishes import IGNORED
 from dflash_local.request import Limits, Message, Request, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
@@ -50,12 +49,6 @@ def test_srv_07_image_parts_and_strict_tools_are_refused() -> None:
     assert "unsupported" in refusal(chat, messages=[{"role": "user", "content": parts}])["message"]
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     assert refusal(chat, tools=[strict])["param"] == "tools[0].function.strict"
-
-
-def test_srv_07_tools_without_a_template_for_them_are_refused() -> None:
-    data = json.dumps(body(tools=[TOOL])).encode()
-    with pytest.raises(FieldError, match="unsupported: tools"):
-        chat_request.read(data, lambda _name: replace(MODEL, call_format=None))
 
 
 def test_srv_07_what_asks_for_nothing_is_fine_and_what_is_ignored_is_listed() -> None:
@@ -162,6 +155,7 @@ def test_a_native_request_survives_the_trip() -> None:
         thinking=True,
         tools=(TOOL,),
         logprobs=2,
+        return_token_ids=True,
     )
     assert native.read(json.dumps(native.as_body(request)).encode()) == native.Native(request)
     named = native.read(b'{"prompt_ids": [1], "model": "m", "id": "a1b2c3d4"}')

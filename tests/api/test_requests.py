@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import http.client
 import json
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 from dflash_local.api.fields import parse
 from dflash_local.errors import DFlashError
-from tests.api.bodies import chat, refusal
-from tests.api.conftest import Running, body
+from tests.api.bodies import chat, refusal, text
+from tests.api.conftest import LIMIT_S, Running, body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -87,8 +88,29 @@ def test_srv_01_an_unknown_field_names_itself_and_the_nearest() -> None:
     assert error["code"] == "unknown_parameter"
 
 
+def test_srv_01_what_is_not_supported_is_never_suggested() -> None:
+    for field in ("logit_bia", "guided_jso", "min_toke"):
+        assert "did you mean" not in refusal(text, **{field: 1})["message"], field
+
+
+def test_srv_01_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+
+    def close(word: str, *arguments: Any, **options: Any) -> list[str]:
+        compared.append(len(word))
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", close)
+    assert refusal(chat, **{"x" * 7_000_000: 1})["param"] == "x" * 80
+    assert refusal(chat, messages=[{"role": "user", "content": "x", "y" * 7_000_000: 1}])["code"] == "unknown_parameter"
+    assert refusal(chat, temprature=1)["param"] == "temprature"
+    assert compared == [len("temprature")], "its cost is the product of both lengths"
+
+
 def test_srv_01_the_connection_stays_usable_after_a_400(server: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     statuses = []
     for data in (b"{", json.dumps(body()).encode(), b'{"model": NaN}', json.dumps(body()).encode()):
         connection.request("POST", CHAT, data, {"Content-Type": "application/json"})
@@ -110,6 +132,9 @@ def test_a_long_value_is_quoted_not_sent_back() -> None:
     [
         ({"n": 10**9}, "1 at most"),
         ({"n": 1e9}, "1 at most"),
+        ({"n": 10**60}, "1 at most"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": -3}, "n must be at least 1, got -3"),
         ({"max_tokens": 10**18}, "1000000"),
         ({"max_completion_tokens": 1e18}, "1000000"),
         ({"max_tokens": -1}, "0.."),

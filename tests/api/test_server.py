@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -16,12 +18,14 @@ from starlette.routing import Route
 
 from dflash_local.api import chat_reply
 from dflash_local.api.guard import Rules
-from dflash_local.api.log import one_line, send_lines_to
+from dflash_local.api.log import one_line
 from dflash_local.api.server import listen
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.events import Piece, Step
-from tests.api.conftest import Serve, body, read_all, wait_until
+from tests.api.conftest import LIMIT_S, Answered, Serve, body, read_all, wait_until
 from tests.service.scripted import ScriptedSession
+
+CHAT = "/v1/chat/completions"
 
 
 def test_srv_12_a_port_in_use_is_named() -> None:
@@ -68,37 +72,41 @@ def test_srv_12_ipv6_only_works() -> None:
 
 def test_srv_14_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> None:
     gate = threading.Event()
-    server = serve(ScriptedSession(gate=gate), grace_s=0.6)
-    with ThreadPoolExecutor(4) as pool:
-        streams = [pool.submit(server.chat, "hi", stream=True) for _ in range(3)]
+    server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
+    connection = server.connect()
+    connection.request("POST", CHAT, json.dumps(body(stream=True)), {"Content-Type": "application/json"})
+    begun = connection.getresponse()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(server.chat, "hi", stream=True) for _ in range(2)]
         wait_until(lambda: server.resident.status.waiting == 2)
-        began = time.monotonic()
         server.server.end()
         wait_until(lambda: server.endpoint.draining)
         refused, health = server.chat(), server.get("/health")
-        got = [stream.result(10) for stream in streams]
-    server.thread.join(5)
-    assert time.monotonic() - began < 5 and not server.thread.is_alive()
+        assert server.server._loop is not None
+        server.server._loop.call_soon_threadsafe(server.endpoint.stop)  # as if the time were over
+        got = [stream.result() for stream in waiting]
+        events = Answered(begun.status, {}, begun.read()).events
+    server.thread.join(LIMIT_S)
+    assert not server.thread.is_alive()
     assert refused.status == 503 and refused.error["code"] == "stopping" and refused.headers["retry-after"]
     assert health.status == 503 and health.json["state"] == "stopping"
-    begun = [answer for answer in got if answer.status == 200]
-    assert len(begun) == 1 and begun[0].events[-2]["error"]["code"] == "stopping" and begun[0].events[-1] == "[DONE]"
-    assert sorted(answer.status for answer in got) == [200, 503, 503], "two had not begun"
+    assert begun.status == 200 and events[-2]["error"]["code"] == "stopping" and events[-1] == "[DONE]"
+    assert [answer.status for answer in got] == [503, 503], "these had not begun"
     with pytest.raises(OSError):
         server.raw()
 
 
 def test_srv_14_replies_that_end_in_time_are_whole(serve: Serve) -> None:
     gate = threading.Event()
-    server = serve(ScriptedSession(gate=gate), grace_s=3)
+    server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(server.chat, "hi", stream=True)
         wait_until(lambda: server.resident.status.running == 1)
         server.server.end()
         wait_until(lambda: server.endpoint.draining)
         gate.set()
-        assert stream.result(10).text == "Hello, world!\n"
-    server.thread.join(5)
+        assert stream.result().text == "Hello, world!\n"
+    server.thread.join(LIMIT_S)
     assert not server.thread.is_alive()
 
 
@@ -106,24 +114,37 @@ def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: S
     big = tuple(Step((Piece("x" * 50_000),), (n,), 0, 0, 0, 0.01) for n in range(400))
     server = serve(ScriptedSession(steps=big))
     connection = server.connect()
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body(stream=True)), {"Content-Type": "application/json"}
-    )
+    connection.request("POST", CHAT, json.dumps(body(stream=True)), {"Content-Type": "application/json"})
     connection.getresponse()
     wait_until(lambda: server.resident.status.running == 0)
-    began = time.monotonic()
     server.server.end()
-    server.thread.join(8)
-    assert not server.thread.is_alive() and time.monotonic() - began < 5
+    server.thread.join(LIMIT_S)
+    assert not server.thread.is_alive()
 
 
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """What the server writes down."""
-    written: list[str] = []
-    stop = send_lines_to(written.append)
-    yield written
-    stop()
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on descriptors to set here")
+@pytest.mark.parametrize(("limit", "left"), [(64, 0), (64, 8)], ids=["few", "all but taken"])
+def test_srv_04_more_connections_than_descriptors_wait_their_turn(limit: int, left: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.api.starved", str(limit), str(left)]
+    written = tmp_path / "stderr"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": written.open("wb")}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as child:
+        try:
+            assert child.stdout is not None
+            port = int(child.stdout.readline())
+            half_open = [socket.create_connection(("127.0.0.1", port), LIMIT_S) for _ in range(150 if not left else 40)]
+            for sock in half_open:
+                sock.sendall(b"GET /v1/models HTTP/1.1\r\n")
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+            connection.request("GET", "/health")  # those before it are cut off one after the other
+            assert connection.getresponse().status == 200
+            for sock in half_open:
+                sock.close()
+        finally:
+            child.communicate(timeout=LIMIT_S)
+    told = written.read_text()
+    assert "Traceback" not in told and len(told) < 10_000
+    assert ("Too many open files" in told) == bool(left), told
 
 
 HOSTILE = "a\r\n12:00:00 info FAKE\x1b[31m\u202e\x00"

@@ -32,7 +32,7 @@ CHATML = """\
     {%- for tool in tools %}
         {{- tool | tojson }}
     {%- endfor %}
-    {{- '<|im_end|>\\n' }}
+    {{- '\\nReturn <tool_call>JSON</tool_call><|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(last=-1) %}
 {%- for message in messages %}

@@ -226,7 +226,7 @@ def test_the_worker_knows_neither_the_package_nor_the_environment(
 
 def test_tool_calls_and_answers_reach_the_template(with_template: Callable[[str], Tokenizer]) -> None:
     tokenizer = with_template(
-        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{# tools, <tool_call> #}{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.city }} {{ c.id }}]"
         "{% endfor %}"
         "{{ m.tool_call_id or '' }}{{ m.name or '' }};{% endfor %}"

@@ -25,7 +25,7 @@ class Client:
         self.record = record
 
     def call(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=60)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
         connection.request("POST" if body is not None else "GET", path, data, {**kind, **(headers or {})})
@@ -60,7 +60,7 @@ def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
         thread.start()
         result = cli("serve", *argv, "--port", "0")
         ended.set()
-        thread.join(10)
+        thread.join(60)
         assert not failures, failures[0]
         assert not record.exists(), "the record outlives the server"
         return result

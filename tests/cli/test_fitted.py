@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, fitted
-from dflash_local.errors import DoesNotFitError
+from dflash_local.cli.session import LoadWish, fitted, planned_context
+from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner import machine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, plan
@@ -74,3 +74,22 @@ def test_the_draft_side_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.Mo
 def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     wish, told = ask(pair, LoadWish(), need(pair, Wish(context=2048)), monkeypatch)
     assert wish == LoadWish(context=USABLE, draft_side="8bit-drafter") and told.count("\n") == 2
+
+
+def test_the_context_is_known_before_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = need(pair, Wish(context=16384))
+    for wish, room in ((LoadWish(), free), (LoadWish(), 2**40), (LoadWish(context=1000), 2**40)):
+        monkeypatch.setattr(machine, "this_machine", lambda *_, room=room: card(room))
+        loaded = ask(pair, wish, room, monkeypatch)[0].context
+        assert planned_context(pair, wish) == (loaded or 40960)
+    assert planned_context(pair, LoadWish(fit_check=False)) == 40960
+    assert planned_context(replace(pair, target=pair.target / "none"), LoadWish()) is None
+    assert planned_context(find("demo"), LoadWish()) == 2048
+
+
+def test_what_the_load_will_refuse_leaves_the_context_unknown(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here(*_: object) -> Machine:
+        raise UsageError("there is no such device")
+
+    monkeypatch.setattr(machine, "this_machine", none_here)
+    assert planned_context(pair, LoadWish(device="cuda:9")) is None

@@ -56,6 +56,7 @@ STATS = Stats(
     block_size=4,
     seed=99,
 )
+PROMPT_IDS = (3, 1, 4, 1, 5)
 HELLO = (
     Step((Piece("Hello"),), (10,), 0, 0, 0, 0.01),
     Step((Piece(", wor", origin="accepted"), Piece("ld")), (11, 12, 13), 3, 2, 4, 0.02),
@@ -88,7 +89,7 @@ class ScriptedSession:
         if isinstance(fault, DFlashError) and fault.message.startswith("at once"):
             raise fault
         yield PrefillProgress(5, 5)
-        yield Started(5, 0, 0.01)
+        yield Started(len(PROMPT_IDS), 0, 0.01, PROMPT_IDS if request.return_token_ids else ())
         tokens, reason = 0, "stop"
         for index, step in enumerate(self.steps):
             if self.on_step:
