@@ -10,18 +10,21 @@ import json
 import os.path
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from dflash_local.chat.channels import END_THINK, THINK
-from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
 from dflash_local.errors import ContextError, TemplateError, UsageError
-from dflash_local.request import Message, ToolCall
+from dflash_local.request import Message, ToolCall, read_arguments
 
-PROCESS = TemplateProcess()
+PROCESS = WorkerProcess("template_worker.py", ("jinja2", "markupsafe"))
+LIMITS = Limits(seconds=2.0, mebibytes=512)
+MAX_CHARS = 4 * 2**20
+SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ def render(
     thinking: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
     now: datetime | None = None,
+    limit: int | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Rendered:
     """Ids of a conversation, ready for the reply.
 
@@ -113,15 +118,21 @@ def render(
         thinking: passed as ``enable_thinking``, always.
         tools: JSON schemas for templates that take them.
         now: what ``strftime_now`` tells the template; the present by default.
+        limit: ids that the context holds. cancelled: asked all the while; True ends it.
 
     Raises:
         UsageError: the template refuses the conversation (its own words are given), or nothing is left.
-        TemplateError: it fails, tries to leave the sandbox, or takes over 2 s or 4 M characters.
+        ContextError: more ids than ``limit``, or a large conversation that takes the template over 2 s or 4 M
+            characters.
+        TemplateError: it fails, tries to leave the sandbox, or takes that for a small one.
+        TokenizerError: see ``Tokenizer.encode``. Interrupted: cancelled.
     """
     if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
         raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
     if tokenizer.template is None:
-        return _not_empty(_render_plain(tokenizer, messages))
+        text = "\n\n".join(message.content for message in messages)
+        ids = [*tokenizer.begin, *tokenizer.encode(text, limit, cancelled)]
+        return _not_empty(Rendered(tuple(ids), len(ids), False))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     arguments: dict[str, Any] = {
         "messages": [_as_dict(message, concealer) for message in messages],
@@ -129,9 +140,9 @@ def render(
         "enable_thinking": thinking,
         **{name: text for name, text in _special_texts(tokenizer) if text},
     }
-    texts = _ask(tokenizer.template, arguments, now or datetime.now(), messages)
-    ids = tokenizer.encode_rendering(texts[0], concealer.reveal)
-    history = tokenizer.encode_rendering(texts[1], concealer.reveal) if len(texts) > 1 else []
+    texts = _ask(tokenizer.template, arguments, now or datetime.now(), messages, cancelled)
+    ids = tokenizer.encode_rendering(texts[0], concealer.reveal, limit, cancelled)
+    history = tokenizer.encode_rendering(texts[1], concealer.reveal, None, cancelled) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
     return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts)))
 
@@ -166,36 +177,46 @@ def _call(call: ToolCall) -> dict[str, Any]:
     """A call as templates expect it: with its arguments as an object, which they write in their own way.
 
     Raises:
-        UsageError: the arguments are not the JSON text of one object.
+        UsageError: the arguments are not the JSON text of one object, or nested too deep.
     """
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise UsageError(f"the arguments of tool call {call.name!r} are not a JSON object", "send one JSON object")
+    arguments = read_arguments(call)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> Rendered:
-    ids = (*tokenizer.begin, *tokenizer.encode("\n\n".join(message.content for message in messages)))
-    return Rendered(ids, len(ids), False)
-
-
-def _ask(template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message]) -> list[str]:
+def _ask(
+    template: str,
+    arguments: dict[str, Any],
+    now: datetime,
+    messages: Sequence[Message],
+    cancelled: Callable[[], bool],
+) -> list[str]:
     """Renderings with and, where the template can, without the generation prompt."""
-    answer = PROCESS.request(
-        {"template": template, "arguments": arguments, "generation_prompt": [True, False], "now": now.isoformat()}
-    )
+    flags = {"generation_prompt": [True, False], "max_chars": MAX_CHARS, "now": now.isoformat()}
+    request = json.dumps({"template": template, "arguments": arguments, **flags}).encode()
+    answer: dict[str, Any]
+    try:
+        answer = json.loads(PROCESS.request(request, LIMITS, cancelled))
+    except WorkerError:
+        needs = f"needs more than {LIMITS.seconds:g} s, too much memory, or breaks its process"
+        answer = {"error": "worker", "message": needs}
     texts = answer.get("texts", answer.get("done"))
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         return texts
+    size = len(request) - len(template)
+    if answer.get("error") in ("worker", "size") and (size > SMALL_CHARS or len(messages) > SMALL_MESSAGES):
+        raise ContextError(
+            f"the conversation is too large for the chat template: {len(messages)} messages, {size} characters",
+            "shorten it",
+        )
     kind, message = answer.get("error"), str(answer.get("message", ""))
     if kind == "refused":
         roles = ", ".join(dict.fromkeys(m.role for m in messages))
         raise UsageError(f"the chat template refuses the conversation: {message}", f"the roles sent are {roles}")
     if kind == "security":
         raise TemplateError(f"the chat template tries to leave its sandbox: {message}", "do not use this checkpoint")
+    if kind == "worker":
+        hint = "the template of this checkpoint is faulty or hostile; use a checkpoint you trust"
+        raise TemplateError(f"the chat template {message}", hint)
     if kind == "size":
         raise TemplateError(f"the chat template makes too much text: {message}", "the template is faulty or hostile")
     raise TemplateError(f"the chat template fails: {message}", "the template does not fit this conversation")
