@@ -8,7 +8,7 @@ from typing import Any
 from dflash_local.chat.detokenizer import byte_characters
 
 # By how much a text's UTF-8 bytes can shrink at most (a test goes through all of Unicode).
-_NORMAL_FORMS = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4}
+NORMAL_FORMS = dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD"), 4)
 _SPLITTERS = {"Split", "Digits", "Punctuation"}
 
 
@@ -31,7 +31,7 @@ class TokenLength:
         compared = [str(entry["content"]) for entry in added if entry.get("normalized")]
         for step in _steps(spec.get("normalizer"), "normalizers"):
             self._longest *= _shrinks(step)
-            if compared and not (step.get("type") in _NORMAL_FORMS and "".join(compared).isascii()):
+            if compared and not (step.get("type") in NORMAL_FORMS and "".join(compared).isascii()):
                 self._longest = 0  # such a token is looked for in a form whose length is not known here
 
     def at_least(self, text: str) -> int:
@@ -82,4 +82,4 @@ def _shrinks(step: dict[str, Any]) -> int:
         before = pattern.get("String") if isinstance(pattern, dict) else None
         known = isinstance(before, str) and isinstance(content, str) and len(before.encode()) <= len(content.encode())
         return int(known)
-    return _NORMAL_FORMS.get(str(kind), 0)
+    return NORMAL_FORMS.get(str(kind), 0)

@@ -1,7 +1,7 @@
 """What runs in a child of ``worker_process``: limits, frames, and one handler's ``answer(bytes) -> bytes``.
 
 Run by path with ``python -I``: imports the standard library only, nothing of the package. Arguments: the
-handler's file name beside this one, then folders to find its libraries in. A request is a frame of three
+handler's file beside this one, then folders to find its libraries in. A request is a frame of three
 big-endian numbers (bytes that follow, seconds, MiB of memory) and the bytes; an answer one number and the bytes.
 """
 
@@ -42,7 +42,7 @@ def alarm(seconds: int) -> None:
 def load(handler: str, folders: list[str]) -> Callable[[bytes], bytes]:
     """The handler's function; the folders are searched after Python's own."""
     sys.path += folders
-    spec = importlib.util.spec_from_file_location(Path(handler).stem, Path(__file__).with_name(handler))
+    spec = importlib.util.spec_from_file_location(Path(handler).stem, Path(__file__).parent / handler)
     if spec is None or spec.loader is None:
         raise ImportError(handler)
     module = importlib.util.module_from_spec(spec)

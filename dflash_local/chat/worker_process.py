@@ -50,7 +50,7 @@ class WorkerProcess:
     parent does. Ctrl-C in the parent's terminal does not reach it.
 
     Args:
-        handler: file beside this one whose ``answer(bytes) -> bytes`` the child calls.
+        handler: file beside this one (or the path of one) whose ``answer(bytes) -> bytes`` the child calls.
         libraries: names of the modules that it needs.
         setup: sent first to every new child, where given, within ``setup_limits``.
         environ: all that the child's environment holds (on Windows, which cannot start so, it is the parent's).

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.chat import template as module
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.worker_process import Limits
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
 
@@ -183,6 +185,20 @@ def test_only_listed_arguments_reach_the_template(with_template: Callable[[str],
 def test_a_conversation_over_the_cap_is_refused_before_rendering(chatml: Tokenizer) -> None:
     with pytest.raises(ContextError, match="longer than"):
         render(chatml, [Message("user", "x" * (4 * 2**20 + 1))], thinking=False)
+
+
+def test_a_conversation_that_is_too_large_is_not_the_templates_fault(
+    chatml: Tokenizer, with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ContextError, match="too large for the chat template: 1 messages") as caught:
+        render(chatml, [Message("user", "<think>" * 300_000)], thinking=False)
+    assert caught.value.http_status == 400
+    slow = with_template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    monkeypatch.setattr(module, "LIMITS", Limits(0.1, 512))
+    with pytest.raises(ContextError, match="too large for the chat template: 300 messages"):
+        render(slow, [Message("user", "x")] * 300, thinking=False)
+    with pytest.raises(TemplateError, match="needs more than"):
+        render(slow, [Message("user", "x")], thinking=False)
 
 
 def test_en_04_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Callable[[str], Tokenizer]) -> None:
