@@ -6,6 +6,7 @@ Every caller (CLI, screens, endpoint) submits a ``Request`` here. Knows events a
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -197,9 +198,12 @@ class Service:
     def _work(self) -> None:
         try:
             while (ticket := self._next()) is not None:
-                self._serve(ticket)
+                trace = self._serve(ticket)
                 with self._changed:
                     self._running = None
+                # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
+                traceback.clear_frames(trace)
+                del ticket, trace
         finally:
             self._abandon()
         self._session.close()
@@ -225,11 +229,12 @@ class Service:
             self._tell_positions()
             return self._running
 
-    def _serve(self, ticket: Ticket) -> None:
-        """Run one request to its one end: ``Finished`` or one typed error."""
+    def _serve(self, ticket: Ticket) -> TracebackType | None:
+        """Run one request to its one end: ``Finished`` or one typed error, whose traceback is returned."""
         if self._broken is not None:
             ticket.fail(EngineError(f"the session is broken: {self._broken.message}", "load the model again"))
-            return
+            return None
+        trace: TracebackType | None = None
         error: DFlashError | None = None
         begun = False
         try:
@@ -240,13 +245,14 @@ class Service:
             if not ticket.done:
                 error = EngineError("the engine ended a reply without saying why")
         except DFlashError as raised:
-            error = raised
+            error, trace = raised, raised.__traceback__
         except BaseException as raised:  # a named broad one: an unknown fault, or a library's panic, ends no worker
             kind, what = (EngineError, "the engine failed") if begun else (PromptError, "the prompt cannot be prepared")
             error = kind(f"{what}: {type(raised).__name__}: {raised}", "run again with --debug for the traceback")
-            error.__cause__ = raised
+            error.__cause__, trace = raised, raised.__traceback__
         # A request that failed by its own input, logits or memory leaves the session healthy.
         if begun and isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError)):
             self._broken = error
         if error is not None:
             ticket.fail(error)
+        return trace
