@@ -104,6 +104,14 @@ class TemplateError(CheckpointError):
     """A chat template that fails, tries to escape, or takes too long."""
 
 
+class TokenizerError(CheckpointError):
+    """A tokenizer.json that hangs, breaks its process or takes too much memory."""
+
+
+class PromptError(DFlashError):
+    """A prompt could not be prepared, by a fault of ours; the session stays as it was."""
+
+
 class EngineError(DFlashError):
     """The engine broke: the session must be loaded again."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.events import Finished, Stats, Usage
+from dflash_local.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
@@ -31,3 +34,26 @@ class SessionFacts:
     exact: bool = False
     draft_side: str = "full"
     kv_cache: str = "auto"
+
+
+def nothing_done(facts: SessionFacts, request: Request) -> Finished:
+    """The end of a request that was cancelled before its reply began."""
+    stats = Stats(
+        acceptance_lengths=(),
+        acceptance_per_position=(),
+        mean_acceptance_length=None,
+        turn_acceptance_length=None,
+        tokens_per_s=0.0,
+        end_to_end_tokens_per_s=0.0,
+        ttft_s=0.0,
+        prefill_s=0.0,
+        decode_s=0.0,
+        draft_s=0.0,
+        verify_s=0.0,
+        other_s=0.0,
+        engine=facts.engine,
+        mode=request.mode,
+        block_size=request.block_size or facts.block_size,
+        seed=request.sampling.seed or 0,
+    )
+    return Finished("cancelled", Usage(0, 0), stats)

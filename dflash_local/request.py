@@ -5,6 +5,7 @@ The CLI, the endpoint and the screens all build a ``Request``; nothing below re-
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MAX_MESSAGE_CHARS = 8_000_000
 MAX_BLOCK_SIZE = 64
 MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 512
+MAX_MESSAGES = 10_000
+MAX_DEPTH = 64  # of tool schemas and arguments: templates and JSON libraries go through them by recursion
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -43,6 +46,17 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
         raise UsageError(f"{name} must be a whole number, got {value!r}")
     if not low <= value <= high:
         raise UsageError(f"{name} {value} is outside {low}..{high}")
+
+
+def check_depth(name: str, value: object) -> None:
+    """Refuse a JSON value with lists and objects more than ``MAX_DEPTH`` deep, naming it."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [one for one in level if isinstance(one, (Mapping, list, tuple))]
+        if not level:
+            return
+        level = [one for part in level for one in (part.values() if isinstance(part, Mapping) else part)]
+    raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", "send it flatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +131,25 @@ class ToolCall:
     arguments: str
 
 
+def read_arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call.
+
+    Raises:
+        UsageError: they are not the JSON text of one object, or nested more than ``MAX_DEPTH`` deep.
+    """
+    name = f"the arguments of tool call {call.name!r}"
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except RecursionError:
+        raise UsageError(f"{name} are nested more than {MAX_DEPTH} deep", "send them flatter") from None
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UsageError(f"{name} are not a JSON object", "send one JSON object")
+    check_depth(name, arguments)
+    return arguments
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation. ``thinking`` is kept apart and templates may drop it.
@@ -170,6 +203,8 @@ class Request:
     def __post_init__(self) -> None:
         if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:
             raise UsageError("give either messages, a prompt or prompt ids", "an empty prompt is not a request")
+        if len(self.messages) > MAX_MESSAGES:
+            raise UsageError(f"{len(self.messages)} messages given, {MAX_MESSAGES} allowed", "send fewer")
         if self.messages and not any(m.content.strip() or m.tool_calls for m in self.messages if m.role != "system"):
             raise UsageError("the prompt is empty", "type something to answer")
         for token_id in self.prompt_ids:
@@ -184,6 +219,8 @@ class Request:
             raise UsageError(f"the prompt has {len(self.prompt)} characters, {MAX_MESSAGE_CHARS} allowed")
         if len(self.tools) > MAX_TOOLS:
             raise UsageError(f"{len(self.tools)} tools given, {MAX_TOOLS} allowed")
+        for index, tool in enumerate(self.tools):
+            check_depth(f"tools[{index}]", tool)
 
 
 def user_request(prompt: str, system: str = "", **fields: object) -> Request:

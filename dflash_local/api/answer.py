@@ -6,6 +6,7 @@ The one place of the endpoint where an unknown fault becomes an answer: a stream
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -62,6 +63,7 @@ class Answer:
         except ClientGone:
             LOGGER.info("the client left: %s", "cancelled" if self._begun else "before the first event")
         except DFlashError as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the request, and would for long: a circle
             await self._fail(error, send)
         except Exception as fault:  # one of the three broad ones: an answer must end with a word, whatever happened
             await self._fail(EngineError(f"the endpoint failed: {type(fault).__name__}", "see its messages"), send)

@@ -79,19 +79,21 @@ class _Routes:
 
     async def chat(self, request: HttpRequest) -> Answer:
         """A chat completion."""
-        asked = chat_request.read(await _body(request), self._endpoint.model_named)
+        asked = await self._endpoint.in_thread(chat_request.read, await _body(request), self._endpoint.model_named)
         head = self._head("chatcmpl")
         return self._answer(asked, ChatReply(asked, self._endpoint.resident.model, head))
 
     async def completion(self, request: HttpRequest) -> Answer:
         """A text completion."""
-        asked = completion_request.read(await _body(request), self._endpoint.model_named)
+        asked = await self._endpoint.in_thread(
+            completion_request.read, await _body(request), self._endpoint.model_named
+        )
         head = self._head("cmpl")
         return self._answer(asked, CompletionReply(asked, self._endpoint.resident.model, head))
 
     async def generate(self, request: HttpRequest) -> Answer:
         """Our own events, line by line."""
-        asked = native.read(await _body(request))
+        asked = await self._endpoint.in_thread(native.read, await _body(request))
         if asked.model is not None:
             self._endpoint.model_named(asked.model)
         return LineStream(self._endpoint, asked.request, asked.model, asked.id)

@@ -7,9 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash_local.api import wishes
-from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.fields import Fields, naming, parse, quoted
 from dflash_local.api.refusals import FieldError, unsupported
-from dflash_local.request import MAX_TOOLS, MAX_TOP_LOGPROBS, ROLES, Message, Request, ToolCall
+from dflash_local.request import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    ROLES,
+    Message,
+    Request,
+    ToolCall,
+    check_depth,
+    read_arguments,
+)
 from dflash_local.service.resident import Model
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -26,7 +36,7 @@ NOT_HERE: dict[str, tuple[str, tuple[object, ...]]] = {
     "parallel_tool_calls": ("the model decides how many it makes", (True,)),
     "chat_template": ("the model's own is used", ()),
     "add_generation_prompt": ("a reply is always begun", (True,)),
-    "continue_final_message": ("use /v1/completions", (False,)),
+    "continue_final_message": ("apply the template and use /v1/completions", (False,)),
     "echo": ("the reply alone is sent", (False,)),
 }
 
@@ -43,7 +53,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
     fields = Fields(parse(body))
     name = fields.needed_text("model")
     model = find(name)
-    messages = _messages(fields.items("messages"))
+    messages = _messages(fields.items("messages", MAX_MESSAGES))
     tools = _tools(fields)
     stream, include_usage = wishes.streaming(fields)
     request = Request(
@@ -117,7 +127,10 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
         _only_function(call)
         call.ignore("index")
         function = Fields(call.take("function"), call.name("function"))
-        calls.append(ToolCall(call.needed_text("id"), _name(function), function.needed_text("arguments")))
+        made = ToolCall(call.needed_text("id"), _name(function), function.needed_text("arguments"))
+        with naming(function.name("arguments")):
+            read_arguments(made)
+        calls.append(made)
         function.finish()
         call.finish()
     return tuple(calls)
@@ -125,9 +138,7 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
 
 def _tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """The functions offered, as their schemas came; none when ``tool_choice`` says so."""
-    value = fields.items("tools")
-    if value is not None and len(value) > MAX_TOOLS:
-        raise FieldError("tools", f"{len(value)} tools given, {MAX_TOOLS} allowed")
+    value = fields.items("tools", MAX_TOOLS)
     for index, item in enumerate(value or ()):
         _check_tool(Fields(item, f"tools[{index}]"))
     choice = fields.take("tool_choice")
@@ -146,7 +157,8 @@ def _check_tool(tool: Fields) -> None:
     function = Fields(tool.take("function"), tool.name("function"))
     _name(function)
     function.text("description")
-    function.mapping("parameters")
+    with naming(function.name("parameters")):
+        check_depth(function.name("parameters"), function.mapping("parameters"))
     function.refuse("strict", "arguments are not constrained", (False,))
     function.finish()
     tool.finish()

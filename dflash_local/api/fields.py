@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from dflash_local.api.refusals import FieldError, unsupported
+from dflash_local.errors import UsageError
 
 MAX_QUOTED = 80
 HUGE = 1e308
@@ -51,6 +53,15 @@ def quoted(value: object) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Within, a refused value is the field's of that name."""
+    try:
+        yield
+    except UsageError as error:
+        raise FieldError(path, error.message, error.hint) from error
+
+
 class Fields:
     """One object of a body, read field by field; a null counts as absent, what nobody read is refused.
 
@@ -90,9 +101,12 @@ class Fields:
         """True or false."""
         return self._typed(key, bool, "true or false")
 
-    def items(self, key: str) -> list[Any] | None:
-        """A list."""
-        return self._typed(key, list, "a list")
+    def items(self, key: str, most: int | None = None) -> list[Any] | None:
+        """A list, of ``most`` items at most."""
+        value: list[Any] | None = self._typed(key, list, "a list")
+        if most is not None and value is not None and len(value) > most:
+            raise FieldError(self.name(key), f"{len(value)} {key} given, {most} allowed", "send fewer")
+        return value
 
     def mapping(self, key: str) -> dict[str, Any] | None:
         """An object."""

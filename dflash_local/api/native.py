@@ -7,10 +7,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.fields import Fields, naming, parse, quoted
 from dflash_local.api.refusals import FieldError
 from dflash_local.events import Mode
-from dflash_local.request import Limits, Message, Request, Role, SamplingParams, ToolCall
+from dflash_local.request import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Limits,
+    Message,
+    Request,
+    Role,
+    SamplingParams,
+    ToolCall,
+    check_depth,
+    read_arguments,
+)
 
 ID = re.compile(r"[A-Za-z0-9]{8,64}")
 SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -40,13 +51,16 @@ def read(body: bytes) -> Native:
     model, name = fields.text("model"), fields.text("id")
     if name is not None and not ID.fullmatch(name):
         raise FieldError("id", "id must be 8 to 64 letters and digits")
-    tools = fields.items("tools") or []
+    tools = fields.items("tools", MAX_TOOLS) or []
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise FieldError(f"tools[{index}]", f"tools[{index}] must be an object, got {quoted(tool)}")
+        with naming(f"tools[{index}]"):
+            check_depth(f"tools[{index}]", tool)
     request = Request(
         messages=tuple(
-            _message(Fields(item, f"messages[{index}]")) for index, item in enumerate(fields.items("messages") or ())
+            _message(Fields(item, f"messages[{index}]"))
+            for index, item in enumerate(fields.items("messages", MAX_MESSAGES) or ())
         ),
         prompt_ids=tuple(fields.items("prompt_ids") or ()),
         prompt=fields.text("prompt") or "",
@@ -67,7 +81,10 @@ def _message(fields: Fields) -> Message:
     calls = []
     for index, item in enumerate(fields.items("tool_calls") or ()):
         call = Fields(item, f"{fields.name('tool_calls')}[{index}]")
-        calls.append(ToolCall(call.needed_text("id"), call.needed_text("name"), call.needed_text("arguments")))
+        made = ToolCall(call.needed_text("id"), call.needed_text("name"), call.needed_text("arguments"))
+        with naming(call.name("arguments")):
+            read_arguments(made)
+        calls.append(made)
         call.finish()
     message = Message(
         role=cast(Role, fields.needed_text("role")),

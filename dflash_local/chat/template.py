@@ -10,20 +10,23 @@ import json
 import os.path
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from dflash_local.chat.channels import END_THINK, THINK
-from dflash_local.chat.template_process import MAX_CHARS, TemplateProcess
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
+from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
 from dflash_local.errors import ContextError, TemplateError, UsageError
-from dflash_local.request import Message, ToolCall
+from dflash_local.request import Message, ToolCall, read_arguments
 
-PROCESS = TemplateProcess()
+PROCESS = WorkerProcess("template_worker.py", ("jinja2", "markupsafe"))
+LIMITS = Limits(seconds=2.0, mebibytes=512)
+MAX_CHARS = 4 * 2**20
+SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     now: datetime | None = None,
     context: int | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Rendered:
     """Ids of a conversation, ready for the reply.
 
@@ -119,13 +123,17 @@ def render(
     Args:
         thinking: passed as ``enable_thinking``, always.
         tools: JSON schemas of functions that the model may call.
-        context: tokens that the session holds. Tools in words that would take more than half of them are left
-            out, with a notice.
         now: what ``strftime_now`` tells the template; the present by default.
+        context: ids that the session holds. Tools in words that would take more than half of them are left out,
+            with a notice.
+        cancelled: asked all the while; True ends it.
 
     Raises:
         UsageError: the template refuses the conversation (its own words are given), or nothing is left.
-        TemplateError: it fails, tries to leave the sandbox, or takes over 2 s or 4 M characters.
+        ContextError: more ids than ``limit``, or a large conversation that takes the template over 2 s or 4 M
+            characters.
+        TemplateError: it fails, tries to leave the sandbox, or takes that for a small one.
+        TokenizerError: see ``Tokenizer.encode``. Interrupted: cancelled.
     """
     if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
         raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
@@ -133,10 +141,13 @@ def render(
     prompt, notices = "", tuple[str, ...]()
     if format_of(tokenizer.template) is None:
         messages = as_text(messages, lambda call: _call(call)["function"])
-        prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context)
+        prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context, cancelled)
         tools = None
     if tokenizer.template is None:
-        return _not_empty(_render_plain(tokenizer, in_system(messages, prompt) if prompt else messages, notices))
+        told = in_system(messages, prompt) if prompt else messages
+        text = "\n\n".join(message.content for message in told)
+        ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
+        return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     arguments: dict[str, Any] = {
         "tools": concealer.conceal(list(tools)) if tools else None,
@@ -146,24 +157,26 @@ def render(
 
     def ask(conversation: Sequence[Message]) -> list[str]:
         entries = [_as_dict(message, concealer) for message in conversation]
-        return _ask(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation)
+        return _ask(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation, cancelled)
 
     texts = rendered_with(ask, messages, prompt)
-    ids = tokenizer.encode_rendering(texts[0], concealer.reveal)
-    history = tokenizer.encode_rendering(texts[1], concealer.reveal) if len(texts) > 1 else []
+    ids = tokenizer.encode_rendering(texts[0], concealer.reveal, context, cancelled)
+    history = tokenizer.encode_rendering(texts[1], concealer.reveal, None, cancelled) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
     return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts), notices))
 
 
-def _fitting(tokenizer: Tokenizer, prompt: str, context: int | None) -> tuple[str, tuple[str, ...]]:
+def _fitting(
+    tokenizer: Tokenizer, prompt: str, context: int | None, cancelled: Callable[[], bool]
+) -> tuple[str, tuple[str, ...]]:
     """The tools in words, or nothing and why. Decided by them alone, so that it stays as the conversation grows."""
     if not prompt or context is None:
         return prompt, ()
-    count = len(tokenizer.encode(prompt)) if len(prompt) <= MAX_CHARS else None
-    if count is not None and count <= context // SHARE:
-        return prompt, ()
-    size = f"{count} tokens" if count is not None else f"over {MAX_CHARS} characters"
-    return "", (f"the tools were left out of the prompt: {size}, more than half of the context of {context}",)
+    try:
+        tokenizer.encode(prompt, context // SHARE, cancelled)
+    except ContextError:
+        return "", (f"the tools were left out of the prompt: more than half of the context of {context} tokens",)
+    return prompt, ()
 
 
 def _not_empty(rendered: Rendered) -> Rendered:
@@ -196,36 +209,46 @@ def _call(call: ToolCall) -> dict[str, Any]:
     """A call as templates expect it: with its arguments as an object, which they write in their own way.
 
     Raises:
-        UsageError: the arguments are not the JSON text of one object.
+        UsageError: the arguments are not the JSON text of one object, or nested too deep.
     """
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise UsageError(f"the arguments of tool call {call.name!r} are not a JSON object", "send one JSON object")
+    arguments = read_arguments(call)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _render_plain(tokenizer: Tokenizer, messages: Sequence[Message], notices: tuple[str, ...]) -> Rendered:
-    ids = (*tokenizer.begin, *tokenizer.encode("\n\n".join(message.content for message in messages)))
-    return Rendered(ids, len(ids), False, notices)
-
-
-def _ask(template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message]) -> list[str]:
+def _ask(
+    template: str,
+    arguments: dict[str, Any],
+    now: datetime,
+    messages: Sequence[Message],
+    cancelled: Callable[[], bool],
+) -> list[str]:
     """Renderings with and, where the template can, without the generation prompt."""
-    answer = PROCESS.request(
-        {"template": template, "arguments": arguments, "generation_prompt": [True, False], "now": now.isoformat()}
-    )
+    flags = {"generation_prompt": [True, False], "max_chars": MAX_CHARS, "now": now.isoformat()}
+    request = json.dumps({"template": template, "arguments": arguments, **flags}).encode()
+    answer: dict[str, Any]
+    try:
+        answer = json.loads(PROCESS.request(request, LIMITS, cancelled))
+    except WorkerError:
+        needs = f"needs more than {LIMITS.seconds:g} s, too much memory, or breaks its process"
+        answer = {"error": "worker", "message": needs}
     texts = answer.get("texts", answer.get("done"))
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         return texts
+    size = len(request) - len(template)
+    if answer.get("error") in ("worker", "size") and (size > SMALL_CHARS or len(messages) > SMALL_MESSAGES):
+        raise ContextError(
+            f"the conversation is too large for the chat template: {len(messages)} messages, {size} characters",
+            "shorten it",
+        )
     kind, message = answer.get("error"), str(answer.get("message", ""))
     if kind == "refused":
         roles = ", ".join(dict.fromkeys(m.role for m in messages))
         raise UsageError(f"the chat template refuses the conversation: {message}", f"the roles sent are {roles}")
     if kind == "security":
         raise TemplateError(f"the chat template tries to leave its sandbox: {message}", "do not use this checkpoint")
+    if kind == "worker":
+        hint = "the template of this checkpoint is faulty or hostile; use a checkpoint you trust"
+        raise TemplateError(f"the chat template {message}", hint)
     if kind == "size":
         raise TemplateError(f"the chat template makes too much text: {message}", "the template is faulty or hostile")
     raise TemplateError(f"the chat template fails: {message}", "the template does not fit this conversation")

@@ -1,20 +1,13 @@
 """Renders chat templates in a process of its own, to be killed when one hangs.
 
-Run by path with ``python -I``: imports the standard library and jinja2 only, nothing of the package.
-Reads and writes frames (4 bytes big-endian length, JSON). Arguments: folders to find jinja2 in.
+A handler of ``worker.py``: imports the standard library and jinja2 only, nothing of the package.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import struct
-import sys
 from datetime import datetime
-from typing import Any, BinaryIO, NoReturn
-
-if __name__ == "__main__":
-    sys.path += sys.argv[1:]  # before jinja2 is looked for
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -22,25 +15,6 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
-
-MEMORY_BYTES = 512 * 2**20
-ALARM_S = 10  # only reached when the parent died and cannot kill this process
-FRAME = struct.Struct(">I")
-
-
-def limit_resources() -> None:
-    """Cap memory, forbid files to grow and core dumps, where the system can."""
-    try:
-        import resource
-    except ImportError:  # Windows: the parent's time cap is what remains
-        return
-    for name, value in (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0)):
-        kind = getattr(resource, name, None)
-        if kind is not None:
-            try:
-                resource.setrlimit(kind, (value, value))
-            except (OSError, ValueError):  # macOS refuses some of them
-                continue
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -141,34 +115,6 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
     return {"texts": texts}
 
 
-def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """The next request, None when the parent has gone."""
-    head = stream.read(FRAME.size)
-    if len(head) < FRAME.size:
-        return None
-    frame: dict[str, Any] = json.loads(stream.read(FRAME.unpack(head)[0]))
-    return frame
-
-
-def write_frame(stream: BinaryIO, answer: dict[str, Any]) -> None:
-    """Send one answer."""
-    data = json.dumps(answer).encode()
-    stream.write(FRAME.pack(len(data)) + data)
-    stream.flush()
-
-
-def serve() -> None:
-    """Announce readiness, then answer requests until standard input ends."""
-    limit_resources()
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_frame(answers, {"ready": jinja2.__version__})
-    while (request := read_frame(requests)) is not None:
-        if hasattr(signal, "alarm"):
-            signal.alarm(ALARM_S)
-        write_frame(answers, render(request))
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
-
-
-if __name__ == "__main__":
-    serve()
+def answer(request: bytes) -> bytes:
+    """The handler of ``worker.py``: JSON in, JSON out."""
+    return json.dumps(render(json.loads(request))).encode()

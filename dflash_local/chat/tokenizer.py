@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer, on the ``tokenizers`` library: text to ids and back.
+"""A checkpoint's tokenizer: text to ids in a child process, on the ``tokenizers`` library, and ids to text here.
 
-Plain text can never become a control token: inside this process those tokens carry random private
-names, and only ``encode_rendering`` knows which of a rendering's tags are the template's own.
+Plain text can never become a control token: in the child those tokens carry random private names, and only
+``encode_rendering`` knows which of a rendering's tags are the template's own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from dflash_local.chat.detokenizer import StreamDecoder, TokenBytes
+from dflash_local.chat.private_names import renamed_spec
 from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
+from dflash_local.chat.token_length import TokenLength
 from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, read_files, read_json, token_text
-from dflash_local.errors import CheckpointError
+from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
+from dflash_local.errors import CheckpointError, ContextError, TokenizerError
+
+HUGE_BYTES = 2**20  # after a text like this the child starts anew: the library gives little memory back
+_MIB = 2**20
+# Threads of the library would take address space and gain nothing: it gets one text at a time.
+_ENVIRON = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 
 class Tokenizer:
@@ -45,18 +53,31 @@ class Tokenizer:
         self.bos_text = token_text(files.config.get("bos_token")) or ""
         self.eos_text = token_text(files.config.get("eos_token")) or ""
         self.vocab_size = _highest_id(files) + 1
+        self.begin: tuple[int, ...] = ()
+        self._add_bos = files.config.get("add_bos_token")
         self._rules = TokenBytes(files.spec.get("decoder"))
-        self._library = _build(files, self._private)
+        self._ids = _vocabulary(files.spec["model"].get("vocab"))
+        self._texts = {token_id: text for text, token_id in self._ids.items()}
+        self._ids.update({token.text: token.id for token in files.added})
         self._bytes: dict[int, bytes] = {}
-        self._check_ids()
-        self.begin = self._begin(files.config.get("add_bos_token"))
         # Longest first makes the alternation leftmost-longest, as the library's own matching is.
         self.control_texts = sorted(self._private, key=lambda text: (-len(text), text))
         self.control_pattern = re.compile("|".join(map(re.escape, self.control_texts))) if controls else None
+        spec = renamed_spec(files.spec, self._private)
+        self._length = TokenLength(spec)
+        self._worker = self._child(json.dumps(spec).encode())
+        self._worker.begin()
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer | None:
-        """The tokenizer in ``folder``; None without ``tokenizer.json``, CheckpointError when it is damaged."""
+    def load(cls, folder: Path, wait: bool = True) -> Tokenizer | None:
+        """The tokenizer in ``folder``; None without ``tokenizer.json``.
+
+        Args:
+            wait: False leaves the rest to the child process and ``check``, which must then be called.
+
+        Raises:
+            CheckpointError: a file is damaged, or made to hang or to take all memory.
+        """
         files = read_files(folder)
         if files is None:
             return None
@@ -68,13 +89,81 @@ class Tokenizer:
         config = read_json(folder / "config.json")
         text_config = config.get("text_config")
         _check_vocabulary(files, config if not isinstance(text_config, dict) else text_config)
+        if wait:
+            tokenizer.check()
         return tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text. Control tokens spelled in it stay text; a lone surrogate counts as U+FFFD."""
-        return list(self._library.encode(clean(text), add_special_tokens=False).ids)
+    def check(self) -> None:
+        """Wait until the child has read tokenizer.json, and compare its ids with those of the other files.
 
-    def encode_rendering(self, text: str, reveal: Callable[[str], str] = str) -> list[int]:
+        Raises:
+            CheckpointError: it is damaged, is made to hang or to take all memory, or does not fit the other files.
+        """
+        try:
+            greeting = json.loads(self._worker.greeting())
+        except WorkerError as error:
+            what = "takes too long to read" if error.late else "breaks the process that reads it, or takes all memory"
+            raise TokenizerError(f"tokenizer.json {what}", "use a checkpoint you trust") from error
+        if "error" in greeting:
+            raise CheckpointError(f"tokenizer.json is damaged: {greeting['error'][:500]}", "fetch it again")
+        for token, found in zip(self.added.values(), greeting["ids"], strict=True):
+            if found != token.id:
+                raise CheckpointError(
+                    f"added token {token.text!r} has the id {token.id}, but the vocabulary gives it {found}",
+                    "tokenizer.json and its added tokens belong to different models; fetch them again",
+                )
+        self.begin = self._begin(greeting["around"])
+
+    def close(self) -> None:
+        """End the child process; the next text starts another one."""
+        self._worker.close()
+
+    def encode(self, text: str, limit: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> list[int]:
+        """Ids of plain text. Control tokens spelled in it stay text; a lone surrogate counts as U+FFFD.
+
+        Args:
+            limit: no more ids than this are wanted.
+            cancelled: asked while the child works; True ends it.
+
+        Raises:
+            ContextError: there are more ids than ``limit``, which may be known from the text's length alone.
+            TokenizerError: tokenizer.json cannot read this text in the time and memory that its length allows.
+            Interrupted: cancelled.
+        """
+        text = clean(text)
+        least = self._length.at_least(text) if limit is not None else 0
+        if limit is not None and least > limit:
+            raise _too_long(f"at least {least}", limit)
+        request = b'{"do": "encode", "limit": %s}\n' % json.dumps(limit).encode() + text.encode()
+        size = len(request)
+        limits = Limits(10 + 20 * size / _MIB, self._memory + max(size, HUGE_BYTES) * 512 // _MIB)
+        try:
+            head, _, data = self._worker.request(request, limits, cancelled).partition(b"\n")
+        except WorkerError as error:
+            seconds, memory = f"{limits.seconds:.0f} s", f"{limits.mebibytes} MiB"
+            needs = f"takes over {seconds}" if error.late else f"takes over {memory} of memory or breaks its process"
+            raise TokenizerError(
+                f"tokenizer.json {needs} on a text of {len(text)} characters",
+                "the tokenizer is faulty or hostile; use a checkpoint you trust",
+            ) from error
+        if size > HUGE_BYTES:
+            self._worker.close()
+            self._worker.begin()
+        count = json.loads(head)["count"]
+        if limit is not None and count > limit:
+            raise _too_long(str(count), limit)
+        ids = array("I", data)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids.tolist()
+
+    def encode_rendering(
+        self,
+        text: str,
+        reveal: Callable[[str], str] = str,
+        limit: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> list[int]:
         """Ids of a rendered template, where control texts are control tokens.
 
         ``reveal`` then puts hidden texts back, which are plain text whatever they spell (see
@@ -82,7 +171,18 @@ class Tokenizer:
         """
         if self.control_pattern is not None:
             text = self.control_pattern.sub(lambda match: self._private[match[0]], text)
-        return self.encode(reveal(text))
+        return self.encode(reveal(text), limit, cancelled)
+
+    def encode_prompt(
+        self, text: str, limit: int | None = None, cancelled: Callable[[], bool] = lambda: False
+    ) -> list[int]:
+        """Ids of a prompt that its author wrote whole: control texts are control tokens, and ``begin`` comes first.
+
+        A text that begins with the same tokens itself does not get them twice. Errors are those of ``encode``.
+        """
+        ids = self.encode_rendering(text, limit=limit, cancelled=cancelled)
+        begin = list(self.begin)
+        return ids if ids[: len(begin)] == begin else begin + ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids, exactly as written by the model: no clean-up of spaces. Unknown ids are empty."""
@@ -97,7 +197,7 @@ class Tokenizer:
         """UTF-8 bytes a token stands for (possibly part of a character); None for an unknown id."""
         if token_id not in self._bytes:
             added = self.added.get(token_id)
-            text = added.text if added else self._library.id_to_token(token_id) if token_id >= 0 else None
+            text = added.text if added else self._texts.get(token_id)
             if text is None:
                 return None
             spelled = added is not None and (added.special or self._rules.byte_level)
@@ -119,8 +219,7 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of a token given by its exact vocabulary text."""
-        token_id = self._library.token_to_id(self._private.get(text, text))
-        return None if token_id is None else int(token_id)
+        return self._ids.get(text)
 
     def check_probes(self, probes: Mapping[str, Sequence[int]]) -> None:
         """Compare encodings with recorded ones (RELIABILITY CK-22): CheckpointError on the first difference."""
@@ -132,21 +231,25 @@ class Tokenizer:
                     "tokenizer.json belongs to another model; fetch it again",
                 )
 
-    def _check_ids(self) -> None:
-        for token in self.added.values():
-            found = self.token_id(token.text)
-            if found != token.id:
-                raise CheckpointError(
-                    f"added token {token.text!r} has the id {token.id}, but the vocabulary gives it {found}",
-                    "tokenizer.json and its added tokens belong to different models; fetch them again",
-                )
-
-    def _begin(self, add_bos: object) -> tuple[int, ...]:
+    def _begin(self, around: Sequence[int]) -> tuple[int, ...]:
+        """BOS, where the settings or else the library's post-processor put it before a text."""
         bos = self.token_id(self.bos_text) if self.bos_text else None
-        if isinstance(add_bos, bool):
-            return (bos,) if add_bos and bos is not None else ()
-        first = self._library.encode("", add_special_tokens=True).ids[:1]
-        return tuple(first) if bos is not None and first == [bos] else ()
+        first = self._add_bos if isinstance(self._add_bos, bool) else list(around[:1]) == [bos]
+        return (bos,) if first and bos is not None else ()
+
+    def _child(self, data: bytes) -> WorkerProcess:
+        """The process that reads this tokenizer.json; what it may take grows with the file."""
+        self._memory = 512 + 32 * len(data) // _MIB
+        tokens = [self._private.get(token.text, token.text) for token in self.added.values()]
+        setup = json.dumps({"do": "load", "tokens": tokens}).encode() + b"\n" + data
+        limits = Limits(30 + 5 * len(data) / _MIB, self._memory)
+        return WorkerProcess("tokenizer_worker.py", ("tokenizers",), setup, limits, _ENVIRON)
+
+
+def _too_long(count: str, limit: int) -> ContextError:
+    return ContextError(
+        f"the prompt has {count} tokens, the context holds {limit}", "shorten it or load a larger context"
+    )
 
 
 def clean(text: str) -> str:
@@ -156,40 +259,14 @@ def clean(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _build(files: TokenizerFiles, private: dict[str, str]) -> Any:
-    """The library's tokenizer with every control token renamed to its private name."""
-    spec = files.spec
-    model = dict(spec["model"])
-    entries = [{**entry, "content": private.get(entry["content"], entry["content"])} for entry in spec["added_tokens"]]
-    model["vocab"], renamed = _renamed(model.get("vocab"), private)
-    if renamed and isinstance(model.get("merges"), list):
-        model["merges"] = [pair for pair in model["merges"] if not _touches(pair, renamed)]
-    if model.get("unk_token") in renamed:
-        model["unk_token"] = private[model["unk_token"]]
-    data = json.dumps({**spec, "model": model, "added_tokens": entries}).encode()
-    try:
-        return tokenizers.Tokenizer.from_buffer(data)
-    except ValueError as error:
-        raise CheckpointError(f"tokenizer.json is damaged: {error}", "fetch it again") from error
-
-
-def _renamed(vocabulary: Any, private: dict[str, str]) -> tuple[Any, set[str]]:
-    """The model's vocabulary (a map, or the list of a Unigram model) without the controls' own texts."""
+def _vocabulary(vocabulary: Any) -> dict[str, int]:
+    """Text -> id of the learned tokens: a map, or the list of a Unigram model."""
     if isinstance(vocabulary, dict):
-        present = private.keys() & vocabulary.keys()
-        return {private.get(text, text): token_id for text, token_id in vocabulary.items()}, set(present)
-    if isinstance(vocabulary, list) and all(isinstance(row, list) and len(row) == 2 for row in vocabulary):
-        present = private.keys() & {row[0] for row in vocabulary}
-        return [[private.get(row[0], row[0]), row[1]] for row in vocabulary], set(present)
-    return vocabulary, set()
-
-
-def _touches(pair: object, texts: set[str]) -> bool:
-    """True for a BPE merge that needs or makes one of ``texts``: plain text could reach a control token."""
-    parts = pair.split(" ") if isinstance(pair, str) else pair
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        return False
-    return "".join(parts) in texts or not texts.isdisjoint(parts)
+        return {text: token_id for text, token_id in vocabulary.items() if isinstance(token_id, int)}
+    if isinstance(vocabulary, list):
+        rows = enumerate(vocabulary)
+        return {row[0]: i for i, row in rows if isinstance(row, list) and row and isinstance(row[0], str)}
+    return {}
 
 
 def _vocabulary_ids(files: TokenizerFiles) -> int:

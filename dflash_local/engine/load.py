@@ -93,7 +93,7 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
             target_files, drafter_files, allow_mismatch=options.allow_mismatch, generations=pair.generations
         )
     facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
-    tokenizer = Tokenizer.load(pair.target)
+    tokenizer = Tokenizer.load(pair.target, wait=False)  # its process starts while the weights are read
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, options.context)
@@ -118,6 +118,8 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
         )
     else:
         runner, notices = _load_reference(target_files, drafter_files, facts, contract, where, context, options, say)
+    if tokenizer is not None:
+        tokenizer.check()
     say(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)

@@ -14,9 +14,9 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.generation import Generation
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.verify_length import VerifyLength
-from dflash_local.errors import ContextError, EngineError, UsageError
+from dflash_local.errors import ContextError, EngineError, Interrupted, UsageError
 from dflash_local.events import Event, Notice
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import Request
 
@@ -41,16 +41,27 @@ class Session:
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: events up to and including ``Finished``.
 
+        The prompt is prepared in this call and the reply is made by the iterator that it returns: an error of the
+        call, whatever it is, leaves the engine as it was.
+
         Args:
-            cancelled: asked between cycles and between prompt chunks; True ends the reply there.
+            cancelled: asked while the prompt is prepared, between cycles and between prompt chunks; True ends the
+                reply there.
 
         Raises:
             ContextError: the prompt is longer than the context.
             UsageError: the request asks for what this pair cannot do.
-            EngineError: the engine broke; caches are dropped, the next request starts cold.
+            CheckpointError: the chat template or the tokenizer cannot take the prompt.
+            EngineError: (from the iterator) the engine broke; caches are dropped, the next request starts cold.
         """
-        rendered = self.render(request)
+        try:
+            rendered = self.render(request, cancelled)
+        except Interrupted:
+            return iter((nothing_done(self.facts, request),))
         self._check(request, rendered)
+        return self._events(request, rendered, cancelled)
+
+    def _events(self, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> Iterator[Event]:
         yield from (Notice(text, "warning") for text in rendered.notices)
         whole = False
         try:
@@ -60,23 +71,28 @@ class Session:
             if not whole:  # whatever broke, half-written caches must not answer the next request
                 self.reset()
 
-    def render(self, request: Request) -> Rendered:
-        """The prompt's ids: the chat template's, or the ids given."""
-        if request.prompt_ids:
-            opens = self.tokenizer is not None and prompt_opens_thinking(self.tokenizer, request.prompt_ids)
-            return Rendered(request.prompt_ids, len(request.prompt_ids), opens)
-        if self.tokenizer is None:
+    def render(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Rendered:
+        """The prompt's ids: the chat template's, or those of the text or the ids given.
+
+        A ``prompt`` is its author's own, who may have applied the template to it: control texts are control tokens
+        there. In the contents of ``messages`` they are text.
+        """
+        ids, context = request.prompt_ids, self.facts.context
+        if not ids and self.tokenizer is None:
             raise UsageError(f"{self.facts.target} has no tokenizer", "give the prompt as --prompt-ids 1,2,3")
-        if request.prompt:
-            ids = (*self.tokenizer.begin, *self.tokenizer.encode(request.prompt))
-            return Rendered(ids, len(ids), False)
-        return render(
-            self.tokenizer,
-            request.messages,
-            thinking=request.thinking,
-            tools=request.tools,
-            context=self.facts.context,
-        )
+        if self.tokenizer is not None and request.messages:
+            return render(
+                self.tokenizer,
+                request.messages,
+                thinking=request.thinking,
+                tools=request.tools,
+                context=context,
+                cancelled=cancelled,
+            )
+        if self.tokenizer is not None and request.prompt:
+            ids = tuple(self.tokenizer.encode_prompt(request.prompt, context, cancelled))
+        opens = self.tokenizer is not None and prompt_opens_thinking(self.tokenizer, ids)
+        return Rendered(ids, len(ids), opens)
 
     def _check(self, request: Request, rendered: Rendered) -> None:
         count, context = len(rendered.ids), self.facts.context
@@ -134,4 +150,6 @@ class Session:
     def close(self) -> None:
         """Release the model."""
         self._snapshots.clear()
+        if self.tokenizer is not None:
+            self.tokenizer.close()
         self.runner.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +17,7 @@ from dflash_local.events import Event, LoadProgress, Mode
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request, SamplingParams
 from dflash_local.service.service import MAX_QUEUE, Service, Session, Ticket
+from dflash_local.service.watched import Observer, Watched
 
 KEEP_ALIVE_S = 30 * 60.0
 CLOSE_S = 5.0
@@ -24,7 +25,6 @@ WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C
 
 State = Literal["ready", "loading", "unloaded", "broken"]
 Load = Callable[[Callable[[LoadProgress], None]], Session]
-Observer = Callable[[Request, Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +72,6 @@ class Status:
     error: DFlashError | None
 
 
-class _Watched:
-    """A session that tells of every event before it is handed on."""
-
-    def __init__(self, session: Session, happened: Observer, ended: Callable[[], None]) -> None:
-        self._session, self._happened, self._ended = session, happened, ended
-        self.active = False
-        self.error: DFlashError | None = None
-
-    @property
-    def facts(self) -> SessionFacts:
-        return self._session.facts
-
-    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        self.active = True
-        try:
-            for event in self._session.generate(request, cancelled):
-                self._happened(request, event)
-                yield event
-        except DFlashError as error:
-            self.error = error
-            raise
-        finally:
-            self.active = False
-            self._ended()
-
-    def close(self) -> None:
-        self._session.close()
-
-
 class Resident:
     """One model, in memory while it is used. Every method may be called from any thread.
 
@@ -123,7 +94,7 @@ class Resident:
         self._model, self._find, self._observe, self._max_queue = model, find, observe, max_queue
         self._changed = threading.Condition()
         self._service: Service | None = None
-        self._watched: _Watched | None = None
+        self._watched: Watched | None = None
         self._facts: SessionFacts | None = None
         self._changing = False  # one thread at a time loads or unloads; all others wait
         self._loading: LoadProgress | None = None
@@ -248,10 +219,9 @@ class Resident:
 
     def _fault(self) -> DFlashError | None:
         """What broke the engine or the last load (the lock is held)."""
-        if self._service is None or not self._service.broken:
+        if self._service is None or self._service.fault is None:
             return self._error
-        found = self._watched.error if self._watched is not None else None
-        return found or EngineError("the engine broke", "it is loaded again by the next request")
+        return self._service.fault
 
     def _await_turn(self) -> bool:
         """Wait until nobody loads or unloads (the lock is held); True when there was something to wait for."""
@@ -274,7 +244,7 @@ class Resident:
         """Close the old service, load the model if wanted, and let the others in again."""
         error: DFlashError | None = self._error
         service: Service | None = None
-        watched: _Watched | None = None
+        watched: Watched | None = None
         try:
             if load:
                 error = EngineError("the load ended without a result", "see the server's messages")
@@ -282,7 +252,7 @@ class Resident:
             if stale is not None:
                 stale.close()
             if load:
-                watched = _Watched(model.load(self._progress), self._happened, self._ended)
+                watched = Watched(model.load(self._progress), self._happened, self._ended)
                 service = Service(watched, self._max_queue)
                 error = None
         except DFlashError as raised:

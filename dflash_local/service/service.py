@@ -6,14 +6,15 @@ Every caller (CLI, screens, endpoint) submits a ``Request`` here. Knows events a
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
-from dflash_local.errors import BusyError, DFlashError, EngineError, ExactnessError, NumericsError
-from dflash_local.events import Event, Finished, Queued, Stats, Usage
-from dflash_local.loaded import SessionFacts
+from dflash_local.errors import BusyError, DFlashError, EngineError, ExactnessError, NumericsError, PromptError
+from dflash_local.events import Event, Finished, Queued
+from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
 from dflash_local.service.listener import CAPACITY, Listener
 
@@ -22,7 +23,11 @@ CLOSE_S = 30.0  # a cycle or a prefill chunk ends well within this
 
 
 class Session(Protocol):
-    """The engine's session, as the service sees it."""
+    """The engine's session, as the service sees it.
+
+    ``generate`` prepares the prompt when it is called, and makes the reply while it is iterated: an error of the
+    call is one of the request, never of the engine.
+    """
 
     @property
     def facts(self) -> SessionFacts: ...
@@ -139,6 +144,11 @@ class Service:
         """True after an engine error: the session must be loaded again."""
         return self._broken is not None
 
+    @property
+    def fault(self) -> EngineError | None:
+        """The error that broke the session."""
+        return self._broken
+
     def submit(self, request: Request) -> Ticket:
         """Queue a request.
 
@@ -179,18 +189,35 @@ class Service:
                 return
             self._waiting.remove(ticket)
             self._tell_positions()
-        ticket.publish(self._nothing_done(ticket.request))
+        ticket.publish(nothing_done(self._session.facts, ticket.request))
 
     def _tell_positions(self) -> None:
         for index, ticket in enumerate(self._waiting):
             ticket.publish(Queued(index + (self._running is not None)))
 
     def _work(self) -> None:
-        while (ticket := self._next()) is not None:
-            self._serve(ticket)
-            with self._changed:
-                self._running = None
+        try:
+            while (ticket := self._next()) is not None:
+                trace = self._serve(ticket)
+                with self._changed:
+                    self._running = None
+                # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
+                traceback.clear_frames(trace)
+                del ticket, trace
+        finally:
+            self._abandon()
         self._session.close()
+
+    def _abandon(self) -> None:
+        """The worker ends: nobody is left to answer those who still wait, if there are any."""
+        with self._changed:
+            left = [*self._waiting, *([self._running] if self._running else [])]
+            self._waiting.clear()
+            self._running = None
+            if not self._closed:
+                self._broken = self._broken or EngineError("the worker of the session died")
+        for ticket in left:
+            ticket.fail(EngineError("the worker of the session died", "load the model again"))
 
     def _next(self) -> Ticket | None:
         with self._changed:
@@ -202,49 +229,30 @@ class Service:
             self._tell_positions()
             return self._running
 
-    def _serve(self, ticket: Ticket) -> None:
-        """Run one request to its one end: ``Finished`` or one typed error."""
+    def _serve(self, ticket: Ticket) -> TracebackType | None:
+        """Run one request to its one end: ``Finished`` or one typed error, whose traceback is returned."""
         if self._broken is not None:
             ticket.fail(EngineError(f"the session is broken: {self._broken.message}", "load the model again"))
-            return
+            return None
+        trace: TracebackType | None = None
         error: DFlashError | None = None
+        begun = False
         try:
-            for event in self._session.generate(ticket.request, lambda: ticket.cancelled):
+            events = self._session.generate(ticket.request, lambda: ticket.cancelled)
+            begun = True
+            for event in events:
                 ticket.publish(event)
             if not ticket.done:
                 error = EngineError("the engine ended a reply without saying why")
         except DFlashError as raised:
-            error = raised
-        except Exception as raised:  # one of the three broad ones: an unknown fault must not kill the worker
-            error = EngineError(
-                f"the engine failed: {type(raised).__name__}: {raised}", "run again with --debug for the traceback"
-            )
-            error.__cause__ = raised
+            error, trace = raised, raised.__traceback__
+        except BaseException as raised:  # a named broad one: an unknown fault, or a library's panic, ends no worker
+            kind, what = (EngineError, "the engine failed") if begun else (PromptError, "the prompt cannot be prepared")
+            error = kind(f"{what}: {type(raised).__name__}: {raised}", "run again with --debug for the traceback")
+            error.__cause__, trace = raised, raised.__traceback__
         # A request that failed by its own input, logits or memory leaves the session healthy.
-        if isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError)):
+        if begun and isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError)):
             self._broken = error
         if error is not None:
             ticket.fail(error)
-
-    def _nothing_done(self, request: Request) -> Finished:
-        """The end of a request that was cancelled before it began."""
-        facts = self._session.facts
-        stats = Stats(
-            acceptance_lengths=(),
-            acceptance_per_position=(),
-            mean_acceptance_length=None,
-            turn_acceptance_length=None,
-            tokens_per_s=0.0,
-            end_to_end_tokens_per_s=0.0,
-            ttft_s=0.0,
-            prefill_s=0.0,
-            decode_s=0.0,
-            draft_s=0.0,
-            verify_s=0.0,
-            other_s=0.0,
-            engine=facts.engine,
-            mode=request.mode,
-            block_size=request.block_size or facts.block_size,
-            seed=request.sampling.seed or 0,
-        )
-        return Finished("cancelled", Usage(0, 0), stats)
+        return trace

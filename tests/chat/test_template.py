@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.chat import template as module
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.worker_process import Limits
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
 
@@ -185,6 +187,20 @@ def test_a_conversation_over_the_cap_is_refused_before_rendering(chatml: Tokeniz
         render(chatml, [Message("user", "x" * (4 * 2**20 + 1))], thinking=False)
 
 
+def test_a_conversation_that_is_too_large_is_not_the_templates_fault(
+    chatml: Tokenizer, with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ContextError, match="too large for the chat template: 1 messages") as caught:
+        render(chatml, [Message("user", "<think>" * 300_000)], thinking=False)
+    assert caught.value.http_status == 400
+    slow = with_template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    monkeypatch.setattr(module, "LIMITS", Limits(0.1, 512))
+    with pytest.raises(ContextError, match="too large for the chat template: 300 messages"):
+        render(slow, [Message("user", "x")] * 300, thinking=False)
+    with pytest.raises(TemplateError, match="needs more than"):
+        render(slow, [Message("user", "x")], thinking=False)
+
+
 def test_en_04_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Callable[[str], Tokenizer]) -> None:
     assert render(plain, [Message("user", "")], thinking=False).ids == plain.begin
     tags = render(plain, [Message("user", "<|endoftext|><|endoftext|>")], thinking=False).ids
@@ -202,11 +218,10 @@ def test_the_worker_is_started_again_after_it_died(chatml: Tokenizer) -> None:
     first = render(chatml, [Message("user", "x")], thinking=False)
     PROCESS.close()
     assert render(chatml, [Message("user", "x")], thinking=False) == first
-    child = PROCESS._process
-    assert child is not None
+    (child,) = PROCESS._children
     child.stdin.close()  # type: ignore[union-attr]
     assert render(chatml, [Message("user", "x")], thinking=False) == first
-    assert PROCESS._process is not child
+    assert PROCESS._children[0] is not child
 
 
 def test_the_worker_knows_neither_the_package_nor_the_environment(
@@ -215,9 +230,7 @@ def test_the_worker_knows_neither_the_package_nor_the_environment(
     monkeypatch.setenv("HF_TOKEN", "secret")
     PROCESS.close()
     render(with_template("{{ messages[0].content }}"), [Message("user", "x")], thinking=False)
-    child = PROCESS._process
-    assert child is not None
-    proc = Path(f"/proc/{child.pid}")
+    proc = Path(f"/proc/{PROCESS.pid}")
     if not proc.is_dir():
         pytest.skip("no /proc here")
     assert b"secret" not in (proc / "environ").read_bytes()

@@ -247,14 +247,14 @@ def test_reuse_of_a_recurrent_target_takes_the_state_or_a_snapshot(new_session: 
     session = new_session(HYBRID, oracle(HYBRID, 5))
     stable = len(PROMPT) - 3  # as if the last three ids were the generation prompt
     rendered = session.render
-    session.render = lambda request: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+    session.render = lambda request, _cancelled: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
     reply = ask(session, PROMPT, 20)
     goes_on = [*PROMPT, *reply.ids, 1, 2]
     (started,) = ask(session, goes_on, 5).find(Started)
     assert started.reused_tokens == len(PROMPT) + 19, "the present state"
     rewritten = [*PROMPT[:stable], 90, 91, 92]  # a template that rewrites the reply leaves the stable part
     session = new_session(HYBRID, oracle(HYBRID, 5))
-    session.render = lambda request: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+    session.render = lambda request, _cancelled: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
     ask(session, PROMPT, 20)
     (started,) = (again := ask(session, rewritten, 20)).find(Started)
     assert started.reused_tokens == stable, "the snapshot before the generation prompt"

@@ -64,18 +64,27 @@ HELLO = (
 )
 
 
+class PromptFault(Exception):
+    """Stands for ``error`` while the prompt is prepared."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(slots=True)
 class ScriptedSession:
     """Answers every request with ``steps``; one step is one cycle.
 
     Attributes:
-        faults: raised instead of finishing, one per request, None meaning no fault.
+        faults: raised instead of finishing, one per request, None meaning no fault; one that is a ``PromptFault``
+            comes while the prompt is prepared.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
     """
 
     facts: ScriptedFacts = field(default_factory=ScriptedFacts)
     steps: Sequence[Step] = HELLO
-    faults: list[Exception | None] = field(default_factory=list)
+    faults: list[BaseException | None] = field(default_factory=list)
     gate: threading.Event | None = None
     on_step: Callable[[int], None] | None = None
     requests: list[Request] = field(default_factory=list)
@@ -86,6 +95,11 @@ class ScriptedSession:
         self.requests.append(request)
         self.threads.add(threading.get_ident())
         fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, PromptFault):
+            raise fault.error
+        return self._events(request, cancelled, fault)
+
+    def _events(self, request: Request, cancelled: Callable[[], bool], fault: BaseException | None) -> Iterator[Event]:
         if isinstance(fault, DFlashError) and fault.message.startswith("at once"):
             raise fault
         yield PrefillProgress(5, 5)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dflash_local.errors import BusyError, CheckpointError, EngineError, UnknownModelError
+from dflash_local.errors import BusyError, CheckpointError, EngineError, PromptError, UnknownModelError
 from dflash_local.events import Event, Finished, LoadProgress, Step
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Ticket
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import PromptFault, ScriptedSession
 
 REQUEST = Request(prompt_ids=(1, 2, 3))
 Progress = Callable[[LoadProgress], None]
@@ -166,6 +166,25 @@ def test_a_broken_engine_is_loaded_afresh_by_the_next_request(keep: Keep) -> Non
     assert resident.status.state == "broken"
     assert finish(resident.submit(REQUEST)).reason == "stop"
     assert loader.loaded[0].closed and len(loader.loaded) == 2 and resident.status.state == "ready"
+
+
+def test_a_panic_is_told_by_the_status_and_the_next_request_loads_afresh(keep: Keep) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises for a panic of a Rust library."""
+
+    loader = Loader(ScriptedSession(faults=[None, PromptFault(PanicException("prompt")), PanicException("reply")]))
+    resident = keep(loader)
+    assert finish(resident.submit(REQUEST)).reason == "stop"
+    with pytest.raises(PromptError, match="PanicException: prompt"):
+        list(resident.submit(REQUEST).events())
+    wait_until(lambda: resident.status.running == 0)
+    assert resident.status.state == "ready"
+    with pytest.raises(EngineError, match="PanicException: reply"):
+        list(resident.submit(REQUEST).events())
+    wait_until(lambda: resident.status.running == 0)
+    status = resident.status
+    assert status.state == "broken" and status.error is not None and "PanicException: reply" in status.error.message
+    assert finish(resident.submit(REQUEST)).reason == "stop" and len(loader.loaded) == 2
 
 
 def test_a_broken_engine_stays_broken_when_its_memory_is_given_back(keep: Keep) -> None:

@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflash_local.errors import BusyError, DoesNotFitError, EngineError, NumericsError, UsageError
+from dflash_local.errors import (
+    BusyError,
+    DFlashError,
+    DoesNotFitError,
+    EngineError,
+    NumericsError,
+    PromptError,
+    UsageError,
+)
 from dflash_local.events import Event, Finished, Piece, Queued, Started, Step
 from dflash_local.request import Request
 from dflash_local.service.service import Service, Ticket
-from tests.service.scripted import HELLO, ScriptedSession
+from tests.service.scripted import HELLO, PromptFault, ScriptedSession
 
 REQUEST = Request(prompt_ids=(1, 2, 3))
 
@@ -179,6 +187,64 @@ def test_an_unknown_fault_becomes_one_typed_error_with_its_cause(serve: Callable
     with pytest.raises(EngineError, match="ZeroDivisionError: oops") as raised:
         list(service.submit(REQUEST).events())
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+class PanicException(BaseException):
+    """As pyo3 raises for a panic of a Rust library."""
+
+
+@pytest.mark.parametrize("fault", [PanicException("index out of bounds"), SystemExit(1), GeneratorExit()])
+def test_what_is_no_exception_ends_its_request_and_not_the_worker(
+    serve: Callable[..., Service], fault: BaseException
+) -> None:
+    gate = threading.Event()
+    service = serve(ScriptedSession(faults=[fault], gate=gate))
+    running, waiting = service.submit(REQUEST), service.submit(REQUEST)
+    gate.set()
+    with pytest.raises(EngineError, match=f"the engine failed: {type(fault).__name__}"):
+        list(running.events())
+    with pytest.raises(EngineError, match="broken"):
+        list(waiting.events())
+    assert service.broken and service.fault is not None and service._worker.is_alive()
+
+
+@pytest.mark.parametrize(
+    "fault", [RecursionError("too deep"), PanicException("boom"), MemoryError(), EngineError("of the prompt")]
+)
+def test_a_fault_while_the_prompt_is_prepared_is_never_the_engines(
+    serve: Callable[..., Service], fault: BaseException
+) -> None:
+    gate = threading.Event()
+    service = serve(ScriptedSession(faults=[None, PromptFault(fault)], gate=gate))
+    first, second, neighbour = (service.submit(REQUEST) for _ in range(3))
+    gate.set()
+    assert finish(first)[1].reason == "stop"
+    with pytest.raises(DFlashError, match="the prompt") as raised:
+        list(second.events())
+    assert isinstance(raised.value, PromptError) or raised.value is fault
+    assert finish(neighbour)[1].reason == "stop" and not service.broken
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_leaves_nobody_waiting(
+    serve: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = threading.Event()
+
+    def die(*_: object) -> None:
+        queued.wait(10)
+        raise SystemExit
+
+    monkeypatch.setattr(Service, "_serve", die)
+    service = serve(ScriptedSession())
+    tickets = [service.submit(REQUEST), service.submit(REQUEST)]
+    queued.set()
+    for ticket in tickets:
+        with pytest.raises(EngineError, match="died"):
+            list(ticket.events())
+    assert service.broken
+    with pytest.raises(EngineError, match="broken"):
+        service.submit(REQUEST)
 
 
 def test_an_engine_that_ends_without_a_word_is_an_error(serve: Callable[..., Service]) -> None:

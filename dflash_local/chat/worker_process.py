@@ -1,0 +1,255 @@
+"""A child process for work on what a checkpoint brings along: killed when late, started again when next needed.
+
+Knows frames and limits; what is computed there stands in the ``*_worker.py`` files, which ``worker.py`` runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from dflash_local.errors import Interrupted, MissingDependencyError
+
+START_S = 30.0
+POLL_S = 0.05  # how often a waiting request looks whether it is still wanted
+WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
+MAX_FRAME_BYTES = 64 * 2**20
+_REQUEST = struct.Struct(">III")  # bytes that follow, seconds and MiB of memory that the answer may take
+_ANSWER = struct.Struct(">I")
+_RUNNER = Path(__file__).with_name("worker.py")
+
+
+class WorkerError(Exception):
+    """The child gave no answer. ``late``: it took longer than allowed, otherwise it died or never started."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__("late" if late else "died")
+        self.late = late
+
+
+class Limits(NamedTuple):
+    """What one answer may take."""
+
+    seconds: float
+    mebibytes: int
+
+
+class WorkerProcess:
+    """One child, shared by all threads; a lock lets one request in at a time.
+
+    It knows neither the package nor the environment, cannot write files, and ends when this object or the
+    parent does. Ctrl-C in the parent's terminal does not reach it.
+
+    Args:
+        handler: file beside this one (or the path of one) whose ``answer(bytes) -> bytes`` the child calls.
+        libraries: names of the modules that it needs.
+        setup: sent first to every new child, where given, within ``setup_limits``.
+        environ: all that the child's environment holds (on Windows, which cannot start so, it is the parent's).
+    """
+
+    def __init__(
+        self,
+        handler: str,
+        libraries: Sequence[str],
+        setup: bytes = b"",
+        setup_limits: Limits | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        self._handler, self._libraries, self._environ = handler, libraries, environ or {}
+        self._setup, self._setup_limits = setup, setup_limits or Limits(START_S, 0)
+        self._lock = threading.Lock()
+        self._children: list[subprocess.Popen[bytes]] = []  # the one that lives, if any
+        self._greeting = b""
+        self._starting: threading.Thread | None = None
+        self._failure: WorkerError | MissingDependencyError | None = None
+        weakref.finalize(self, _end, self._children)  # also at the end of the program
+
+    def request(self, data: bytes, limits: Limits, cancelled: Callable[[], bool] = lambda: False) -> bytes:
+        """Answer of the handler; a child that died while it waited is replaced.
+
+        Raises:
+            WorkerError: no answer came within the limits; the next request starts a new child.
+            Interrupted: ``cancelled`` said so; the child was killed.
+        """
+        with self._lock:
+            if self._alive():
+                try:
+                    return self._exchange(self._children[0], data, limits, cancelled)
+                except _NotTakenError:  # something else ended the waiting child (the system, short of memory)
+                    pass
+            return self._exchange(self._start(cancelled), data, limits, cancelled)
+
+    def begin(self) -> None:
+        """Start the child in the background; what goes wrong is told by ``greeting``."""
+        self._failure = None
+        self._starting = threading.Thread(target=self._begin, name="dflash-worker-start", daemon=True)
+        self._starting.start()
+
+    def greeting(self) -> bytes:
+        """The answer to ``setup``, when it is there.
+
+        Raises:
+            WorkerError: there was none within the limits. MissingDependencyError: a library is not installed.
+        """
+        while self._starting is not None and self._starting.is_alive():
+            self._starting.join(WAIT_S)
+        if self._failure is not None:
+            raise self._failure
+        return self._greeting
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        return self._children[0].pid if self._children else None
+
+    def close(self) -> None:
+        """End the child; the next request starts a new one."""
+        with self._lock:
+            _end(self._children)
+
+    def _alive(self) -> bool:
+        return bool(self._children) and self._children[0].poll() is None
+
+    def _begin(self) -> None:
+        with self._lock:
+            try:
+                if not self._alive():
+                    self._start()
+            except (WorkerError, MissingDependencyError) as error:
+                self._failure = error
+
+    def _start(self, cancelled: Callable[[], bool] = lambda: False) -> subprocess.Popen[bytes]:
+        _end(self._children)
+        # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds
+        # nothing of ours because code that breaks out must find no token in it.
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(_RUNNER), self._handler, *_folders(self._libraries)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=None if sys.platform == "win32" else self._environ,
+            start_new_session=True,  # Ctrl-C is for the parent
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+        )
+        self._children.append(process)
+        try:
+            self._exchange(process, None, Limits(START_S, 0), cancelled)
+            if self._setup:
+                self._greeting = self._exchange(process, self._setup, self._setup_limits, cancelled)
+        except _NotTakenError as error:
+            raise WorkerError(late=False) from error
+        return process
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], data: bytes | None, limits: Limits, cancelled: Callable[[], bool]
+    ) -> bytes:
+        """Send a frame (nothing for None) and read one; whatever goes wrong ends the child."""
+        answer: bytes | None = None
+        taken = False
+        watch = _Watch(process, limits.seconds, cancelled)
+        try:
+            with watch:
+                if data is not None:
+                    _send(process, _REQUEST.pack(len(data), round(limits.seconds), limits.mebibytes), data)
+                taken = True
+                answer = _receive(process)
+        except (OSError, ValueError):  # a pipe whose other end, or whose own, is closed
+            answer = None
+        finally:  # an answer that nobody read would be taken for the next request's
+            if answer is None or watch.cancelled or watch.late:
+                _end(self._children)
+        if watch.cancelled:
+            raise Interrupted("cancelled while the prompt was prepared")
+        if answer is None:
+            raise WorkerError(watch.late) if taken or watch.late else _NotTakenError
+        return answer
+
+
+class _NotTakenError(Exception):
+    """The child was dead before it had the whole request."""
+
+
+class _Watch:
+    """Within, a thread kills the process when the time is up or nobody wants the answer any more."""
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float, cancelled: Callable[[], bool]) -> None:
+        self.late = self.cancelled = False
+        self._process, self._until, self._asked = process, time.monotonic() + seconds, cancelled
+        self._done = threading.Event()
+        self._lock = threading.Lock()  # so that nothing is killed once the answer is there
+        self._thread = threading.Thread(target=self._look, name="dflash-worker-watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._done.set()
+
+    def _look(self) -> None:
+        while not self._done.wait(POLL_S):
+            with self._lock:
+                if self._done.is_set():
+                    return
+                self.cancelled = self._asked()
+                self.late = not self.cancelled and time.monotonic() > self._until
+                if self.cancelled or self.late:
+                    self._process.kill()
+                    return
+
+
+def _send(process: subprocess.Popen[bytes], head: bytes, data: bytes) -> None:
+    if process.stdin is not None:
+        process.stdin.write(head)
+        process.stdin.write(data)
+        process.stdin.flush()
+
+
+def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
+    """The next frame; None when the child is dead or babbling."""
+    if process.stdout is None:
+        return None
+    head = process.stdout.read(_ANSWER.size)
+    size = _ANSWER.unpack(head)[0] if len(head) == _ANSWER.size else MAX_FRAME_BYTES + 1
+    data = process.stdout.read(size) if size <= MAX_FRAME_BYTES else b""
+    return data if len(data) == size else None
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Kill the child and give its pipes back."""
+    while children:
+        process = children.pop()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                _close(pipe)
+
+
+def _close(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except OSError:  # unsent bytes of a request that killed the child
+        return
+
+
+def _folders(libraries: Sequence[str]) -> list[str]:
+    """Where the libraries lie, for a child that ignores PYTHONPATH and the user's site."""
+    folders = []
+    for name in libraries:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise MissingDependencyError(f"{name} is not installed", f"pip install {name}")
+        folders.append(str(Path(spec.origin).parents[1]))
+    return list(dict.fromkeys(folders))

@@ -1,0 +1,102 @@
+"""What a body may hold at most, and that reading a large one leaves the server's loop free."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dflash_local.api import chat_request, completion_request, native
+from dflash_local.api.refusals import FieldError
+from dflash_local.errors import UsageError
+from dflash_local.request import Message, Request, ToolCall, read_arguments
+from tests.api.bodies import MODEL, chat, refusal
+from tests.api.conftest import Running, Serve, body
+from tests.service.scripted import PromptFault, ScriptedSession
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+@pytest.mark.parametrize("depth", [65, 490, 985, 100_000])
+def test_arguments_nested_too_deep_are_refused_by_name(depth: int) -> None:
+    function = {"name": "add", "arguments": nested(depth)}
+    call = {"id": "c1", "type": "function", "function": function}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert refusal(chat, messages=said)["param"] == "messages[1].tool_calls[0].function.arguments"
+    own = {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", **function}]}]}
+    with pytest.raises(FieldError, match="64 deep") as caught:
+        native.read(json.dumps(own).encode())
+    assert caught.value.param == "messages[0].tool_calls[0].arguments"
+    with pytest.raises(UsageError, match="64 deep"):
+        read_arguments(ToolCall("c1", "add", nested(depth)))
+
+
+@pytest.mark.parametrize("depth", [65, 490, 700])
+def test_a_schema_nested_too_deep_is_refused_by_name(depth: int) -> None:
+    tool = f'{{"type": "function", "function": {{"name": "add", "parameters": {nested(depth)}}}}}'
+    sent = '{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [' + tool + "]}"
+    with pytest.raises(FieldError, match="64 deep") as caught:
+        chat_request.read(sent.encode(), lambda _name: MODEL)
+    assert caught.value.param == "tools[0].function.parameters"
+    with pytest.raises(FieldError, match="64 deep") as caught:
+        native.read(('{"prompt": "x", "tools": [' + tool + "]}").encode())
+    assert caught.value.param == "tools[0]"
+
+
+def test_what_is_nested_as_deep_as_allowed_is_taken() -> None:
+    assert read_arguments(ToolCall("c1", "add", nested(64))) == json.loads(nested(64))
+    tool = {"type": "function", "function": {"name": "add", "parameters": json.loads(nested(62))}}
+    assert chat(tools=[tool]).request.tools == (tool,)
+
+
+def test_too_many_messages_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [{"role": "user", "content": "x"}] * 200_000
+    for module in (chat_request, native):
+        monkeypatch.setattr(module, "_message", lambda _fields: pytest.fail("one was read"))
+    refused = refusal(chat, messages=many)
+    assert refused["param"] == "messages" and "200000 messages given, 10000 allowed" in refused["message"]
+    with pytest.raises(FieldError, match="10000 allowed"):
+        native.read(json.dumps({"messages": many}).encode())
+    with pytest.raises(UsageError, match="10000 allowed"):
+        Request(messages=(Message("user", "x"),) * 10_001)
+
+
+READERS = [
+    (chat_request, "/v1/chat/completions", body()),
+    (completion_request, "/v1/completions", {"model": "scripted", "prompt": "hi"}),
+    (native, "/dflash/v1/generate", {"prompt": "hi"}),
+]
+
+
+@pytest.mark.parametrize(("module", "path", "sent"), READERS, ids=["chat", "completion", "native"])
+def test_health_answers_while_a_body_is_read(
+    server: Running, monkeypatch: pytest.MonkeyPatch, module: Any, path: str, sent: dict[str, Any]
+) -> None:
+    reading, go_on, read = threading.Event(), threading.Event(), module.read
+
+    def slow(*arguments: Any) -> Any:
+        reading.set()
+        assert go_on.wait(30)
+        return read(*arguments)
+
+    monkeypatch.setattr(module, "read", slow)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.call, "POST", path, sent)
+        try:
+            assert reading.wait(30)
+            assert server.get("/health").status == 200 and not answer.done()
+        finally:
+            go_on.set()
+        assert answer.result().status == 200
+
+
+def test_a_fault_of_a_prompt_leaves_neighbours_and_health_alone(serve: Serve) -> None:
+    server = serve(ScriptedSession(faults=[PromptFault(RecursionError("deep")), None]))
+    assert server.chat().status == 500
+    assert server.get("/health").json["state"] == "ready"
+    assert server.chat().status == 200

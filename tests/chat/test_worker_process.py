@@ -1,0 +1,161 @@
+"""The child process: its limits hold, whatever ends it is one typed error, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
+from dflash_local.errors import Interrupted, MissingDependencyError
+
+HANDLER = """
+import json, os, threading
+count = 0
+def answer(request):
+    global count
+    count += 1
+    word, _, rest = request.partition(b" ")
+    if word == b"count":
+        return str(count).encode()
+    if word == b"sleep":
+        threading.Event().wait()
+    if word == b"die":
+        os._exit(3)
+    if word == b"take":
+        return str(len(bytearray(int(rest)))).encode()
+    if word == b"write":
+        with open(rest, "wb") as file:
+            file.write(b"x")
+    if word == b"environ":
+        return json.dumps(sorted(os.environ)).encode()
+    return request
+"""
+LIMITS = Limits(30, 512)
+POSIX = pytest.mark.skipif(os.name != "posix", reason="Windows has no such limits")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to a limit of address space")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> WorkerProcess:
+    path = tmp_path / "handler.py"
+    path.write_text(HANDLER)
+    return WorkerProcess(str(path), (), setup=b"hello", setup_limits=LIMITS)
+
+
+def answers(worker: WorkerProcess) -> bool:
+    return worker.request(b"echo", LIMITS) == b"echo"
+
+
+def test_requests_are_answered_by_one_child_after_the_setup(worker: WorkerProcess) -> None:
+    worker.begin()
+    assert worker.greeting() == b"hello"
+    first = worker.pid
+    assert [worker.request(b"count", LIMITS) for _ in range(2)] == [b"2", b"3"]
+    assert worker.pid == first
+    worker.close()
+    assert worker.pid is None and worker.request(b"count", LIMITS) == b"2"
+
+
+def test_a_late_child_is_killed_and_replaced(worker: WorkerProcess) -> None:
+    with pytest.raises(WorkerError) as caught:
+        worker.request(b"sleep", Limits(0.1, 512))
+    assert caught.value.late and worker.pid is None and answers(worker)
+
+
+def test_a_child_that_dies_of_a_request_is_not_given_it_twice(worker: WorkerProcess) -> None:
+    assert answers(worker)
+    with pytest.raises(WorkerError) as caught:
+        worker.request(b"die", LIMITS)
+    assert not caught.value.late and worker.pid is None and answers(worker)
+
+
+@POSIX
+def test_a_child_that_the_system_ended_is_replaced_unseen(worker: WorkerProcess) -> None:
+    assert answers(worker)
+    (child,) = worker._children
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it is gone, which its owner has not seen yet
+    assert answers(worker)
+
+
+def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProcess) -> None:
+    asked = iter((False, False, True))
+    with pytest.raises(Interrupted):
+        worker.request(b"sleep", LIMITS, lambda: next(asked))
+    assert worker.pid is None and answers(worker)
+
+
+@LINUX
+def test_memory_is_limited_for_each_request(worker: WorkerProcess) -> None:
+    assert worker.request(b"take %d" % 2**28, Limits(30, 1024)) == b"%d" % 2**28
+    with pytest.raises(WorkerError) as caught:
+        worker.request(b"take %d" % 2**28, Limits(30, 128))
+    assert not caught.value.late
+
+
+@POSIX
+def test_it_writes_no_file_and_knows_no_environment(
+    worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert b"HF_TOKEN" not in worker.request(b"environ", LIMITS)
+    with pytest.raises(WorkerError):
+        worker.request(b"write " + str(tmp_path / "out").encode(), LIMITS)
+    assert not (tmp_path / "out").exists() or not (tmp_path / "out").read_bytes()
+
+
+@POSIX
+def test_ctrl_c_of_the_parents_terminal_does_not_reach_it(worker: WorkerProcess) -> None:
+    assert answers(worker) and worker.pid is not None
+    assert os.getpgid(worker.pid) != os.getpgid(0)
+
+
+def test_it_ends_with_the_parents_end_of_the_pipe_and_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "handler.py"
+    path.write_text(HANDLER)
+    worker = WorkerProcess(str(path), ())
+    assert answers(worker)
+    (child,) = worker._children
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(30) == 0
+    assert answers(worker)
+    (child,) = worker._children
+    del worker
+    gc.collect()
+    assert child.returncode is not None
+
+
+@LINUX
+def test_nothing_is_left_of_children_that_were_killed(worker: WorkerProcess) -> None:
+    assert answers(worker)
+    worker.close()
+    before = len(os.listdir("/proc/self/fd"))
+    for end in (b"die", b"sleep"):
+        with pytest.raises(WorkerError):
+            worker.request(end, Limits(0.1 if end == b"sleep" else 30, 512))
+    assert answers(worker)
+    worker.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    states = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+    assert "Z" not in states
+
+
+def test_what_is_wrong_with_the_start_is_told_by_the_greeting(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("raise SystemExit(1)")
+    broken = WorkerProcess(str(path), ())
+    absent = WorkerProcess(str(path), ("no_such_library_here",))
+    kinds: list[tuple[WorkerProcess, type[Exception]]] = [(broken, WorkerError), (absent, MissingDependencyError)]
+    for worker, kind in kinds:
+        worker.begin()
+        with pytest.raises(kind):
+            worker.greeting()
+        with pytest.raises(kind):
+            worker.request(b"x", LIMITS)
