@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -41,6 +42,11 @@ class Terminal:
 
     def type(self, text: str) -> None:
         self.tmux("send-keys", "-l", text)
+
+    def paste(self, text: str) -> None:
+        """As a terminal pastes: bracketed where the program wants that, a carriage return for each line's end."""
+        self.tmux("set-buffer", text)
+        self.tmux("paste-buffer", "-p")
 
     @property
     def text(self) -> str:
@@ -104,6 +110,25 @@ def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Ter
     terminal.keys("C-c", "C-c")  # two, should the first have come too late to be the second
     text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
     assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
+
+
+def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_path: Path) -> None:
+    few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
+    terminal.start("chat", "demo", "--temperature", "0", "--max-new-tokens", "4")
+    terminal.until(lambda text: "ready" in text)
+    terminal.paste(few)
+    assert "␍" not in terminal.until(lambda text: "And no further." in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "length · seed" in text)
+    terminal.paste(many)
+    terminal.until(lambda text: "[200 lines pasted]" in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "180 more lines were sent" in text and "ready" in text)
+    terminal.type(f"/export {tmp_path}/talk.json")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "written" in text)
+    messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
