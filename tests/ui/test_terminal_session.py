@@ -17,6 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+try:
+    import readline
+except ImportError:  # Python was built without it
+    readline = None  # type: ignore[assignment]
+
 ROOT = Path(__file__).resolve().parents[2]
 TMUX = shutil.which("tmux")
 pytestmark = [pytest.mark.needs_torch, pytest.mark.skipif(TMUX is None, reason="tmux is not installed")]
@@ -129,6 +134,25 @@ def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_pat
     terminal.until(lambda text: "written" in text)
     messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
     assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
+
+
+@pytest.mark.skipif("GNU" not in (getattr(readline, "__doc__", "") or ""), reason="pastes need GNU readline")
+def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> None:
+    code = (
+        "from dflash_local.cli import repl; from dflash_local.cli.console import Console\n"
+        "class Desk: console = Console({})\n"
+        "repl._act = lambda message, desk: print('got', ascii(message))\n"
+        "repl.repl(Desk())"
+    )
+    terminal.type(shlex.join(["cd", str(ROOT)]))
+    terminal.keys("Enter")
+    terminal.type(shlex.join([sys.executable, "-c", code]))
+    terminal.keys("Enter")
+    terminal.until(lambda text: re.search("^>>> $", text, re.M) is not None or text.rstrip().endswith(">>>"))
+    terminal.paste("one\n\ntwo\nthree")
+    terminal.until(lambda text: "three" in text.splitlines())
+    terminal.keys("Enter")
+    assert "got 'one\\n\\ntwo\\nthree'" in terminal.until(lambda text: "got " in text.split(">>>", 1)[-1])
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
