@@ -233,8 +233,9 @@ class ChatTab:
         changes = self._drawn(visitor, reply)
         error = visitor.talk.error
         if error is None and reply.worth_keeping:
-            ended = "stopped · " if reply.stopped else ""
-            changes[self.status] = markup.paragraph(ended + one_line(reply.readings))
+            turns = visitor.talk.turns
+            words = [turns[-1].ending] if turns and turns[-1].ending else []
+            changes[self.status] = markup.paragraph(" · ".join([*words, one_line(reply.readings)]))
             return changes
         nothing = markup.paragraph(
             "nothing came of it; the message is back in the field" if text else "nothing came of it"

@@ -104,6 +104,13 @@ def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
         assert [message.content for message in session.requests[3].messages] == ["three"]
 
 
+def test_a_reply_cut_off_at_its_limit_says_so(visitor: Visitor) -> None:
+    with chatting(visitor, ScriptedSession(end="length")) as (_, page):
+        send(page, "hi")
+        status(page, "cut off at its limit of 6 tokens · 6 tokens")
+        page.locator(BOT).get_by_text("(cut off at its limit of 6 tokens)").wait_for()
+
+
 def test_settings_reach_the_request_and_a_bad_one_is_one_plain_line(visitor: Visitor) -> None:
     session = ScriptedSession()
     with chatting(visitor, session) as (_, page):

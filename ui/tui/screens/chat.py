@@ -267,7 +267,7 @@ class ChatScreen(Screen[None]):
             if ended.error is None:
                 await self.say(NOTHING_CAME)
             return False
-        await view.finish(figures(answer.finished), answer.stopped)
+        await view.finish(figures(answer.finished), self.conversation.turns[-1].ending)
         return True
 
     async def action_command(self, line: str) -> None:

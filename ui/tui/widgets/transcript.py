@@ -82,5 +82,5 @@ class Transcript(VerticalScroll):
             await self.add(view)
             thoughts = (Piece(turn.thinking, "thinking"),) if turn.thinking else ()
             await view.feed([Step((*thoughts, Piece(turn.content)), (), 0, 0, 0, 0.0)])
-            await view.finish(stopped=turn.stopped)
+            await view.finish(ending=turn.ending)
         self.scroll_end(animate=False)
