@@ -13,7 +13,7 @@ from gradio.components import Component
 from dflash_local.errors import DFlashError
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
 from dflash_local.ui.origins import LEGEND
-from dflash_local.ui.web import markup
+from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.exports import links
 from dflash_local.ui.web.figures import figures, one_line
@@ -49,12 +49,14 @@ class ChatTab:
                 self.talk = gr.Chatbot(
                     show_label=False,
                     height=None,
+                    autoscroll=False,
                     elem_classes="df-talk",
                     buttons=["copy", "copy_all"],
                     latex_delimiters=[],
                     feedback_options=None,
                     placeholder=self._welcome(),
                 )
+                follow.build()
                 self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
                 with gr.Row(elem_classes="df-composer"):
                     self.field = gr.Textbox(
