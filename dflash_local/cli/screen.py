@@ -110,6 +110,12 @@ class ScreenDesk:
         return self._greeting
 
     @property
+    def examples(self) -> Sequence[str]:
+        from dflash_local.cli.examples import examples
+
+        return examples(self.conversation.pair)
+
+    @property
     def commands(self) -> Mapping[str, str]:
         return {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
 

@@ -19,6 +19,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import fit
 from dflash_local.cli import offers as registered
 from dflash_local.cli.demo import TOY
+from dflash_local.cli.examples import examples
 from dflash_local.cli.measuring import HELD_OUT
 from dflash_local.cli.places import places_or_none, registry, standing
 from dflash_local.cli.session import LoadWish
@@ -63,6 +64,10 @@ class WebDesk:
         toy = self._served.toy
         said = [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT] if toy else []
         return [*said, NO_GPU] if toy and fit.machine(self._user).kind == "cpu" else said
+
+    @property
+    def examples(self) -> Sequence[str]:
+        return examples(self._served)
 
     def offers(self) -> Sequence[Offer]:
         return registered.offers(self._user, self._loaded)

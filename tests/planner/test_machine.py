@@ -77,7 +77,9 @@ def test_what_a_loaded_pair_gives_back_counts_as_free(
 
 
 def test_the_gpu_is_chosen_with_what_is_given_back() -> None:
-    assert machine.this_machine("auto", {}, answers(TWO.replace("40000", "23500")), {"cuda:0": 2**40}).device == "cuda:0"
+    assert (
+        machine.this_machine("auto", {}, answers(TWO.replace("40000", "23500")), {"cuda:0": 2**40}).device == "cuda:0"
+    )
 
 
 def test_balanced_adds_up_all_gpus() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
+from gradio.components.chatbot import ExampleMessage
 
 from dflash_local.errors import DFlashError
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
@@ -55,6 +56,7 @@ class ChatTab:
                     latex_delimiters=[],
                     feedback_options=None,
                     placeholder=self._welcome(),
+                    examples=self._examples(),
                 )
                 follow.build()
                 self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
@@ -110,6 +112,7 @@ class ChatTab:
         drawn = [self.talk, self.field, self.status, self.figures, self.stop, self.pair]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         gr.on([self.send.click, self.field.submit], self._send, asked, drawn, trigger_mode="once", **how)
+        self.talk.example_select(self._try, asked, drawn, trigger_mode="once", **how)
         self.again.click(self._again, asked, drawn, trigger_mode="once", **how)
         self.stop.click(self._stop, None, None, **how)
         self.edit.click(self._edit, None, [self.talk, self.field, self.status], **how)
@@ -124,8 +127,18 @@ class ChatTab:
     # What the user does
 
     async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        async for changes in self._ask(given[self.field] or "", given, request):
+            yield changes
+
+    async def _try(self, given: Given, event: gr.SelectData, request: gr.Request) -> AsyncIterator[Changes]:
+        """One of the prompts to begin with; what was typed meanwhile stays in the field."""
+        async for changes in self._ask(str(event.value["text"]), given, request):
+            if given[self.field]:
+                changes.pop(self.field, None)
+            yield changes
+
+    async def _ask(self, text: str, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
-        text = given[self.field] or ""
         try:
             reply = visitor.talk.ask(text, self._wishes(given))
         except DFlashError as error:
@@ -187,7 +200,7 @@ class ChatTab:
         visitor, model = self._visitors.of(request), self._desk.resident.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
-            self.talk: gr.update(placeholder=self._welcome()),
+            self.talk: gr.update(placeholder=self._welcome(), examples=self._examples()),
             self.pair: self._pair(),
             self.own: markup.paragraph(own),
             self.figures: figures(visitor.talk.look()),
@@ -257,7 +270,13 @@ class ChatTab:
 
     def _welcome(self) -> str:
         """What stands in an empty conversation."""
-        return "\n\n".join(("Type a message below.", *(shown(note) for note in self._desk.notes)))
+        return "\n\n".join(
+            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._desk.notes))
+        )
+
+    def _examples(self) -> list[ExampleMessage]:
+        """The prompts to begin with; a click sends one."""
+        return [{"text": prompt} for prompt in self._desk.examples]
 
     def _wishes(self, given: Given) -> Wishes:
         return wishes_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from textual import events
 from textual.binding import Binding
@@ -49,6 +49,7 @@ class Composer(TextArea):
             placeholder="Message; Enter sends, Ctrl+J new line, / commands", show_line_numbers=False, soft_wrap=True
         )
         self._commands = sorted(commands)
+        self.examples: Sequence[str] = ()  # prompts that Tab puts into an empty field, one after the other
         self._sent: list[str] = []
         self._at = 0  # place in the history; len(_sent) is the draft
         self._draft = ""
@@ -101,6 +102,8 @@ class Composer(TextArea):
             self.insert("\n")
         elif event.key == "tab" and self.completions:
             self.put(f"{self.completions[0]} ")
+        elif event.key == "tab" and self.examples and (not self.text or self.text in self.examples):
+            self.put(self.examples[(list(self.examples).index(self.text) + 1) % len(self.examples) if self.text else 0])
         elif event.key == "up" and self.cursor_location[0] == 0 and self._sent:
             self._recall(-1)
         elif event.key == "down" and self.cursor_location[0] == self.document.line_count - 1 and self._sent:
@@ -120,9 +123,7 @@ class Composer(TextArea):
         """Put in a pasted text where the cursor is. Terminals send a carriage return for the end of a line."""
         if len(pasted) + len(self.message) > MAX_PASTE:
             self.post_message(
-                self.Refused(
-                    f"{len(pasted):,} characters were pasted; {MAX_PASTE:,} fit here: dflash run takes a file"
-                )
+                self.Refused(f"{len(pasted):,} characters were pasted; {MAX_PASTE:,} fit here: dflash run takes a file")
             )
             return
         text = safe(pasted.replace("\r\n", "\n").replace("\r", "\n"))
