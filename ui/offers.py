@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -45,3 +46,8 @@ class Offer:
         if self.fits.startswith("fits"):
             return f"It fits this machine{self.fits.removeprefix('fits')}"
         return said.get(self.fits) or f"It {self.fits}, more than this machine has"
+
+
+def in_order(offers: Iterable[Offer]) -> list[Offer]:
+    """What is here first, else as they come: memory that others take or give back moves no row."""
+    return sorted(offers, key=lambda offer: not offer.here)

@@ -11,6 +11,7 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.examples import examples
 from dflash_local.cli.repl import repl
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.screen import ScreenConsole, ScreenDesk, application, can_show, show
@@ -101,6 +102,7 @@ def chat(
         raise typer.Exit(show(run_screen, conversation, desk))
     with talk:
         console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
+        console.note(f"try: {examples(talk.pair)[-1]}", "dim")
         repl(Desk(talk, folder))
 
 

@@ -15,9 +15,11 @@ from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens,
 from dflash_local.errors import CheckpointError, DoesNotFitError
 
 if TYPE_CHECKING:
+    from dflash_local.catalog.bundled import Pair
     from dflash_local.catalog.row import Repo, Row
     from dflash_local.cli.places import Places
     from dflash_local.cli.resolve import Choice
+    from dflash_local.loaded import SessionFacts
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.shape import DrafterShape, TargetShape
@@ -33,8 +35,25 @@ class Shapes:
     drafter_unknown: bool = False
 
 
-def machine(user: Settings, gpu: str | None, memory_gib: float | None, device: str = "auto") -> Machine:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A pair that is in memory, and how it was loaded."""
+
+    pair: Pair
+    facts: SessionFacts
+
+
+def machine(
+    user: Settings,
+    gpu: str | None = None,
+    memory_gib: float | None = None,
+    device: str = "auto",
+    loaded: Loaded | None = None,
+) -> Machine:
     """The machine named by the options, else this one.
+
+    Args:
+        loaded: what this process has loaded and would give back for another pair: it counts as free.
 
     Raises:
         UsageError: no such card, not a size, or a device that is not there.
@@ -43,7 +62,22 @@ def machine(user: Settings, gpu: str | None, memory_gib: float | None, device: s
 
     if gpu is not None or memory_gib is not None:
         return named(gpu, memory_gib)
-    return this_machine(device, user.environ)
+    return this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
+
+
+def _given_back(loaded: Loaded) -> dict[str, int]:
+    """Bytes by device that unloading a pair frees; nothing for one that another process holds."""
+    from dflash_local.planner.held import held
+    from dflash_local.remote.attached import AttachedFacts
+
+    pair, facts = loaded.pair, loaded.facts
+    if isinstance(facts, AttachedFacts) or facts.device == "balanced":
+        return {}
+    known = folder_shapes(pair.name, pair.target, pair.drafter if facts.drafter is not None else None)
+    if known is None:
+        return {}
+    device = "cuda:0" if facts.device == "cuda" else facts.device
+    return {device: held(known.target, known.drafter, facts)}
 
 
 def shapes(choice: Choice, places: Places | None) -> Shapes | None:
@@ -88,6 +122,13 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
         return Shapes(shape, DrafterShape.from_config(_read(drafter), str(drafter), shape))
     except CheckpointError:
         return None
+
+
+def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
+    """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows."""
+    from dflash_local.cli.resolve import of_row
+
+    return ("fits", None) if row.bundled else verdict(row, shapes(of_row(row), None), where)
 
 
 def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:

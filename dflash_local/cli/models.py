@@ -52,14 +52,9 @@ def models(
         _local(console, places, rows, as_json)
         return
     from dflash_local.cli import fit
-    from dflash_local.cli.resolve import of_row
 
     where = fit.machine(user, gpu, gpu_memory)
-    found = []
-    for item in rows:
-        known = None if item.row.bundled else fit.shapes(of_row(item.row), None)
-        word, plan = ("fits", None) if item.row.bundled else fit.verdict(item.row, known, where)
-        found.append((item, word, plan))
+    found = [(item, *fit.row_verdict(item.row, where)) for item in rows]
     if as_json:
         console.json({"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]})
         return

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_local.cli import fit
+from dflash_local.cli.fit import Loaded
 from dflash_local.cli.pair_text import in_all
 from dflash_local.cli.places import Places, places_or_none, registry, standing
-from dflash_local.cli.resolve import Choice, choose, of_row, refuse_what_does_not_run, wanted
+from dflash_local.cli.resolve import choose, refuse_what_does_not_run, wanted
 from dflash_local.cli.tables import gib
 from dflash_local.errors import UsageError
 from dflash_local.events import Notice, PullProgress
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
 
 
-def offers(user: Settings) -> Sequence[Offer]:
+def offers(user: Settings, loaded: Loaded | None = None) -> Sequence[Offer]:
     """All of them, in the registry's order; may take a second.
+
+    Args:
+        loaded: what this process has loaded: its memory counts as free.
 
     Raises:
         SettingsError: the registry cannot be read.
     """
-    places, where = places_or_none(user), fit.machine(user, None, None)
-    return [_offer(row, of_row(row), places, where) for row in registry(user).rows]
+    places, where = places_or_none(user), fit.machine(user, loaded=loaded)
+    return [_offer(row, places, where) for row in registry(user).rows]
 
 
-def offer(name: str, user: Settings) -> Offer:
-    """The pair that a name or an alias means.
+def offer(name: str, user: Settings, loaded: Loaded | None = None) -> Offer:
+    """The pair that a name or an alias means; see ``offers``.
 
     Raises:
         UnknownModelError: none of the registry does. UsageError: a folder, which needs no download.
@@ -39,7 +43,7 @@ def offer(name: str, user: Settings) -> Offer:
     choice = choose(name, None, user)
     if choice.row is None:
         raise UsageError(f"{choice.name} is not in the registry", "/model takes folders as they are")
-    return _offer(choice.row, choice, places_or_none(user), fit.machine(user, None, None))
+    return _offer(choice.row, places_or_none(user), fit.machine(user, loaded=loaded))
 
 
 def pull(
@@ -61,7 +65,6 @@ def pull(
         fetch(wanted(choice), [choice], user, Console(user.environ), Manner(force=True), quiet=True, watch=watch)
 
 
-def _offer(row: Row, choice: Choice, places: Places | None, where: Machine) -> Offer:
-    word = "fits" if row.bundled else fit.verdict(row, fit.shapes(choice, None), where)[0]
+def _offer(row: Row, places: Places | None, where: Machine) -> Offer:
     size = "" if row.bundled else gib(in_all(row))
-    return Offer(row.bundled or row.name, standing(row, places).state, word, size)
+    return Offer(row.bundled or row.name, standing(row, places).state, fit.row_verdict(row, where)[0], size)

@@ -84,8 +84,10 @@ def _read_line(console: Console, prompt: str) -> str:
 
 
 def _offer_line_editing() -> None:
-    """Arrow keys and earlier lines, where Python was built with them."""
+    """Arrow keys, earlier lines and pastes of several lines as one message, where Python was built with them."""
     try:
-        importlib.import_module("readline")
+        readline = importlib.import_module("readline")
     except ImportError:
         return
+    if "libedit" not in (readline.__doc__ or ""):  # which knows no bracketed paste
+        readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off for its own prompt

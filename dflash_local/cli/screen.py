@@ -17,6 +17,7 @@ from dflash_local.events import LoadProgress, Notice, PullProgress
 from dflash_local.service.conversation import Conversation
 
 if TYPE_CHECKING:
+    from dflash_local.cli.fit import Loaded
     from dflash_local.planner.occupancy import Occupancy
     from dflash_local.ui.offers import Offer
     from dflash_local.ui.tui.desk import Hear
@@ -109,6 +110,12 @@ class ScreenDesk:
         return self._greeting
 
     @property
+    def examples(self) -> Sequence[str]:
+        from dflash_local.cli.examples import examples
+
+        return examples(self.conversation.pair)
+
+    @property
     def commands(self) -> Mapping[str, str]:
         return {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
 
@@ -129,12 +136,12 @@ class ScreenDesk:
     def offers(self) -> Sequence[Offer]:
         from dflash_local.cli.offers import offers
 
-        return offers(self._desk.talk.user)
+        return offers(self._desk.talk.user, self._loaded)
 
     def offer(self, name: str) -> Offer:
         from dflash_local.cli.offers import offer
 
-        return offer(name, self._desk.talk.user)
+        return offer(name, self._desk.talk.user, self._loaded)
 
     def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
         from dflash_local.cli.offers import pull
@@ -150,6 +157,13 @@ class ScreenDesk:
             return Occupancy()
         server = running_server(user) if isinstance(facts, AttachedFacts) else None
         return occupancy(facts.device, user.environ, server.get("pid") if server else None)
+
+    @property
+    def _loaded(self) -> Loaded | None:
+        from dflash_local.cli.fit import Loaded
+
+        facts = self.conversation.facts
+        return Loaded(self.conversation.pair, facts) if facts is not None else None
 
     def _heard(self, text: str, level: str) -> None:
         if level == "note" and self._gathering is not None:

@@ -197,7 +197,7 @@ def _load(desk: Desk, argument: str) -> None:
 
 def _show(desk: Desk, turn: Turn) -> None:
     desk.console.note(">>> " if turn.role == "user" else "", "dim", end="")
-    desk.console.note(turn.content + (" [stopped]" if turn.stopped else ""))
+    desk.console.note(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
 
 
 def _clear(desk: Desk, _argument: str) -> None:

@@ -71,10 +71,10 @@ class Talk:
                 follow(answer, printer)
             finally:
                 printer.finish()
-            if answer.stopped:
-                self.console.note("[stopped]", "yellow")
         if answer.finished is None or not answer.worth_keeping:
             return False
+        if ending := self.conversation.turns[-1].ending:
+            self.console.note(f"[{ending}]", "yellow")
         self.console.note(f"[{figures(answer.finished)}, seed {answer.finished.stats.seed}]", "dim")
         return True
 

@@ -19,6 +19,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import fit
 from dflash_local.cli import offers as registered
 from dflash_local.cli.demo import TOY
+from dflash_local.cli.examples import examples
 from dflash_local.cli.measuring import HELD_OUT
 from dflash_local.cli.places import places_or_none, registry, standing
 from dflash_local.cli.session import LoadWish
@@ -62,13 +63,17 @@ class WebDesk:
     def notes(self) -> Sequence[str]:
         toy = self._served.toy
         said = [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT] if toy else []
-        return [*said, NO_GPU] if toy and fit.machine(self._user, None, None).kind == "cpu" else said
+        return [*said, NO_GPU] if toy and fit.machine(self._user).kind == "cpu" else said
+
+    @property
+    def examples(self) -> Sequence[str]:
+        return examples(self._served)
 
     def offers(self) -> Sequence[Offer]:
-        return registered.offers(self._user)
+        return registered.offers(self._user, self._loaded)
 
     def offer(self, name: str) -> Offer:
-        return registered.offer(self._named(name), self._user)
+        return registered.offer(self._named(name), self._user, self._loaded)
 
     def details(self, name: str, columns: int) -> str:
         from dflash_local.cli.resolve import choose, of_row
@@ -76,7 +81,7 @@ class WebDesk:
 
         row, places = self._row(name), places_or_none(self._user)
         choice = choose(row.bundled, None, self._user) if row.bundled else of_row(row)
-        where = fit.machine(self._user, None, None)
+        where = fit.machine(self._user, loaded=self._loaded)
         memory = memory_of(fit.shapes(choice, places), where, row)
         return "\n".join(lines(standing(row, places), memory, places, columns))
 
@@ -105,7 +110,7 @@ class WebDesk:
         return a_few(held_out(HELD_OUT)) if self._served.toy else built_in()
 
     def about(self) -> Mapping[str, str]:
-        where = fit.machine(self._user, None, None)
+        where = fit.machine(self._user)
         driver = hardware.nvidia_driver() if where.kind == "cuda" else None
         gpu = f"{where.name}, driver {driver.version}" if driver else where.name
         versions = {name: software.version_of(name) for name in PACKAGES}
@@ -127,7 +132,7 @@ class WebDesk:
         }
 
     def provenance(self) -> Mapping[str, Any]:
-        where = fit.machine(self._user, None, None)
+        where = fit.machine(self._user)
         facts = self._resident.facts
         names = ("engine", "dtype", "device", "block_size", "context", "notices")
         return {
@@ -157,6 +162,11 @@ class WebDesk:
             return certifying.run(argv, self._user.environ, hear, cancelled)
         finally:
             self._certifying.release()
+
+    @property
+    def _loaded(self) -> fit.Loaded | None:
+        facts = self._resident.facts if self._resident.status.state == "ready" else None
+        return fit.Loaded(self._served, facts) if facts is not None else None
 
     @property
     def _served(self) -> Pair:

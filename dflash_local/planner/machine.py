@@ -6,7 +6,7 @@ Chooses one device and tells why; torch is not asked. Knows no models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -58,35 +58,40 @@ class Machine:
 
 
 def this_machine(
-    device: str = "auto", environ: Mapping[str, str] | None = None, asking: Ask = accelerators.ask
+    device: str = "auto",
+    environ: Mapping[str, str] | None = None,
+    asking: Ask = accelerators.ask,
+    given_back: Mapping[str, int] | None = None,
 ) -> Machine:
     """The device a run here would use: the GPU with most free memory, unless ``device`` says another.
 
     Args:
         device: auto, cpu, cuda, cuda:N, mps or balanced.
         environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
+        given_back: bytes by device (cpu, mps, cuda:N) that count as free, too: a loaded pair makes room for the next.
 
     Raises:
         UsageError: ``device`` names a GPU that is not there.
     """
+    back = given_back or {}
     if device == "cpu":
-        return _cpu("asked for")
+        return _with(_cpu("asked for"), back)
     if device == "mps":
-        return _mps("asked for")
+        return _with(_mps("asked for"), back)
     hidden = (environ or {}).get("CUDA_VISIBLE_DEVICES")
     everything = accelerators.nvidia(asking)
     seen = accelerators.visible(everything, hidden)
     wanted = device.startswith("cuda") or device == "balanced"
     problem = accelerators.unusable(seen[0].driver) if seen else ""
     if seen and not problem:
-        return _gpu(seen, device)
+        return _gpu(seen, device, back)
     if everything and not seen:
         problem = f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
     elif problem:
         problem = f"{seen[0].name}: {problem}"
     amd = () if everything else accelerators.amd(asking)
     if amd and accelerators.has_rocm():
-        return _gpu(amd, device)
+        return _gpu(amd, device, back)
     if amd:
         problem = f"{amd[0].name}: the installed torch is built without ROCm"
     if wanted:
@@ -94,8 +99,8 @@ def this_machine(
             f"device {device!r} is not there: {problem or 'no GPU was found'}", "--device cpu works anywhere"
         )
     if accelerators.is_apple():
-        return _mps("Apple GPU")
-    return _cpu(problem or "no GPU was found")
+        return _with(_mps("Apple GPU"), back)
+    return _with(_cpu(problem or "no GPU was found"), back)
 
 
 def named(gpu: str | None, memory_gib: float | None) -> Machine:
@@ -117,19 +122,25 @@ def named(gpu: str | None, memory_gib: float | None) -> Machine:
     return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name))
 
 
-def _gpu(seen: tuple[Accelerator, ...], device: str) -> Machine:
+def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
+    """The machine with what would be given back counted as free."""
+    return replace(machine, free=min(machine.memory, machine.free + back.get(machine.device, 0)))
+
+
+def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) -> Machine:
     if device == "balanced":
-        parts = [_described(gpu, i, "") for i, gpu in enumerate(seen)]
+        parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
         memory, free = sum(part.memory for part in parts), sum(part.free for part in parts)
         return Machine(f"{len(parts)} GPUs", "cuda", memory, free, "layers spread over all of them", "balanced")
     if device.startswith("cuda:"):
         index = device.partition(":")[2]
         if not index.isdigit() or int(index) >= len(seen):
             raise UsageError(f"device {device!r} is not there", f"{len(seen)} GPU visible, counted from cuda:0")
-        return _described(seen[int(index)], int(index), "asked for")
+        return _with(_described(seen[int(index)], int(index), "asked for"), back)
     if device == "cuda" or len(seen) == 1:
-        return _described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU")
-    machines = [_described(gpu, i, f"most free memory of {len(seen)} GPUs") for i, gpu in enumerate(seen)]
+        return _with(_described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU"), back)
+    why = f"most free memory of {len(seen)} GPUs"
+    machines = [_with(_described(gpu, i, why), back) for i, gpu in enumerate(seen)]
     return max(machines, key=lambda machine: machine.free)
 
 

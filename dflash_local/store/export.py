@@ -55,8 +55,8 @@ def to_markdown(model: str, system: str, turns: Sequence[Turn]) -> str:
             quoted = turn.thinking.strip().replace("\n", "\n> ")
             parts.append(f"> *Thinking*\n>\n> {quoted}")
         parts.append(turn.content)
-        if turn.stopped:
-            parts.append("*(stopped)*")
+        if turn.ending:
+            parts.append(f"*({turn.ending})*")
         if turn.figures:
             parts.append("*" + ", ".join(f"{name} {value}" for name, value in turn.figures.items()) + "*")
     return terminal.safe("\n\n".join(parts)) + "\n"

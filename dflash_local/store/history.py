@@ -5,8 +5,10 @@ A chat goes on whatever happens to its file: ``Recorder`` turns every failure in
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
-from dflash_local.store.paths import CHAT_SUFFIX, chat_path
+from dflash_local.store.paths import CHAT_SUFFIX, chat_path, is_chat_name
 from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn
 
 if sys.platform != "win32":
@@ -61,11 +63,11 @@ class ChatFile:
             BusyError: another process has it open. UsageError: a newer version wrote it.
             OSError: it cannot be read or written.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
         try:
             if not _lock(descriptor):
                 raise BusyError(f"{path.stem} is open in another dflash", "this chat goes on in a file of its own")
-            raw = path.read_bytes()
+            raw = _read(descriptor)
             chat = decode(raw)
             if chat.newer:
                 raise UsageError(
@@ -193,7 +195,11 @@ def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
     try:
         if path is None:
             raise FileNotFoundError
-        return path, decode(path.read_bytes())
+        descriptor = _opened(path, os.O_RDONLY)
+        try:
+            return path, decode(_read(descriptor))
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise UsageError(f"there is no chat {name!r}", "/load shows those there are") from error
     except OSError as error:
@@ -222,11 +228,50 @@ def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
 
 
 def names(folder: Path | None) -> list[str]:
-    """The chats there are, the newest last."""
-    if folder is None or not folder.is_dir():
+    """The chats there are, the newest last. What is no file, or has no name that ``load`` takes, is none.
+
+    Raises:
+        DFlashError: the folder cannot be read.
+    """
+    if folder is None:
         return []
-    found = [(path.stat().st_mtime, path.stem) for path in folder.glob(f"*{CHAT_SUFFIX}")]
+    found: list[tuple[float, str]] = []
+    try:
+        for path in folder.iterdir():
+            if path.suffix == CHAT_SUFFIX and is_chat_name(path.stem) and (modified := _modified(path)) is not None:
+                found.append((modified, path.stem))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DFlashError(f"{folder} cannot be read: {error.strerror}") from error
     return [stem for _, stem in sorted(found)]
+
+
+def _modified(path: Path) -> float | None:
+    """When a file was written last; None for what is no file, also a link that leads nowhere."""
+    try:
+        kind = path.stat()
+    except OSError:
+        return None
+    return kind.st_mtime if stat.S_ISREG(kind.st_mode) else None
+
+
+def _opened(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; a pipe in its place is not waited for.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return descriptor
+
+
+def _read(descriptor: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read()
 
 
 def _quarantine(path: Path, tail: bytes) -> None:

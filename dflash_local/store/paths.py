@@ -24,8 +24,13 @@ def chat_path(folder: Path, name: str) -> Path:
         UsageError: the name holds anything but letters, digits, dot, dash and underscore.
     """
     stem = name[: -len(CHAT_SUFFIX)] if name.endswith(CHAT_SUFFIX) else name
-    if not _NAME.fullmatch(stem):
+    if not is_chat_name(stem):
         raise UsageError(
             f"{name!r} cannot be the name of a chat", "use up to 64 letters, digits, dots, dashes and underscores"
         )
     return folder / f"{stem}{CHAT_SUFFIX}"
+
+
+def is_chat_name(stem: str) -> bool:
+    """True for what ``chat_path`` takes."""
+    return _NAME.fullmatch(stem) is not None

@@ -32,6 +32,16 @@ class Turn:
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def ending(self) -> str:
+        """How a reply ended when not by itself, in words; else empty."""
+        if self.stopped:
+            return "stopped"
+        if self.figures.get("reason") == "length":
+            tokens = self.figures.get("tokens")
+            return f"cut off at its limit of {tokens:,} tokens" if isinstance(tokens, int) else "cut off at its limit"
+        return ""
+
+    @property
     def message(self) -> Message:
         """What the model is given."""
         return Message(self.role, self.content, self.thinking)

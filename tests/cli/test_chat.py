@@ -57,6 +57,13 @@ def test_thinking_is_kept_apart_from_the_reply(cli: Cli, opened: Opened) -> None
     assert result.out == "yes\nyes\n" and "[thinking]" in result.err
 
 
+def test_a_reply_cut_off_at_its_limit_says_so(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    opened.make = lambda _pair: ScriptedSession(end="length")
+    result = cli("chat", stdin=f"one\n/export {tmp_path}/talk.md\n")
+    assert "[cut off at its limit of 6 tokens]" in result.err
+    assert "*(cut off at its limit of 6 tokens)*" in (tmp_path / "talk.md").read_text(encoding="utf-8")
+
+
 def test_a_message_of_several_lines_and_one_that_begins_with_a_slash(cli: Cli, opened: Opened) -> None:
     cli("chat", stdin='"""first\n  second\n"""\n//etc is a folder\n"""one line"""\n"""open\nend')
     sent = [request.messages[-1].content for request in opened.session.requests]

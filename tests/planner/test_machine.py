@@ -59,6 +59,29 @@ def test_pl_04_of_two_gpus_the_one_with_more_free_memory_is_taken_and_why_is_tol
     assert here(TWO, "cuda").device == "cuda:0" and here(TWO, "cuda:0").name.endswith("4090")
 
 
+@pytest.mark.parametrize(
+    ("query", "back", "device", "free"),
+    [
+        (ONE, {"cuda:0": 1000 * MIB}, "cuda:0", 24000 * MIB),
+        (ONE, {"cuda:0": 2**50}, "cuda:0", 24564 * MIB),
+        (ONE, {"cuda:1": 1000 * MIB, "cpu": 2**30}, "cuda:0", 23000 * MIB),
+        (TWO, {"cuda:0": 2**50}, "cuda:1", 40000 * MIB),
+        (None, {"cpu": 2**20}, "cpu", MAIN.available + 2**20),
+    ],
+)
+def test_what_a_loaded_pair_gives_back_counts_as_free(
+    query: str | None, back: dict[str, int], device: str, free: int
+) -> None:
+    found = machine.this_machine("auto", {}, answers(query), back)
+    assert (found.device, found.free) == (device, free)
+
+
+def test_the_gpu_is_chosen_with_what_is_given_back() -> None:
+    assert (
+        machine.this_machine("auto", {}, answers(TWO.replace("40000", "23500")), {"cuda:0": 2**40}).device == "cuda:0"
+    )
+
+
 def test_balanced_adds_up_all_gpus() -> None:
     assert here(TWO, "balanced").free == 63000 * MIB
 

@@ -79,12 +79,14 @@ class ScriptedSession:
     Attributes:
         faults: raised instead of finishing, one per request, None meaning no fault; one that is a ``PromptFault``
             comes while the prompt is prepared.
+        end: the reason of replies that come to their end.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
     """
 
     facts: ScriptedFacts = field(default_factory=ScriptedFacts)
     steps: Sequence[Step] = HELLO
     faults: list[BaseException | None] = field(default_factory=list)
+    end: FinishReason = "stop"
     gate: threading.Event | None = None
     on_step: Callable[[int], None] | None = None
     requests: list[Request] = field(default_factory=list)
@@ -104,7 +106,7 @@ class ScriptedSession:
             raise fault
         yield PrefillProgress(5, 5)
         yield Started(len(PROMPT_IDS), 0, 0.01, PROMPT_IDS if request.return_token_ids else ())
-        tokens, reason = 0, "stop"
+        tokens, reason = 0, self.end
         for index, step in enumerate(self.steps):
             if self.on_step:
                 self.on_step(index)

@@ -260,3 +260,38 @@ def test_a_chat_is_saved_and_loaded_by_name_and_not_overwritten(tmp_path: Path) 
 def test_a_name_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="name of a chat"):
         chat_path(tmp_path, name)
+
+
+@pytest.fixture
+def odd_folder(tmp_path: Path) -> Path:
+    """A chat, and what may lie beside it."""
+    history.save(tmp_path, "mine", encode_chat("demo", "", TURNS), replace=False)
+    (tmp_path / "dangling.jsonl").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    (tmp_path / "linked.jsonl").symlink_to(tmp_path / "mine.jsonl")
+    (tmp_path / "endless.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "two\nlines.jsonl").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    return tmp_path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as on POSIX")
+def test_what_is_no_chat_is_not_listed(odd_folder: Path) -> None:
+    assert sorted(history.names(odd_folder)) == ["linked", "mine"]
+    assert history.load(odd_folder, "linked")[1].turns == TURNS
+    assert history.names(odd_folder / "nowhere") == [] == history.names(None)
+    with pytest.raises(DFlashError, match="cannot be read"):
+        history.names(odd_folder / "mine.jsonl")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as on POSIX")
+@pytest.mark.parametrize("name", ["dangling", "loop", "folder", "pipe", "endless"])
+def test_what_is_no_chat_is_refused_in_one_line_and_not_waited_for(odd_folder: Path, name: str) -> None:
+    with pytest.raises(DFlashError, match=f"{name}.*cannot be read|no chat '{name}'"):
+        history.load(odd_folder, name)
+    warnings: list[str] = []
+    recorder = Recorder(odd_folder, warnings.append)
+    recorder.go_on(odd_folder / f"{name}.jsonl")
+    assert len(warnings) == 1 and "not kept" in warnings[0] and recorder.name is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class ScriptedDesk:
 
     conversation: Conversation
     greeting: str = "welcome"
+    examples: Sequence[str] = ()
     commands: Mapping[str, str] = field(default_factory=lambda: {"/set [NAME VALUE]": "change", "/stats": "figures"})
     acts: dict[str, Callable[[], None]] = field(default_factory=dict)
     executed: list[str] = field(default_factory=list)
@@ -117,6 +118,7 @@ def play(
     size: tuple[int, int] = (120, 36),
     wishes: Wishes | None = None,
     load: Callable[[Pair, bool], Service] | None = None,
+    examples: Sequence[str] = (),
 ) -> Stage:
     """Run the application off screen, let ``act`` drive it, and give everything back."""
     session = session or ScriptedSession()
@@ -129,7 +131,7 @@ def play(
     pair = Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
     recorder = Recorder(None, lambda _text: None, keep=False)
     conversation = Conversation(pair, load or scripted, wishes or Wishes(), recorder)
-    desk = ScriptedDesk(conversation)
+    desk = ScriptedDesk(conversation, examples=examples)
     stage = Stage(ChatApp(desk), desk, session)
 
     async def run() -> None:

@@ -141,6 +141,36 @@ def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monke
     play(act)
 
 
+OFFERED = ("Say hello.", "Say [bold]goodbye[/bold].")
+
+
+def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        assert all(prompt in stage.screen_text for prompt in OFFERED)
+        await pilot.press("tab")
+        assert stage.chat.composer.text == OFFERED[0]
+        await pilot.press("tab", "tab", "tab")
+        assert stage.chat.composer.text == OFFERED[1]
+        await pilot.press("!", "tab")
+        assert stage.chat.composer.text == f"{OFFERED[1]}!", "what the user typed is the user's"
+        stage.chat.composer.focus()
+        await pilot.click(".example")
+        assert stage.chat.composer.text == OFFERED[0] and stage.chat.composer.has_focus
+        await pilot.press("enter")
+        await pilot.pause()
+        await stage.idle(pilot)
+        assert "Try one of these" not in stage.screen_text
+        await pilot.press("tab")
+        assert stage.chat.composer.text == ""
+        stage.chat.composer.focus()
+        stage.desk.acts["/clear"] = stage.desk.conversation.start_over
+        stage.desk.examples = OFFERED[1:]
+        await stage.send("/clear", pilot)
+        assert OFFERED[1] in stage.screen_text and OFFERED[0] not in stage.screen_text
+
+    assert [request.messages[-1].content for request in play(act, examples=OFFERED).session.requests] == [OFFERED[0]]
+
+
 def test_a_message_may_begin_with_two_slashes() -> None:
     async def act(stage: Stage, pilot) -> None:
         await stage.send("//etc is a folder", pilot)
@@ -205,7 +235,7 @@ def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
         await pilot.press("f7")
         await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
         text = stage.screen_text
-        assert text.index("here  ") < text.index("fits/one") < text.index("big/one") < text.index("needs 99 GiB")
+        assert text.index("here  ") < text.index("big/one") < text.index("needs 99 GiB") < text.index("fits/one")
         await pilot.press("enter")
         await pilot.pause()
         await stage.idle(pilot)

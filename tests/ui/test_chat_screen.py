@@ -74,6 +74,17 @@ def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
     assert stage.desk.conversation.turns[-1].stopped and stage.desk.conversation.turns[-1].content == "Hello"
 
 
+def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> None:
+    async def act(stage: Stage, pilot) -> None:
+        await stage.send("hi", pilot)
+        assert "■ cut off at its limit of 6 tokens" in stage.screen_text
+        await stage.chat.transcript.rebuild(stage.desk.conversation.turns, False)
+        await pilot.pause()
+        assert "■ cut off at its limit of 6 tokens" in stage.screen_text
+
+    play(act, ScriptedSession(end="length"))
+
+
 @pytest.mark.parametrize("where", ["chat", "help"])
 def test_ui_06_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
     session = ScriptedSession(gate=threading.Event())

@@ -98,7 +98,7 @@ def test_ui_04_a_megabyte_is_refused_with_its_count() -> None:
         assert stage.chat.composer.text == "" and time.monotonic() - began < 30
         stage.chat.composer.post_message(Paste("x" * MAX_PASTE))
         await pilot.pause()
-        assert len(stage.chat.composer.text) == MAX_PASTE
+        assert len(stage.chat.composer.message) == MAX_PASTE
 
     play(act)
 

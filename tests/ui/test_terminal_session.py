@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+try:
+    import readline
+except ImportError:  # Python was built without it
+    readline = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parents[2]
 TMUX = shutil.which("tmux")
@@ -41,6 +47,11 @@ class Terminal:
 
     def type(self, text: str) -> None:
         self.tmux("send-keys", "-l", text)
+
+    def paste(self, text: str) -> None:
+        """As a terminal pastes: bracketed where the program wants that, a carriage return for each line's end."""
+        self.tmux("set-buffer", text)
+        self.tmux("paste-buffer", "-p")
 
     @property
     def text(self) -> str:
@@ -104,6 +115,44 @@ def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Ter
     terminal.keys("C-c", "C-c")  # two, should the first have come too late to be the second
     text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
     assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
+
+
+def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_path: Path) -> None:
+    few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
+    terminal.start("chat", "demo", "--temperature", "0", "--max-new-tokens", "4")
+    terminal.until(lambda text: "ready" in text)
+    terminal.paste(few)
+    assert "␍" not in terminal.until(lambda text: "And no further." in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "length · seed" in text)
+    terminal.paste(many)
+    terminal.until(lambda text: "[200 lines pasted]" in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "180 more lines were sent" in text and "ready" in text)
+    terminal.type(f"/export {tmp_path}/talk.json")
+    terminal.keys("Enter")
+    terminal.until(lambda text: "written" in text)
+    messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
+
+
+@pytest.mark.skipif("GNU" not in (getattr(readline, "__doc__", "") or ""), reason="pastes need GNU readline")
+def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> None:
+    code = (
+        "from dflash_local.cli import repl; from dflash_local.cli.console import Console\n"
+        "class Desk: console = Console({})\n"
+        "repl._act = lambda message, desk: print('got', ascii(message))\n"
+        "repl.repl(Desk())"
+    )
+    terminal.type(shlex.join(["cd", str(ROOT)]))
+    terminal.keys("Enter")
+    terminal.type(shlex.join([sys.executable, "-c", code]))
+    terminal.keys("Enter")
+    terminal.until(lambda text: re.search("^>>> $", text, re.M) is not None or text.rstrip().endswith(">>>"))
+    terminal.paste("one\n\ntwo\nthree")
+    terminal.until(lambda text: "three" in text.splitlines())
+    terminal.keys("Enter")
+    assert "got 'one\\n\\ntwo\\nthree'" in terminal.until(lambda text: "got " in text.split(">>>", 1)[-1])
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")

@@ -28,6 +28,7 @@ class Desk(Protocol):
 
     Attributes:
         commands: how each command is used, and what it does. greeting: what is said first.
+        examples: prompts that the pair can do, to begin with.
     """
 
     @property
@@ -38,6 +39,9 @@ class Desk(Protocol):
 
     @property
     def greeting(self) -> str: ...
+
+    @property
+    def examples(self) -> Sequence[str]: ...
 
     def attach(self, hear: Hear) -> None:
         """From now on ``hear`` is told what is said and how far a load is, from any thread."""

@@ -74,7 +74,7 @@ async def _copy(screen: ChatScreen, argument: str) -> None:
 
 
 async def _editor(screen: ChatScreen, _argument: str) -> None:
-    text = edited(screen.app, screen.composer.text)
+    text = edited(screen.app, screen.composer.message)
     if text is None:
         screen.notify("set VISUAL or EDITOR to write messages there", severity="warning", markup=False)
     else:
@@ -86,7 +86,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
     if screen.busy:
         screen.notify("a reply is coming; Esc stops it", markup=False)
         return
-    text = argument or screen.composer.text.strip()
+    text = argument or screen.composer.message.strip()
     conversation = screen.conversation
     try:
         request = conversation.request(text)

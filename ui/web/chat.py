@@ -9,11 +9,12 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
+from gradio.components.chatbot import ExampleMessage
 
 from dflash_local.errors import DFlashError
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
 from dflash_local.ui.origins import LEGEND
-from dflash_local.ui.web import markup
+from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.exports import links
 from dflash_local.ui.web.figures import figures, one_line
@@ -49,12 +50,15 @@ class ChatTab:
                 self.talk = gr.Chatbot(
                     show_label=False,
                     height=None,
+                    autoscroll=False,
                     elem_classes="df-talk",
                     buttons=["copy", "copy_all"],
                     latex_delimiters=[],
                     feedback_options=None,
                     placeholder=self._welcome(),
+                    examples=self._examples(),
                 )
+                follow.build()
                 self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
                 with gr.Row(elem_classes="df-composer"):
                     self.field = gr.Textbox(
@@ -108,6 +112,7 @@ class ChatTab:
         drawn = [self.talk, self.field, self.status, self.figures, self.stop, self.pair]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         gr.on([self.send.click, self.field.submit], self._send, asked, drawn, trigger_mode="once", **how)
+        self.talk.example_select(self._try, asked, drawn, trigger_mode="once", **how)
         self.again.click(self._again, asked, drawn, trigger_mode="once", **how)
         self.stop.click(self._stop, None, None, **how)
         self.edit.click(self._edit, None, [self.talk, self.field, self.status], **how)
@@ -122,8 +127,18 @@ class ChatTab:
     # What the user does
 
     async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        async for changes in self._ask(given[self.field] or "", given, request):
+            yield changes
+
+    async def _try(self, given: Given, event: gr.SelectData, request: gr.Request) -> AsyncIterator[Changes]:
+        """One of the prompts to begin with; what was typed meanwhile stays in the field."""
+        async for changes in self._ask(str(event.value["text"]), given, request):
+            if given[self.field]:
+                changes.pop(self.field, None)
+            yield changes
+
+    async def _ask(self, text: str, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
-        text = given[self.field] or ""
         try:
             reply = visitor.talk.ask(text, self._wishes(given))
         except DFlashError as error:
@@ -185,7 +200,7 @@ class ChatTab:
         visitor, model = self._visitors.of(request), self._desk.resident.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
-            self.talk: gr.update(placeholder=self._welcome()),
+            self.talk: gr.update(placeholder=self._welcome(), examples=self._examples()),
             self.pair: self._pair(),
             self.own: markup.paragraph(own),
             self.figures: figures(visitor.talk.look()),
@@ -233,8 +248,9 @@ class ChatTab:
         changes = self._drawn(visitor, reply)
         error = visitor.talk.error
         if error is None and reply.worth_keeping:
-            ended = "stopped · " if reply.stopped else ""
-            changes[self.status] = markup.paragraph(ended + one_line(reply.readings))
+            turns = visitor.talk.turns
+            words = [turns[-1].ending] if turns and turns[-1].ending else []
+            changes[self.status] = markup.paragraph(" · ".join([*words, one_line(reply.readings)]))
             return changes
         nothing = markup.paragraph(
             "nothing came of it; the message is back in the field" if text else "nothing came of it"
@@ -254,7 +270,13 @@ class ChatTab:
 
     def _welcome(self) -> str:
         """What stands in an empty conversation."""
-        return "\n\n".join(("Type a message below.", *(shown(note) for note in self._desk.notes)))
+        return "\n\n".join(
+            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._desk.notes))
+        )
+
+    def _examples(self) -> list[ExampleMessage]:
+        """The prompts to begin with; a click sends one."""
+        return [{"text": prompt} for prompt in self._desk.examples]
 
     def _wishes(self, given: Given) -> Wishes:
         return wishes_of(

@@ -27,6 +27,11 @@ class Desk(Protocol):
         """What a newcomer should know of the pair that is served now (a toy, no GPU); often nothing."""
         ...
 
+    @property
+    def examples(self) -> Sequence[str]:
+        """Prompts that the pair that is served now can do, to begin with."""
+        ...
+
     def offers(self) -> Sequence[Offer]:
         """The pairs of the registry.
 

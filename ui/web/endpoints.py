@@ -105,7 +105,7 @@ def _race(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
             seed: of both; null draws one.
         """
         resident = desk.resident
-        text = prompt or next((one.text for one in desk.bench_prompts() if one.text), "")
+        text = prompt or next(iter(desk.examples), "")
         try:
             contest = Contest(resident, race_request(resident, text, max_tokens, temperature, seed))
         except DFlashError as error:

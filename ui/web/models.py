@@ -59,6 +59,7 @@ class _Tab:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._chosen: PerWindow[str] = PerWindow()
+        self._order: PerWindow[list[str]] = PerWindow()  # of the rows; kept while a window has the tab open
         self.version = gr.State("")
         self.columns = gr.Number(MOST, visible=False)
         self.standing = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
@@ -135,17 +136,26 @@ class _Tab:
     def _open(self, columns: float, request: gr.Request) -> Updates:
         """All of the tab at once, so that nothing moves under the pointer afterwards."""
         standing, pulling, running = self._now()
+        self._order.set(request, [])
         return [*self._view(columns, request), standing, pulling, gr.update(visible=running)]
 
     def _view(self, columns: float, request: gr.Request) -> Updates:
         """The table, and all that belongs to the chosen pair."""
         try:
-            return self._drawn(self._chosen.get(request) or "", columns)
+            return self._drawn(self._listed(request), self._chosen.get(request) or "", columns)
         except DFlashError as error:
             return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
 
-    def _drawn(self, chosen: str, columns: float) -> Updates:
-        offers, model = self._shelf.offers(), self._shelf.desk.resident.model
+    def _listed(self, request: gr.Request) -> Sequence[Offer]:
+        """The pairs in the order that the window had them in: no row moves under the pointer."""
+        offers, order = self._shelf.offers(), self._order.get(request) or []
+        places = {name: place for place, name in enumerate(order)}
+        offers = sorted(offers, key=lambda offer: places.get(offer.name, len(places)))
+        self._order.set(request, [offer.name for offer in offers])
+        return offers
+
+    def _drawn(self, offers: Sequence[Offer], chosen: str, columns: float) -> Updates:
+        model = self._shelf.desk.resident.model
         names = [offer.name for offer in offers]
         if chosen not in names:
             chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")

@@ -134,7 +134,7 @@ class RaceTab:
 
     def _offer(self, prompt: str = "") -> Any:
         """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
-        texts = [one.text for one in self._desk.bench_prompts() if one.text]
+        texts = self._desk.examples
         stale = not prompt or (prompt in self._offered and prompt not in texts)
         self._offered.update(texts)
         return texts[0] if stale and texts else gr.skip()

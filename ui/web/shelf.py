@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dflash_local.errors import BusyError, DFlashError, Interrupted, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import Download
-from dflash_local.ui.offers import Offer
+from dflash_local.ui.offers import Offer, in_order
 from dflash_local.ui.readings import precision
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.jobs import Job
@@ -92,12 +92,12 @@ class Shelf:
         return f"{pulled}/{self._removed}/{status.model}/{status.state}"
 
     def offers(self) -> Sequence[Offer]:
-        """The pairs of the registry, what is here first, then what fits; may take a second.
+        """The pairs of the registry, what is here first; may take a second.
 
         Raises:
             DFlashError: the registry cannot be read.
         """
-        return sorted(self.desk.offers(), key=lambda offer: (not offer.here, not offer.fits.startswith("fits")))
+        return in_order(self.desk.offers())
 
     def offer(self, name: str) -> Offer:
         """The pair of that name.

@@ -22,8 +22,6 @@ from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.reply import Reply
 from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
-STOPPED = "*(stopped)*"
-
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -42,8 +40,8 @@ class Said:
     def messages(self, origins: bool) -> list[dict[str, Any]]:
         """As the page's component takes it."""
         answer = by_origin(self.pieces) if origins and self.pieces else self.answer
-        if self.turn.stopped:
-            answer = f"{answer}\n\n{STOPPED}"
+        if self.turn.ending:
+            answer = f"{answer}\n\n*({self.turn.ending})*"
         return _messages(self.turn.role, answer, self.thoughts, self.title, "done")
 
 

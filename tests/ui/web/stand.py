@@ -30,6 +30,7 @@ class FakeDesk:
 
     resident: Resident
     notes: Sequence[str] = ()
+    examples: Sequence[str] = ("Say hello.",)
     registry: list[Offer] = field(default_factory=lambda: [Offer("scripted", "bundled", "fits", "")])
     prompts: Sequence[Prompt] = (Prompt("greeting", "Say hello."),)
     facts: Mapping[str, str] = field(default_factory=lambda: {"dflash-local": "0"})

@@ -104,6 +104,31 @@ def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
         assert [message.content for message in session.requests[3].messages] == ["three"]
 
 
+def test_a_reply_cut_off_at_its_limit_says_so(visitor: Visitor) -> None:
+    with chatting(visitor, ScriptedSession(end="length")) as (_, page):
+        send(page, "hi")
+        status(page, "cut off at its limit of 6 tokens · 6 tokens")
+        page.locator(BOT).get_by_text("(cut off at its limit of 6 tokens)").wait_for()
+
+
+def test_an_empty_conversation_offers_prompts_and_a_click_sends_one(visitor: Visitor) -> None:
+    session = ScriptedSession()
+    with chatting(visitor, session) as (here, page):
+        field(page).fill("my own")
+        page.get_by_role("button", name="Say hello.").click()
+        status(page, "acceptance 2.50")
+        assert page.locator(USER).inner_text().strip() == "Say hello." and field(page).input_value() == "my own"
+        here.desk.examples = ("Say <b>goodbye</b>.",)
+        page.get_by_role("tab", name="Models").click()
+        page.get_by_role("tab", name="Chat").click()
+        press(page, "Clear")
+        page.get_by_role("button", name="Say <b>goodbye</b>.").wait_for()
+        field(page).fill("")
+        page.get_by_role("button", name="Say <b>goodbye</b>.").click()
+        page.locator(USER).get_by_text("Say <b>goodbye</b>.").wait_for()
+    assert [request.messages[-1].content for request in session.requests] == ["Say hello.", "Say <b>goodbye</b>."]
+
+
 def test_settings_reach_the_request_and_a_bad_one_is_one_plain_line(visitor: Visitor) -> None:
     session = ScriptedSession()
     with chatting(visitor, session) as (_, page):

@@ -233,6 +233,30 @@ def test_no_endpoint_is_named_that_is_not_meant_to_be() -> None:
     }
 
 
+def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
+    def change(desk: FakeDesk) -> None:
+        desk.registry = [
+            Offer("scripted", "bundled", "fits", ""),
+            *(Offer(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", "a")),
+        ]
+
+    def order(page: Page) -> list[str]:
+        return page.locator("#df-pairs tr[data-name] button").all_inner_texts()
+
+    with models(visitor, change=change) as (here, page):
+        assert order(page) == ["scripted", "d", "c", "b", "a"]
+        news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
+        here.desk.registry = [
+            Offer(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.desk.registry
+        ]
+        here.resident.load()
+        row(page, "d").get_by_text("needs 9 GiB").wait_for()
+        assert order(page) == ["scripted", "d", "c", "b", "a"]
+        page.get_by_role("tab", name="Chat").click()
+        page.get_by_role("tab", name="Models").click()
+        wait_until(lambda: order(page) == ["scripted", "b", "d", "c", "a"])
+
+
 def test_two_pulls_at_once_are_refused() -> None:
     from dflash_local.ui.web.shelf import Shelf
 

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import find
 from tests.service.scripted import PartingSession, ScriptedFacts, ScriptedSession
 from tests.ui.web.conftest import Visitor
@@ -93,7 +92,7 @@ def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
     from dflash_local.engine.load import LoadOptions, load
 
     def change(desk: FakeDesk) -> None:
-        desk.prompts = (Prompt("counting", "Count from 1 to 30."),)
+        desk.examples = ("Count from 1 to 30.",)
 
     page = visitor.page
     with site(load(find("demo"), LoadOptions(device="cpu"), None), change=change) as here:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -83,3 +84,16 @@ def test_a_stream_that_waits_to_be_hung_up_does_not_hold_up_the_end_of_the_serve
         here.server.end()
         assert stream.read().strip() == b""
         connection.close()
+
+
+@pytest.mark.parametrize("path", [f"{STREAM_PATH}?session_hash=nobody", "/gradio_api/call/models/nothing"])
+def test_a_stream_of_nothing_is_told_so_ends_and_is_no_fault_of_the_server(
+    here: Site, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
+    connection.request("GET", path)
+    assert b"404: Not Found" in connection.getresponse().read(), "whole: a cut one raises"
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200, "the connection is as good as before"
+    connection.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

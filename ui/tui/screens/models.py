@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
 from dflash_local.terminal import safe_line
-from dflash_local.ui.offers import Offer
+from dflash_local.ui.offers import Offer, in_order
 from dflash_local.ui.tui.desk import Desk
 from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 
@@ -26,8 +26,7 @@ class ModelsScreen(ModalScreen[Offer | None]):
     def __init__(self, desk: Desk, offers: Sequence[Offer]) -> None:
         super().__init__()
         self._desk = desk
-        # What is here comes first, then what fits.
-        self._offers = sorted(offers, key=lambda offer: (not offer.here, not offer.fits.startswith("fits")))
+        self._offers = in_order(offers)
 
     def compose(self) -> ComposeResult:
         width = self._width

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from textual import events
 from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import TextArea
+from textual.widgets.text_area import Edit, EditResult, Location, Selection
 
 from dflash_local.terminal import safe
+from dflash_local.ui.tui.widgets.pastes import Pastes
 
 MAX_PASTE = 100_000  # characters; a longer text belongs into a file: dflash run MODEL < FILE
 NEW_LINE = ("shift+enter", "ctrl+j", "alt+enter")
 
 
 class Composer(TextArea):
-    """A text field that knows what was sent before and the names of the commands."""
+    """A text field that knows what was sent before, the names of the commands, and what its tokens stand for.
+
+    Its ``text`` has a token where much was pasted; ``message`` is what will be sent. A token is one unit: the
+    cursor steps over it, and whatever deletes a part of it deletes it whole.
+    """
 
     BINDINGS = [
         Binding("ctrl+u", "clear_all", "Clear", show=False),
@@ -38,10 +44,12 @@ class Composer(TextArea):
             self.reason = reason
 
     def __init__(self, commands: Iterable[str] = ()) -> None:
+        self._pastes = Pastes()  # TextArea sets a text and a cursor when it is made
         super().__init__(
             placeholder="Message; Enter sends, Ctrl+J new line, / commands", show_line_numbers=False, soft_wrap=True
         )
         self._commands = sorted(commands)
+        self.examples: Sequence[str] = ()  # prompts that Tab puts into an empty field, one after the other
         self._sent: list[str] = []
         self._at = 0  # place in the history; len(_sent) is the draft
         self._draft = ""
@@ -53,18 +61,39 @@ class Composer(TextArea):
             return []
         return [name for name in self._commands if name.startswith(self.text.lower())]
 
-    def put(self, text: str) -> None:
-        """Replace the text, the cursor at its end."""
-        self.text = text
-        self.move_cursor(self.document.end)
+    @property
+    def message(self) -> str:
+        """The text with what was pasted in place of its tokens."""
+        return self._pastes.whole(self.text)
 
-    def give_back(self, text: str) -> None:
+    def put(self, message: str) -> None:
+        """Replace the text, the cursor at its end; what was pasted here before is a token again."""
+        self._show(self._pastes.folded(message))
+
+    def give_back(self, message: str) -> None:
         """Put in what was not sent, unless something else is there by now; the arrows have both."""
-        self.put(self.text or text)
+        if not self.text:
+            self.put(message)
+
+    def edit(self, edit: Edit) -> EditResult:
+        """As TextArea's; a token that would lose a part goes whole."""
+        edit.from_location, edit.to_location = self._around(edit.top), self._around(edit.bottom, end=True)
+        return super().edit(edit)
+
+    def validate_selection(self, selection: Selection) -> Selection:
+        """No end of a selection lies within a token: it goes on to the side that it moved to."""
+        cursor = self._around(selection.end, end=selection.end > self.selection.end)
+        if selection.is_empty:
+            return Selection.cursor(cursor)
+        return Selection(self._around(selection.start, end=selection.start > selection.end), cursor)
 
     def action_clear_all(self) -> None:
-        """Empty the field."""
-        self.put("")
+        """Empty the field; undo brings it back."""
+        self.clear()
+
+    def action_paste(self) -> None:
+        """What was copied within this program, as a terminal would paste it."""
+        self._take(self.app.clipboard)
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
@@ -73,6 +102,8 @@ class Composer(TextArea):
             self.insert("\n")
         elif event.key == "tab" and self.completions:
             self.put(f"{self.completions[0]} ")
+        elif event.key == "tab" and self.examples and (not self.text or self.text in self.examples):
+            self.put(self.examples[(list(self.examples).index(self.text) + 1) % len(self.examples) if self.text else 0])
         elif event.key == "up" and self.cursor_location[0] == 0 and self._sent:
             self._recall(-1)
         elif event.key == "down" and self.cursor_location[0] == self.document.line_count - 1 and self._sent:
@@ -86,27 +117,46 @@ class Composer(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.prevent_default()
-        if len(event.text) + len(self.text) > MAX_PASTE:
+        self._take(event.text)
+
+    def _take(self, pasted: str) -> None:
+        """Put in a pasted text where the cursor is. Terminals send a carriage return for the end of a line."""
+        if len(pasted) + len(self.message) > MAX_PASTE:
             self.post_message(
-                self.Refused(
-                    f"{len(event.text):,} characters were pasted; {MAX_PASTE:,} fit here: dflash run takes a file"
-                )
+                self.Refused(f"{len(pasted):,} characters were pasted; {MAX_PASTE:,} fit here: dflash run takes a file")
             )
             return
-        self.insert(safe(event.text))
+        text = safe(pasted.replace("\r\n", "\n").replace("\r", "\n"))
+        self.replace(self._pastes.fold(text), *self.selection, maintain_selection_offset=False)
 
     def _send(self) -> None:
-        text = self.text
-        if not text.strip():
+        message, typed = self.message.strip(), self.text
+        if not message:
             return
-        if not self._sent or self._sent[-1] != text:
-            self._sent.append(text)
+        if message.startswith("/") and not typed.lstrip().startswith("/"):
+            message = f"/{message}"  # a file that was pasted is no command
+        if not self._sent or self._sent[-1] != typed:
+            self._sent.append(typed)
         self._at, self._draft = len(self._sent), ""
-        self.put("")
-        self.post_message(self.Sent(text.strip()))
+        self._show("")
+        self.post_message(self.Sent(message))
 
     def _recall(self, step: int) -> None:
         if self._at == len(self._sent):
             self._draft = self.text
         self._at = min(max(self._at + step, 0), len(self._sent))
-        self.put(self._sent[self._at] if self._at < len(self._sent) else self._draft)
+        self._show(self._sent[self._at] if self._at < len(self._sent) else self._draft)
+
+    def _show(self, text: str) -> None:
+        """Replace the field's own text, tokens and all, the cursor at its end."""
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    def _around(self, place: Location, end: bool = False) -> Location:
+        """The place itself, or the beginning or end of the token around it."""
+        row, column = place
+        if row < self.document.line_count:
+            for first, last in self._pastes.spans(self.document.get_line(row)):
+                if first < column < last:
+                    return row, last if end else first
+        return place

@@ -59,11 +59,11 @@ class ReplyView(Vertical):
         self.draws += 1
         await self._show(self._safe.feed(pieces))
 
-    async def finish(self, figures: str = "", stopped: bool = False) -> None:
-        """Draw what was held back, and the figures."""
+    async def finish(self, figures: str = "", ending: str = "") -> None:
+        """Draw what was held back, how it ended when not by itself, and the figures."""
         await self._show(self._safe.finish())
-        if stopped:
-            await self.mount(Static("■ stopped", classes="stopped", markup=False))
+        if ending:
+            await self.mount(Static(f"■ {ending}", classes="stopped", markup=False))
         if figures:
             await self.mount(Static(Content(figures), classes="figures"))
 

@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
+from dflash_local.ui.tui.widgets.examples import Examples
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
 from dflash_local.ui.tui.widgets.painting import ground
 from dflash_local.ui.tui.widgets.reply import ReplyView
@@ -44,6 +45,12 @@ class Transcript(VerticalScroll):
         """Scroll by a screen, up or down; at its end the conversation is followed again."""
         scroll = self.scroll_page_up if direction < 0 else self.scroll_page_down
         scroll(animate=False)
+
+    async def offer(self, prompts: Sequence[str]) -> None:
+        """Show prompts to begin with in place of those shown before; none takes them away."""
+        await self.query(Examples).remove()
+        if prompts:
+            await self.mount(Examples(prompts))
 
     async def add(self, widget: Widget) -> None:
         """Put something at the end."""
@@ -82,5 +89,5 @@ class Transcript(VerticalScroll):
             await self.add(view)
             thoughts = (Piece(turn.thinking, "thinking"),) if turn.thinking else ()
             await view.feed([Step((*thoughts, Piece(turn.content)), (), 0, 0, 0, 0.0)])
-            await view.finish(stopped=turn.stopped)
+            await view.finish(ending=turn.ending)
         self.scroll_end(animate=False)

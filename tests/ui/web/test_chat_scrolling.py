@@ -1,0 +1,87 @@
+"""The conversation on the page: its end is in view until the reader scrolls away, and there is a way back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from tests.service.scripted import ScriptedSession
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import wait_until
+from tests.ui.web.test_chat_tab import chatting, said, send, status
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LINES = 120
+BACK = "Jump to the latest"
+
+
+class Paced:
+    """A session that says line after line, as far as it is let."""
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._changed = threading.Condition()
+        self.session = ScriptedSession(
+            steps=said(*(f"line {n}\n\n" for n in range(1, LINES + 1))), on_step=self._await_turn
+        )
+
+    def allow(self, lines: int) -> None:
+        with self._changed:
+            self._allowed = lines
+            self._changed.notify_all()
+
+    def _await_turn(self, index: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: index < self._allowed, 30)
+
+
+def place(page: Page) -> float:
+    return float(page.locator(".df-talk [role=log]").evaluate("log => log.scrollTop"))
+
+
+def to_the_end(page: Page) -> float:
+    script = "log => log.scrollHeight - log.clientHeight - log.scrollTop"
+    return float(page.locator(".df-talk [role=log]").evaluate(script))
+
+
+def shown(page: Page, line: int) -> None:
+    """Wait until a line has come, and for what Gradio does a moment after it."""
+    page.locator(".df-talk").get_by_text(f"line {line}", exact=True).first.wait_for()
+    page.wait_for_timeout(500)
+
+
+def test_who_reads_upward_stays_there_and_comes_back_by_a_button(visitor: Visitor) -> None:
+    paced = Paced()
+    with chatting(visitor, paced.session) as (_, page):
+        back = page.get_by_role("button", name=BACK)
+        paced.allow(40)
+        send(page, "count")
+        shown(page, 40)
+        assert to_the_end(page) < 2 and not back.is_visible(), "the end is followed"
+        page.locator(".df-talk").hover()
+        paced.allow(50)  # it goes on while the reader scrolls
+        page.mouse.wheel(0, -400)
+        back.wait_for()
+        reading = place(page)
+        paced.allow(80)
+        shown(page, 80)
+        assert place(page) == reading and to_the_end(page) > 400
+        back.click()
+        wait_until(lambda: to_the_end(page) < 2)
+        back.wait_for(state="hidden")
+        paced.allow(100)
+        shown(page, 100)
+        assert to_the_end(page) < 2, "and followed again"
+        page.mouse.wheel(0, -600)
+        back.wait_for()
+        paced.allow(LINES)
+        status(page, "acceptance 2.50")
+        page.mouse.wheel(0, 5000)
+        back.wait_for(state="hidden")
+        page.mouse.wheel(0, -600)
+        back.wait_for()
+        send(page, "again")
+        page.locator("[data-testid=user]").nth(1).wait_for()
+        wait_until(lambda: to_the_end(page) < 2)
