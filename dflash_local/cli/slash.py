@@ -154,7 +154,7 @@ def _stats(desk: Desk, _argument: str) -> None:
         f"mode {stats.mode}, block {stats.block_size}, seed {stats.seed}, first token after {stats.ttft_s:.3f} s; "
         f"draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
     )
-    if stats.mode == "dflash" and stats.acceptance_lengths:
+    if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
         desk.console.note(f"accepted per position: {shares}")
         desk.console.note("cycles by acceptance length:")
