@@ -118,7 +118,8 @@ class ReplyPrinter:
         self._put(self._filter.finish())
         self._filter = terminal.TerminalFilter()
         if self._channel != "final":
-            self._console.note(f"\n[end of {self._channel}]", "dim")
+            self._console.note()
+            self._console.note(f"[end of {self._channel}]", "dim")
         if channel != "final":
             self._console.note(f"[{channel}]", "dim")
         self._channel = channel

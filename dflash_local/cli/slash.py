@@ -141,7 +141,7 @@ def _set(desk: Desk, argument: str) -> None:
 def _system(desk: Desk, argument: str) -> None:
     if argument:
         desk.conversation.set_system("" if argument in ("off", '""') else argument)
-    desk.console.note(f"system message: {desk.conversation.wishes.system or 'none'}")
+    desk.console.note_text(f"system message: {desk.conversation.wishes.system or 'none'}")
 
 
 def _stats(desk: Desk, _argument: str) -> None:
@@ -182,7 +182,8 @@ def _save(desk: Desk, argument: str) -> None:
 def _load(desk: Desk, argument: str) -> None:
     if not argument:
         known = history.names(desk.folder)
-        desk.console.note("\n".join(f"  {name}" for name in known) if known else "there are no chats yet")
+        for line in [f"  {name}" for name in known] or ["there are no chats yet"]:
+            desk.console.note(line)
         return
     path, chat = history.load(desk.folder, argument)
     talk = desk.conversation
@@ -197,7 +198,7 @@ def _load(desk: Desk, argument: str) -> None:
 
 def _show(desk: Desk, turn: Turn) -> None:
     desk.console.note(">>> " if turn.role == "user" else "", "dim", end="")
-    desk.console.note(turn.content + (" [stopped]" if turn.stopped else ""))
+    desk.console.note_text(turn.content + (" [stopped]" if turn.stopped else ""))
 
 
 def _clear(desk: Desk, _argument: str) -> None:
