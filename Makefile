@@ -15,6 +15,7 @@ KEY := $(shell (cat pyproject.toml constraints.txt; pwd) | cksum | cut -d ' ' -f
 INSTALLED := $(VENV)/.installed-$(KEY)
 INSTALLED_WEB := $(VENV)/.installed-web-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
+LIBRARIES ?=
 OLDEST := .venv-oldest
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
@@ -29,7 +30,7 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-gpu lint format wheel clean
+.PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo "make test         the test suite (no network, no GPU)"
 	@echo "make test-long    full grids and soaks"
 	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
+	@echo "make test-versions  other versions of typer, textual, gradio, huggingface_hub (or LIBRARIES='typer textual')"
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
@@ -76,6 +78,9 @@ test-gpu: $(INSTALLED_DEV)
 test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
 	@$(TEST) $(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
 
+test-versions: $(INSTALLED_DEV)
+	@$(BIN)/python tests/versions.py $(LIBRARIES) --flags="-n $(JOBS) --dist worksteal $(PYTEST_FLAGS)"
+
 lint: $(INSTALLED_DEV)
 	@$(BIN)/ruff check --output-format concise .
 	@$(BIN)/ruff format --check --output-format concise .
@@ -91,7 +96,7 @@ wheel: $(INSTALLED_DEV)
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-rooms-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-rooms-* .venv-versions build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): folder of the virtual environment

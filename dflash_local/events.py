@@ -56,12 +56,14 @@ class Stats:
     """Figures of one finished request. Times in seconds.
 
     Attributes:
-        acceptance_lengths: accepted drafts + 1 for each cycle, raw: cut at a stop id but not at
-            ``max_new_tokens``. The first token of a reply belongs to no cycle.
-        acceptance_per_position: share of cycles in which draft slot k (1-based) was accepted.
-        mean_acceptance_length: mean of ``acceptance_lengths`` (per cycle).
-        turn_acceptance_length: completion tokens / cycles (the model cards' definition, per turn).
-        tokens_per_s: decode rate, first token excluded; ``end_to_end_tokens_per_s`` includes prefill.
+        acceptance_lengths: for each cycle that drafted, the drafts that the target accepted and the bonus token.
+            Uncut, as vLLM counts: a stop or a limit ends the text inside the last cycle, not its length. The
+            first token of a reply belongs to no cycle.
+        acceptance_per_position: share of the cycles that drafted slot k (1-based) in which it was accepted.
+        mean_acceptance_length: mean of ``acceptance_lengths`` (per cycle); None where nothing was drafted.
+        turn_acceptance_length: completion tokens / cycles, those that drafted nothing included (per turn); None
+            where nothing was drafted.
+        tokens_per_s: decode rate of emitted tokens, first one excluded; ``end_to_end_tokens_per_s`` includes prefill.
         draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
         verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
         undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
@@ -137,10 +139,11 @@ class Step:
     Attributes:
         pieces: text that became safe to show; may lag behind ``token_ids``.
         token_ids: ids emitted by this cycle, in order, after cutting at a stop or the limit.
-        drafted: tokens proposed. accepted: of these, kept by the target (raw, before any cut at
-            ``max_new_tokens``). rows: rows the target verified.
+        drafted: tokens proposed. accepted: of these, accepted by the target, uncut: a stop or a limit may leave
+            some of them out of ``token_ids``. rows: rows the target verified.
         t_s: seconds since the request started.
         logprobs: one for each of ``token_ids`` when the request asked for them, else none.
+        drafts: cycles that proposed the drafted tokens: one, or more where a slow reader got several as one.
     """
 
     pieces: tuple[Piece, ...]
@@ -150,6 +153,7 @@ class Step:
     rows: int
     t_s: float
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

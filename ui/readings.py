@@ -21,6 +21,7 @@ class Readings:
 
     Attributes:
         now, mean: tokens per second. speeds: samples of ``now``, for a sparkline.
+        cycles: those that drafted; acceptance is of them (``events.Stats``). rows: what the last cycle verified.
         per_position: share of cycles in which draft slot k (1-based) was accepted.
         ar_speed: tokens per second of the last reply without drafting by this loaded pair.
         used, context: tokens in the context and how many it holds.
@@ -123,18 +124,18 @@ class Readings:
         if until > since:
             self.now = (after - before) / (until - since)
             self.speeds.append(self.now)
-        if step.rows:
-            self._cycle(step, count)
+        if step.rows and step.drafts <= 1:
+            self.rows = step.rows
+        if step.drafted:
+            self._cycle(step)
 
-    def _cycle(self, step: Step, count: int) -> None:
-        cycles = max(1, count - step.accepted)  # more than one where the listener had to merge
-        self.cycles += cycles
-        self.rows = step.rows if cycles == 1 else self.rows
+    def _cycle(self, step: Step) -> None:
+        self.cycles += step.drafts
         self._accepted += step.accepted
-        self._lengths.append((step.accepted + cycles, cycles))
+        self._lengths.append((step.accepted + step.drafts, step.drafts))
         self.acceptance_now = sum(n for n, _ in self._lengths) / sum(c for _, c in self._lengths)
         self.acceptance_mean = (self._accepted + self.cycles) / self.cycles
-        if cycles == 1 and step.drafted:
+        if step.drafts == 1:
             self._single += 1
             self._kept += [0] * (step.drafted - len(self._kept))
             for slot in range(step.accepted):
@@ -145,7 +146,7 @@ class Readings:
         self.stats, self.state = stats, "stopped" if finished.reason == "cancelled" else "ready"
         if finished.usage.completion_tokens:
             self.tokens, self.mean = finished.usage.completion_tokens, stats.tokens_per_s
-            self.acceptance_mean = stats.mean_acceptance_length if stats.mode == "dflash" else None
+            self.acceptance_mean = stats.mean_acceptance_length
         if stats.mode == "ar" and stats.tokens_per_s > 0:
             self.ar_speed = stats.tokens_per_s
 

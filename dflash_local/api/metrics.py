@@ -21,7 +21,7 @@ COUNTERS = {
     "prefix_cache_hits": "Prompt tokens found there.",
     "spec_decode_num_drafts": "Cycles that drafted.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that the target kept.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that the target accepted.",
 }
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 

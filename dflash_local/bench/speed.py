@@ -45,8 +45,8 @@ class Row:
     """Figures of one kind of prompt, or of all.
 
     Attributes:
-        mean_acceptance_length: over all cycles. turn_acceptance_length: completion tokens / cycles of
-            each reply, averaged over replies (the model cards' definition).
+        mean_acceptance_length: over all cycles that drafted. turn_acceptance_length: completion tokens / cycles
+            of each reply, averaged over replies.
         acceptance_per_position: share of the cycles that drafted slot k in which it was accepted.
         ar_tokens_per_s, dflash_tokens_per_s: decode rate over all replies, first tokens left out.
         ratio: decode time without / with drafting, summed over the prompts.
@@ -124,7 +124,7 @@ def _row(kind: str, found: Sequence[Comparison]) -> Row:
         kind=kind,
         prompts=len(found),
         tokens=sum(len(one.dflash.ids) for one in found),
-        cycles=len(lengths),
+        cycles=sum(len(one.dflash.cycles) for one in found),
         mean_acceptance_length=sum(lengths) / len(lengths) if lengths else None,
         turn_acceptance_length=sum(cards) / len(cards) if cards else None,
         acceptance_per_position=acceptance_per_position(

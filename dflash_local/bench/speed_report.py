@@ -78,7 +78,7 @@ def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wi
         "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
         f"text equal in {last.equal} of {last.prompts}"
         + (f"; answers right in {last.dflash_right} of {last.answers}" if last.answers else ""),
-        "acceptance length: accepted drafts + 1, mean over cycles, and tokens / cycles of each reply; "
+        "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
         "ratio: decode time of AR / DFlash in this run",
     ]
     lines += [f"notice: {notice}" for notice in sorted({n for one in found for n in one.dflash.notices})]

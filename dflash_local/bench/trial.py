@@ -16,7 +16,7 @@ from dflash_local.request import Request, user_request
 
 @dataclass(frozen=True, slots=True)
 class CycleShape:
-    """One cycle: rows verified, drafts proposed and accepted (raw), tokens it emitted (after any cut)."""
+    """One cycle: rows verified, drafts proposed and accepted (uncut), tokens it emitted (after any cut)."""
 
     rows: int
     drafted: int

@@ -37,21 +37,28 @@ class WeightsChoice(str, Enum):
 
 Contexts = Annotated[
     list[int] | None,
-    typer.Option(metavar="N", help="Tokens the session may hold; with random weights tokens committed, repeatable."),
+    typer.Option(
+        "--context", metavar="N", help="Tokens the session may hold; with random weights tokens committed, repeatable."
+    ),
 ]
 Prompts = Annotated[
-    str | None, typer.Option(metavar="heldout|builtin|FILE.jsonl", help="heldout for bundled pairs, else builtin.")
+    str | None,
+    typer.Option("--prompts", metavar="heldout|builtin|FILE.jsonl", help="heldout for bundled pairs, else builtin."),
 ]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N prompts.")]
-Tokens = Annotated[int | None, typer.Option(metavar="N", help=f"Tokens in a reply at most; {TOKENS} if not given.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")]
+Tokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", metavar="N", help=f"Tokens in a reply at most; {TOKENS} if not given.")
+]
 Weights = Annotated[
-    WeightsChoice, typer.Option(help="random: the pair's shapes on this GPU, without a download; times only.")
+    WeightsChoice,
+    typer.Option("--weights", help="random: the pair's shapes on this GPU, without a download; times only."),
 ]
 Prefill = Annotated[
-    int | None, typer.Option(metavar="N", help="Random weights: tokens of a prompt to time, 0 for none.")
+    int | None, typer.Option("--prefill", metavar="N", help="Random weights: tokens of a prompt to time, 0 for none.")
 ]
 AcceptanceLengths = Annotated[
-    str | None, typer.Option(metavar="3,5,7", help="Random weights: tokens per cycle to project tok/s at.")
+    str | None,
+    typer.Option("--acceptance", metavar="3,5,7", help="Random weights: tokens per cycle to project tok/s at."),
 ]
 Baselines = Annotated[
     bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")

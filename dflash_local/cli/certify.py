@@ -34,13 +34,16 @@ def register(app: typer.Typer) -> None:
 def certify(
     model: opt.Model,
     drafter: opt.Drafter = None,
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; repeatable.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; repeatable.")] = None,
     prompt_ids: Annotated[
-        list[str] | None, typer.Option(metavar="1,2,3", help="A prompt as token ids; repeatable.")
+        list[str] | None, typer.Option("--prompt-ids", metavar="1,2,3", help="A prompt as token ids; repeatable.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in a reply at most.")] = TOKENS,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", help="Tokens in a reply at most.")
+    ] = TOKENS,
     block_size: Annotated[
-        list[int] | None, typer.Option(metavar="B", help="Block size; repeatable; trained size if not given.")
+        list[int] | None,
+        typer.Option("--block-size", metavar="B", help="Block size; repeatable; trained size if not given."),
     ] = None,
     planted: Annotated[
         bool,

@@ -76,7 +76,11 @@ class Console:
             self.note("please answer y or n: ", end="")
 
     def data(self, text: str = "", style: str = "", end: str = "\n") -> None:
-        """Whole text for stdout, made safe."""
+        """One line for stdout, made safe: a line end in a path or a name is shown as a sign."""
+        self.raw(terminal.safe_line(text), style, end)
+
+    def data_text(self, text: str, style: str = "", end: str = "\n") -> None:
+        """Text of several lines for stdout, made safe."""
         self.raw(terminal.safe(text), style, end)
 
     def raw(self, text: str, style: str = "", end: str = "") -> None:
@@ -88,7 +92,11 @@ class Console:
         _emit(self.out, json.dumps(value, ensure_ascii=True) + "\n")
 
     def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
-        """Whole text for stderr, made safe; lost without a word when nobody reads stderr."""
+        """One line for stderr, made safe as ``data`` is; lost without a word when nobody reads stderr."""
+        self.raw_note(terminal.safe_line(text), style, end)
+
+    def note_text(self, text: str, style: str = "", end: str = "\n") -> None:
+        """Text of several lines for stderr, made safe."""
         self.raw_note(terminal.safe(text), style, end)
 
     def raw_note(self, text: str, style: str = "", end: str = "") -> None:
@@ -100,16 +108,16 @@ class Console:
 
     def warn(self, text: str) -> None:
         """One warning line on stderr."""
-        self.note(f"warning: {_one_line(text)}", "yellow")
+        self.note(f"warning: {text.strip()}", "yellow")
 
     def error(self, error: DFlashError, as_json: bool = False) -> None:
         """An error on stderr: one line and the hint, or one JSON object."""
         if as_json:
             self.raw_note(json.dumps(error.as_dict(), ensure_ascii=True) + "\n")
             return
-        self.note(f"error: {_one_line(error.message)}", "red")
+        self.note(f"error: {error.message.strip()}", "red")
         if error.hint:
-            self.note(f"hint: {_one_line(error.hint)}")
+            self.note(f"hint: {error.hint.strip()}")
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
@@ -121,7 +129,7 @@ class Console:
 
         def show(text: str, fraction: float) -> None:
             nonlocal longest
-            line = f"{terminal.safe(_one_line(text))} {fraction:.0%}"[: max(10, self.note_columns - 1)]
+            line = f"{terminal.safe_line(text)} {fraction:.0%}"[: max(10, self.note_columns - 1)]
             longest = max(longest, len(line))
             self.raw_note(f"\r{line.ljust(longest)}")
 
@@ -153,10 +161,6 @@ def hush_stdout() -> None:
         return
     with open(os.devnull, "w", encoding="ascii") as nothing:
         os.dup2(nothing.fileno(), descriptor)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _styled(text: str, style: str, colour: bool) -> str:

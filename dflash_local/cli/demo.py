@@ -151,11 +151,12 @@ class Show:
 
     def begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
         """The title, and what prints the reply."""
+        self.console.data()
         if mode == "ar":
-            self.console.data("\nwithout drafting, one token at a time (ar):", "bold")
+            self.console.data("without drafting, one token at a time (ar):", "bold")
             return ReplyPrinter(self.console)
         marks = MarkedPrinter(self.console)
-        self.console.data(f"\nwith the drafter (dflash); {marks.legend}:", "bold")
+        self.console.data(f"with the drafter (dflash); {marks.legend}:", "bold")
         return marks
 
     def finish(self) -> None:
@@ -167,9 +168,11 @@ class Show:
 
 def conclude(console: Console, race: Race) -> None:
     """The histogram of the drafted reply and what came of both."""
-    console.data("\ncycles by acceptance length (accepted drafts + 1):", "bold")
+    console.data()
+    console.data("cycles by acceptance length (accepted drafts + 1):", "bold")
     for line in histogram(race.dflash.finished, "█" if console.can_show("█") else "#"):
         console.data(line)
-    console.data(f"\n{race.verdict}")
+    console.data()
+    console.data(race.verdict)
     console.data(race.ratios)
     console.data(f"({TOY})")

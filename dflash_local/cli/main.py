@@ -14,14 +14,15 @@ from typing import Annotated
 
 import typer
 
-from dflash_local import __version__, settings
+from dflash_local import settings
+from dflash_local.cli import help as words
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
 # each a module with register(app)
 COMMANDS = (
     *("run", "chat", "serve", "web", "race", "demo"),
-    *("models", "show", "plan", "pull", "rm", "certify", "bench", "doctor"),
+    *("models", "show", "plan", "pull", "rm", "ps", "certify", "bench", "doctor", "help"),
 )
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
@@ -42,7 +43,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        Console({}).data(f"dflash-local {__version__}")
+        words.version()
         raise typer.Exit
 
 
@@ -55,7 +56,7 @@ def start(
 ) -> None:
     """Without a command, say which there are."""
     if context.invoked_subcommand is None:
-        Console({}).data(context.get_help())
+        Console({}).data_text(context.get_help())
 
 
 for _name in COMMANDS:
@@ -109,6 +110,6 @@ def _report(error: DFlashError, flags: set[str]) -> int:
         user = settings.load({"NO_COLOR": "1"})
     console = Console(user.environ)
     if "--debug" in flags or user.debug:
-        console.note("".join(traceback.format_exception(type(error), error, error.__traceback__)), end="")
+        console.note_text("".join(traceback.format_exception(type(error), error, error.__traceback__)), end="")
     console.error(error, as_json="--json" in flags)
     return error.exit_code

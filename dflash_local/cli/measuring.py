@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = FOLDER / "heldout.json"
 
-Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole report there as JSON.")]
+Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the whole report there as JSON.")]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``dflash models``: every pair of the registry at a glance, or what of them lies on this disk."""
+"""``dflash models`` and ``dflash list``: every pair of the registry at a glance, or what of them lies on this disk."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ NARROW = (Column("MODEL", shrinks=True), *WIDE[3:])
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command("models")(models)
+    app.command("list")(list_)
+    app.command("ls", hidden=True)(list_)
 
 
 def models(
@@ -49,7 +51,7 @@ def models(
     places = places_or_none(user)
     rows = [standing(row, places) for row in registry(user).rows]
     if local:
-        _local(console, places, rows, as_json)
+        _here(console, places, rows, as_json)
         return
     from dflash_local.cli import fit
 
@@ -60,6 +62,11 @@ def models(
         return
     for line in _table([(item, word) for item, word, _ in found], where, console.columns):
         console.data(line)
+
+
+def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
+    """List the models on this machine, with their sizes on disk."""
+    models(local=True, as_json=as_json, debug=debug)
 
 
 def _table(found: list[tuple[Standing, str]], where: Machine, width: int) -> list[str]:
@@ -98,8 +105,9 @@ def _as_json(item: Standing, word: str, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def _local(console: Console, places: Places | None, rows: list[Standing], as_json: bool) -> None:
+def _here(console: Console, places: Places | None, rows: list[Standing], as_json: bool) -> None:
     """What the cache holds of the registry's pairs; repositories of no pair are only counted."""
+    bundled = [item.row.name for item in rows if item.state == "bundled"]
     here = [item for item in rows if item.state in ("local", "partial")]
     everything = _scan(places)
     ours = {part.repo for item in here for part in (item.target, item.drafter) if part is not None}
@@ -110,7 +118,7 @@ def _local(console: Console, places: Places | None, rows: list[Standing], as_jso
     if as_json:
         pairs = [_local_json(item) for item in here]
         others_json = {"repos": len(others), "bytes": sum(item.size for item in others)}
-        console.json({"cache": where, "pairs": pairs, "total_bytes": total, "other": others_json})
+        console.json({"cache": where, "pairs": pairs, "total_bytes": total, "other": others_json, "bundled": bundled})
         return
     if not here:
         console.data(f"No pair is in {where or 'any cache: there is no home folder'}; dflash pull MODEL fetches one.")
@@ -119,6 +127,8 @@ def _local(console: Console, places: Places | None, rows: list[Standing], as_jso
             console.data(line)
         console.data()
         console.data(f"{amount(total)} in {where}")
+    if bundled:
+        console.data(f"with the package: {', '.join(bundled)}")
     if others:
         size = amount(sum(item.size for item in others))
         console.data(f"besides, {size} in {len(others)} repositories that belong to no pair of the registry")

@@ -84,54 +84,73 @@ Models = Annotated[
     typer.Argument(metavar="MODEL", help="Names that dflash models lists.", autocompletion=complete_model),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(metavar="FOLDER|REPO", help="The drafter's folder or repository, owner/name.")
+    str | None, typer.Option("--drafter", metavar="FOLDER|REPO", help="The drafter's folder or repository, owner/name.")
 ]
-Mode = Annotated[ModeChoice, typer.Option(help="Draft and verify, or one token at a time.")]
-MaxNewTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens in the reply at most.")]
-Temperature = Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep the likeliest tokens up to this mass.")]
-MinP = Annotated[float | None, typer.Option(metavar="P", help="Drop tokens under P times the likeliest.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(metavar="X", help="Over prompt and reply; 1 is off.")]
-PresencePenalty = Annotated[float | None, typer.Option(metavar="X", help="Over the reply; 0 is off.")]
-FrequencyPenalty = Annotated[float | None, typer.Option(metavar="X", help="Over the reply; 0 is off.")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="0 to 2^64-1; a fresh one if not given, shown.")]
+Mode = Annotated[ModeChoice, typer.Option("--mode", help="Draft and verify, or one token at a time.")]
+MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", metavar="N", help="Tokens in the reply at most.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the K likeliest tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Drop tokens under P times the likeliest.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", metavar="X", help="Over prompt and reply; 1 is off.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="X", help="Over the reply; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option("--frequency-penalty", metavar="X", help="Over the reply; 0 is off.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="0 to 2^64-1; a fresh one if not given, shown.")]
 BlockSize = Annotated[
-    int | None, typer.Option(metavar="B", help="Anchor and drafts per cycle; trained size if not given.")
+    int | None,
+    typer.Option("--block-size", metavar="B", help="Anchor and drafts per cycle; trained size if not given."),
 ]
-Dtype = Annotated[DtypeChoice | None, typer.Option(help="auto: float32 on a CPU, bfloat16 on a GPU.")]
+Dtype = Annotated[DtypeChoice | None, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a GPU.")]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N, mps, balanced (several GPUs).")
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N, mps, balanced (several GPUs)."),
 ]
-Context = Annotated[int | None, typer.Option(metavar="N", help="Tokens the session may hold; what fits if not given.")]
+Context = Annotated[
+    int | None, typer.Option("--context", metavar="N", help="Tokens the session may hold; what fits if not given.")
+]
 NoFitCheck = Annotated[
     bool, typer.Option("--no-fit-check", help="Load even where the memory plan says that it does not fit.")
 ]
 GpuMemory = Annotated[
-    float | None, typer.Option(metavar="GIB", help="Plan for a GPU with this much memory instead of this machine.")
+    float | None,
+    typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU with this much memory instead of this machine."),
 ]
-Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-Engine = Annotated[EngineChoice | None, typer.Option(help="auto: fused on a GPU where it knows the pair.")]
+Engine = Annotated[EngineChoice | None, typer.Option("--engine", help="auto: fused on a GPU where it knows the pair.")]
 Exact = Annotated[
     bool | None,
     typer.Option("--exact/--no-exact", help="The same bits with and without drafting, in any dtype; costs some speed."),
 ]
 KvCache = Annotated[
     CacheChoice | None,
-    typer.Option(help="fp8: half the memory a context takes; replies change, drafted and plain ones alike."),
+    typer.Option(
+        "--kv-cache", help="fp8: half the memory a context takes; replies change, drafted and plain ones alike."
+    ),
 ]
 DraftSide = Annotated[
     DraftSideChoice | None,
-    typer.Option(help="Weights and head of the drafter; auto takes 8 bits where that is measured to pay."),
+    typer.Option(
+        "--draft-side", help="Weights and head of the drafter; auto takes 8 bits where that is measured to pay."
+    ),
 ]
 DraftWindow = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens the drafter looks back on; all if not given.")
+    int | None, typer.Option("--draft-window", metavar="N", help="Tokens the drafter looks back on; all if not given.")
 ]
-Quantize = Annotated[QuantizeChoice | None, typer.Option(help="Load the target's weights in 4 or 8 bits.")]
+Quantize = Annotated[
+    QuantizeChoice | None, typer.Option("--quantize", help="Load the target's weights in 4 or 8 bits.")
+]
 AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
-System = Annotated[str, typer.Option(metavar="TEXT", help="The system message.")]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="The system message.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -100,7 +100,8 @@ class Contest:
         with start_service(self.pair, self.wish, console) as service:
             racer = self._racer(service)
             if not as_json:
-                console.data(f"{self.pair.label}: {self.prompt}", "bold")
+                console.data(f"{self.pair.label}: ", "bold", end="")
+                console.data_text(self.prompt, "bold")
             result = run_in_lines(racer, None if as_json else PlainShow(console))
         if as_json:
             console.json({**self._about, **result.as_dict()})
@@ -153,7 +154,8 @@ class PlainShow(Show):
 
     def begin(self, mode: Mode) -> ReplyPrinter:
         """The title, and what prints the reply."""
-        self.console.data(f"\n{TITLES[mode]}", "bold")
+        self.console.data()
+        self.console.data(TITLES[mode], "bold")
         return ReplyPrinter(self.console)
 
 

@@ -36,7 +36,8 @@ def repl(desk: Desk) -> None:
             if pressed:
                 break
             pressed = True
-            console.note("\nCtrl-C again, Ctrl-D or /quit leaves")
+            console.note()
+            console.note("Ctrl-C again, Ctrl-D or /quit leaves")
     if console.interactive:
         console.note("bye", "dim")
 

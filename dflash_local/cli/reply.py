@@ -118,7 +118,8 @@ class ReplyPrinter:
         self._put(self._filter.finish())
         self._filter = terminal.TerminalFilter()
         if self._channel != "final":
-            self._console.note(f"\n[end of {self._channel}]", "dim")
+            self._console.note()
+            self._console.note(f"[end of {self._channel}]", "dim")
         if channel != "final":
             self._console.note(f"[{channel}]", "dim")
         self._channel = channel
@@ -137,10 +138,11 @@ def figures(finished: Finished) -> str:
     """One line: speed, both acceptance lengths by name, and the rows verified where they were fewer than the block."""
     stats, usage = finished.stats, finished.usage
     parts = [f"{usage.completion_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
-    if stats.mean_acceptance_length is not None and stats.mode == "dflash":
+    if stats.mean_acceptance_length is not None:
         parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} per cycle")
         if stats.turn_acceptance_length is not None:
-            parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({len(stats.acceptance_lengths)} cycles)")
+            cycles = len(stats.acceptance_lengths) + stats.undrafted_cycles
+            parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({cycles} cycles)")
     if stats.mode == "dflash" and stats.mean_verify_rows not in (None, stats.block_size):
         parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
     parts.append(f"{stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt")

@@ -37,7 +37,9 @@ def run(
     prompt: Annotated[str, typer.Argument(help="The prompt; piped input is appended to it.")] = "",
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
-    prompt_ids: Annotated[str | None, typer.Option(metavar="1,2,3", help="Token ids instead of a prompt.")] = None,
+    prompt_ids: Annotated[
+        str | None, typer.Option("--prompt-ids", metavar="1,2,3", help="Token ids instead of a prompt.")
+    ] = None,
     max_new_tokens: opt.MaxNewTokens = None,
     temperature: opt.Temperature = None,
     top_k: opt.TopK = None,
@@ -61,7 +63,9 @@ def run(
     allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     system: opt.System = "",
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")
+    ] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:

@@ -68,6 +68,9 @@ class ScreenConsole(Console):
         self._say(text + end, "note")
 
     def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
+        self.note_text(terminal.safe_line(text), style, end)
+
+    def note_text(self, text: str, style: str = "", end: str = "\n") -> None:
         self._line += text + end
         if end:
             line, self._line = self._line, ""

@@ -31,11 +31,21 @@ WILDCARDS = ("0.0.0.0", "::", "")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-HostOption = Annotated[str, typer.Option(metavar="ADDRESS", help="Others than this machine's own need a token.")]
-TokenOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What clients must send; others see it in ps.")]
-TokenFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds the token.")]
-AllowHostOption = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A further name of this server.")]
-KeepAliveOption = Annotated[str, typer.Option(metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")]
+HostOption = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Others than this machine's own need a token.")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", metavar="TEXT", help="What clients must send; others see it in ps.")
+]
+TokenFileOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds the token.")
+]
+AllowHostOption = Annotated[
+    list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A further name of this server.")
+]
+KeepAliveOption = Annotated[
+    str, typer.Option("--keep-alive", metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +72,7 @@ class Address:
 def serve(
     model: opt.Model,
     host: HostOption = HOST,
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
     token: TokenOption = None,
     token_file: TokenFileOption = None,
     allow_host: AllowHostOption = None,

@@ -141,7 +141,7 @@ def _set(desk: Desk, argument: str) -> None:
 def _system(desk: Desk, argument: str) -> None:
     if argument:
         desk.conversation.set_system("" if argument in ("off", '""') else argument)
-    desk.console.note(f"system message: {desk.conversation.wishes.system or 'none'}")
+    desk.console.note_text(f"system message: {desk.conversation.wishes.system or 'none'}")
 
 
 def _stats(desk: Desk, _argument: str) -> None:
@@ -154,7 +154,7 @@ def _stats(desk: Desk, _argument: str) -> None:
         f"mode {stats.mode}, block {stats.block_size}, seed {stats.seed}, first token after {stats.ttft_s:.3f} s; "
         f"draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
     )
-    if stats.mode == "dflash" and stats.acceptance_lengths:
+    if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
         desk.console.note(f"accepted per position: {shares}")
         desk.console.note("cycles by acceptance length:")
@@ -182,7 +182,8 @@ def _save(desk: Desk, argument: str) -> None:
 def _load(desk: Desk, argument: str) -> None:
     if not argument:
         known = history.names(desk.folder)
-        desk.console.note("\n".join(f"  {name}" for name in known) if known else "there are no chats yet")
+        for line in [f"  {name}" for name in known] or ["there are no chats yet"]:
+            desk.console.note(line)
         return
     path, chat = history.load(desk.folder, argument)
     talk = desk.conversation
@@ -197,7 +198,7 @@ def _load(desk: Desk, argument: str) -> None:
 
 def _show(desk: Desk, turn: Turn) -> None:
     desk.console.note(">>> " if turn.role == "user" else "", "dim", end="")
-    desk.console.note(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
+    desk.console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
 
 
 def _clear(desk: Desk, _argument: str) -> None:

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def web(
     model: ModelOrDemo = None,
     host: serving.HostOption = serving.HOST,
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
     token: serving.TokenOption = None,
     token_file: serving.TokenFileOption = None,
     allow_host: serving.AllowHostOption = None,

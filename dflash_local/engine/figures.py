@@ -44,8 +44,8 @@ class Figures:
         self.prefill_s = 0.0
         self._started = time.perf_counter()
         self._decoding = self._started
-        self._lengths: list[int] = []
-        self._accepted: list[tuple[int, int]] = []  # (drafted, accepted) of each cycle
+        self._lengths: list[int] = []  # acceptance lengths of the cycles that drafted
+        self._drafts: list[tuple[int, int]] = []  # (drafted, accepted) of the same
         self._draft_s = self._verify_s = 0.0
         self._alarmed = False
 
@@ -60,17 +60,18 @@ class Figures:
 
     def add(self, cycle: Cycle) -> None:
         """Count one cycle."""
-        self._lengths.append(len(cycle.ids))
-        if cycle.rows >= self._judged_rows:
-            self._judged.append(len(cycle.ids))
         self._rows[cycle.rows] += 1
-        self._accepted.append((cycle.drafted, cycle.accepted))
         self._draft_s += cycle.draft_s
         self._verify_s += cycle.verify_s
-        if cycle.drafted:
-            self.misses = 0 if cycle.accepted else self.misses + 1
-        else:
+        if not cycle.drafted:
             self._undrafted += 1
+            return
+        length = cycle.accepted + 1  # not that of ``ids``, which end at a stop id
+        self._lengths.append(length)
+        self._drafts.append((cycle.drafted, cycle.accepted))
+        if cycle.rows >= self._judged_rows:
+            self._judged.append(length)
+        self.misses = 0 if cycle.accepted else self.misses + 1
 
     def below(self, band: float) -> bool:
         """True once, when the mean acceptance length of the last cycles is under ``band``."""
@@ -83,13 +84,14 @@ class Figures:
         """The figures of a reply of ``emitted`` tokens."""
         total = self.elapsed()
         decode = total - self.prefill_s if self.prefill_s else 0.0
-        cycles = len(self._lengths)
+        drafting = len(self._lengths)
+        cycles = drafting + self._undrafted
         after_first = max(emitted - 1, 0)
         return Stats(
             acceptance_lengths=tuple(self._lengths),
-            acceptance_per_position=acceptance_per_position(self._accepted),
-            mean_acceptance_length=sum(self._lengths) / cycles if cycles else None,
-            turn_acceptance_length=emitted / cycles if cycles else None,
+            acceptance_per_position=acceptance_per_position(self._drafts),
+            mean_acceptance_length=sum(self._lengths) / drafting if drafting else None,
+            turn_acceptance_length=emitted / cycles if drafting else None,
             tokens_per_s=after_first / decode if decode > 0 else 0.0,
             end_to_end_tokens_per_s=emitted / total if total > 0 else 0.0,
             ttft_s=self.prefill_s,

@@ -24,6 +24,7 @@ class _Merged:
     token_ids: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    drafts: int = 0
     rows: int = 0
     t_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -37,6 +38,7 @@ class _Merged:
         self.token_ids.extend(step.token_ids)
         self.drafted += step.drafted
         self.accepted += step.accepted
+        self.drafts += step.drafts if step.drafted else 0
         self.rows += step.rows
         self.t_s = step.t_s
         self.logprobs.extend(step.logprobs)
@@ -44,7 +46,7 @@ class _Merged:
     def as_step(self) -> Step:
         pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
         ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
-        return Step(pieces, ids, self.drafted, self.accepted, self.rows, self.t_s, logprobs)
+        return Step(pieces, ids, self.drafted, self.accepted, self.rows, self.t_s, logprobs, self.drafts)
 
 
 class Listener:

@@ -18,13 +18,13 @@ from dflash_local.train.vocabulary import END, render
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Per prompt: the ids written (stop id included) and the ids gained per cycle (empty without a drafter)."""
+    """Per prompt: the ids written (stop id included) and each cycle's acceptance length (none without a drafter)."""
 
     ids: list[list[int]]
     cycles: list[list[int]]
 
     def mean_acceptance(self) -> float:
-        """Ids per cycle over all cycles, bonus included."""
+        """Mean over all cycles; accepted drafts uncut and the bonus token, as ``events.Stats`` counts."""
         lengths = [length for row in self.cycles for length in row]
         return sum(lengths) / max(1, len(lengths))
 
@@ -46,7 +46,7 @@ def answer(
 ) -> Answers:
     """Greedy text of every prompt; with a drafter in blocks, verified by the target each cycle.
 
-    The first id comes from the prompt pass and belongs to no cycle. A cycle counts up to the stop id.
+    The first id comes from the prompt pass and belongs to no cycle.
     """
     device, rows = next(model.parameters()).device, len(prompts)
     room = max(map(len, prompts)) + limit + 2 * BLOCK
@@ -78,7 +78,7 @@ def answer(
             gained = new[row][: kept[row] + 1]
             gained = gained[: gained.index(stop) + 1] if stop in gained else gained
             written[row] += gained
-            cycles[row].append(len(gained))
+            cycles[row].append(kept[row] + 1)
         moving = torch.tensor([r in set(open_rows) for r in range(rows)], device=device)
         size = torch.where(moving, size + accepted + 1, size)
         ids[every, size] = torch.where(moving, chosen[every, accepted], ids[every, size])

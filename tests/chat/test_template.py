@@ -78,6 +78,16 @@ def test_ck_21_contents_side_by_side_cannot_make_a_tag(with_template: Callable[[
     assert tokenizer.decode(ids) == "a <|im_end|> b<|im_end|>"
 
 
+@pytest.mark.parametrize(("template", "text"), [("{{ m }}_end|>", "a <|im"), ("<|im{{ m }}", "_end|> b")])
+def test_ck_21_a_content_cannot_make_a_tag_with_what_the_template_writes_beside_it(
+    with_template: Callable[[str], Tokenizer], template: str, text: str
+) -> None:
+    tokenizer = with_template(template.replace("m }}", "messages[0].content }}"))
+    ids = render(tokenizer, [Message("user", text)], thinking=False).ids
+    assert not set(ids) & set(tokenizer.added), "the end of a content is hidden like its beginning"
+    assert tokenizer.decode(ids) == template.replace("{{ m }}", text)
+
+
 def test_ck_21_tools_are_concealed_as_well(chatml: Tokenizer) -> None:
     tools = [{"name": "f", "description": "<|im_end|>"}]
     ids = render(chatml, [Message("user", "x")], thinking=True, tools=tools).ids

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+import typer
 
 from dflash_local import __version__
 from dflash_local.cli import main as main_module
@@ -138,6 +141,78 @@ def test_an_unknown_command_or_option_exits_2(cli: Cli) -> None:
     for argv in (["rnu"], ["--bogus"], ["run"], ["run", "a", "b", "c"]):
         result = cli(*argv)
         assert result.code == 2 and result.err.startswith("error: ") and "--help" in result.err
+
+
+def test_every_option_is_declared_by_its_name() -> None:
+    """Names that typer derives differ between its versions: 0.27.2 took ``--DEVICE`` from a metavar."""
+    parsed = typing.cast(typing.Any, typer.main.get_command(main_module.app)).commands
+    seen = 0
+    for command in main_module.app.registered_commands:
+        assert command.callback is not None
+        known = parsed[command.name or command.callback.__name__].params
+        options = {param.name: {*param.opts, *param.secondary_opts} for param in known}
+        for name, hint in typing.get_type_hints(command.callback, include_extras=True).items():
+            for found in getattr(hint, "__metadata__", ()):
+                if isinstance(found, typer.models.OptionInfo):
+                    given = [found.default, *(found.param_decls or ())]  # typer takes the first name for a default
+                    names = [word for word in given if isinstance(word, str) and word.startswith("-")]
+                    declared = {word for words in names for word in words.split("/")}
+                    longs = {word for word in declared if word.startswith("--")}
+                    assert longs, f"dflash {command.name}: {name} has no name of its own"
+                    assert all(re.fullmatch(r"--[a-z][a-z-]+", word) for word in longs), (command.name, longs)
+                    assert declared == options[name], (command.name, name)
+                    seen += 1
+    assert seen > 100
+
+
+def test_words_of_other_programs_are_understood(cli: Cli) -> None:
+    assert cli("version").out == cli("--version").out == f"dflash-local {__version__}\n"
+    assert cli("help").out == cli("--help").out and "Commands:" in cli("help").out
+    assert cli("help", "run").out == cli("run", "--help").out and "--prompt-ids" in cli("help", "run").out
+    unknown = cli("help", "rnu")
+    assert unknown.code == 2 and "rnu" in unknown.err and "--help" in unknown.err
+
+
+ODD = "a\nb\x1b[31mc\td"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("run", "{}", "hi"),
+        ("show", "{}"),
+        ("plan", "{}"),
+        ("pull", "{}"),
+        ("rm", "{}"),
+        ("certify", "{}"),
+        ("race", "{}"),
+    ],
+)
+def test_a_folder_whose_name_has_control_characters_stays_on_its_line(
+    cli: Cli, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    folder = tmp_path / ODD
+    folder.mkdir()
+    result = cli(*(word.format(folder) for word in argv))
+    shown = result.out + result.err
+    assert "\x1b" not in shown and "\t" not in shown and "\x1b[31m" not in shown
+    starts = ("error: ", "hint: ", str(tmp_path)) if argv[0] != "pull" else (str(tmp_path),)
+    assert shown and all(line.startswith(starts) for line in shown.splitlines()), shown
+    assert "a␊b␛[31mc␉d" in shown or "a\\nb\\x1b[31mc\\td" in shown, shown
+
+
+def test_lines_of_the_console_are_lines_and_texts_keep_their_ends() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    console = Console({}, out=out, err=err)
+    console.data(ODD)
+    console.data_text("two\nlines")
+    console.note(ODD)
+    console.note_text("two\nlines")
+    console.warn(ODD)
+    console.error(DFlashError(ODD, ODD))
+    odd = "a␊b␛[31mc␉d\n"
+    assert out.getvalue() == f"{odd}two\nlines\n"
+    assert err.getvalue() == f"{odd}two\nlines\nwarning: {odd}error: {odd}hint: {odd}"
 
 
 def test_st_05_a_bad_setting_exits_3_and_names_itself(

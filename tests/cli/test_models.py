@@ -74,8 +74,11 @@ def test_local_shows_what_is_here_and_what_it_takes(cli: Cli, toy_hub: FakeHub) 
     target, drafter = row_of(shown, TARGET), row_of(shown, DRAFTER)
     assert target[1:4] == ["target", "5.8", "MiB"] and target[-2:] == ["yes", "complete"]
     assert drafter[1:4] == ["drafter", "1.6", "MiB"] and len(drafter[4]) == 12
-    assert "7.4 MiB in " in shown and "demo" not in shown
+    assert "7.4 MiB in " in shown and "with the package: demo, demo-hybrid" in shown
+    assert shown == cli("list").out == cli("ls").out and "dflash list" not in shown
     found = cli("models", "--local", "--json").json
+    assert found == cli("list", "--json").json == cli("ls", "--json").json
+    assert found["bundled"] == ["demo", "demo-hybrid"]
     pair = found["pairs"][0]
     assert pair["state"] == "local" and pair["verified"] and pair["bytes"] == found["total_bytes"]
     assert pair["target"]["commit"][:12] == target[4] and pair["target"]["missing"] == []

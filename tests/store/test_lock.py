@@ -150,6 +150,32 @@ def test_dl_14_a_held_lock_without_a_record_is_respected(folder: Path) -> None:
                 pytest.fail("two are in")
 
 
+@posix
+def test_dl_14_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no record can be written, the file at the path is all that the next puller can meet."""
+
+    def full(_self: Owner, _path: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Owner, "write_new", full)
+    path, flock, seen = folder / "models--lab--Pair-8B.lock", lock._flock, []
+
+    def overtaken(descriptor: int) -> bool | None:
+        if not seen:  # a third one dethrones a dead owner between our opening the file and locking it
+            path.unlink()
+        seen.append(descriptor)
+        return flock(descriptor)
+
+    monkeypatch.setattr(lock, "_flock", overtaken)
+    with lock.exclusive(folder, REPO):
+        assert len(seen) == 2
+        with pytest.raises(BusyError):
+            with lock.exclusive(folder, REPO, wait=False):
+                pytest.fail("two are in")
+
+
 DEAD: list[Callable[[], dict[str, object]]] = [
     lambda: {"pid": gone_pid()},
     lambda: {"started": "1"},  # the id was given to a later process

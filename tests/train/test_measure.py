@@ -28,7 +28,7 @@ def test_blocks_write_the_targets_own_text(
     assert blocks.ids == plain.ids
     assert sum(right_answers(tokenizer, turns, blocks)) >= 4
     for ids, cycles in zip(blocks.ids, blocks.cycles, strict=True):
-        assert sum(cycles) == len(ids) - 1 and max(cycles) <= 8
+        assert sum(cycles[:-1]) < len(ids) - 1 <= sum(cycles) and max(cycles) <= 8, "the last one may be cut"
     assert blocks.mean_acceptance() > 4 and plain.mean_acceptance() == 0
 
 

@@ -25,7 +25,8 @@ COLOURS = {"AR": "#8a94a6", "DFlash": "#0d9488"}
 MEASURED = "Measured here, in this run; no figure is remembered or quoted."
 EXPLAINED = (
     "Each prompt is answered without drafting and with it, one after the other, from the same loaded pair, greedily. "
-    "Ratio: decode speed of DFlash over that of AR. Acceptance length: accepted drafts + 1, mean over the cycles."
+    "Ratio: decode speed of DFlash over that of AR. Acceptance length: accepted drafts + 1, mean over the "
+    "cycles that drafted."
 )
 FILE = "dflash-bench.json"
 Updates = list[Any]

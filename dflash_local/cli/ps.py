@@ -1,0 +1,90 @@
+"""``dflash ps``: what a running ``dflash serve`` or ``dflash web`` of this user keeps loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from dflash_local import settings
+from dflash_local.cli import options as opt
+from dflash_local.cli.attaching import running_server
+from dflash_local.cli.console import Console
+from dflash_local.cli.tables import Column, table, tokens
+
+COLUMNS = (
+    Column("MODEL", shrinks=True),
+    Column("STATE"),
+    Column("LOADED AS"),
+    Column("CONTEXT", right=True),
+    Column("REQUESTS", right=True),
+    Column("ADDRESS"),
+    Column("PROCESS", right=True),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("ps")(ps)
+
+
+def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
+    """Show what a running dflash serve or dflash web keeps loaded on this machine."""
+    user = settings.load()
+    console = Console(user.environ)
+    server = served(user)
+    if as_json:
+        console.json({"servers": [] if server is None else [server]})
+    elif server is None:
+        console.data("Nothing is being served; dflash serve MODEL or dflash web starts it.")
+    else:
+        for line in lines(server, console.columns):
+            console.data(line)
+        if server["state"] == "unknown":
+            console.note("it wants a token: put it into DFLASH_TOKEN to see more")
+
+
+def served(user: settings.Settings) -> dict[str, Any] | None:
+    """The server that wrote itself down, by what it says of itself now; None when nobody answers there.
+
+    Its state is ``unknown`` where it wants a token that the user has not given.
+    """
+    record = running_server(user)
+    if record is None:
+        return None
+    from dflash_local.remote.attached import Server, is_listening
+
+    url, token = str(record["url"]), user.environ.get("DFLASH_TOKEN") if record.get("token") else None
+    if not is_listening(url):
+        return None
+    status = Server(url, token).status()
+    if status is None and not record.get("token"):
+        return None  # another program has its port
+    told = status or {}
+    facts = told.get("facts")
+    return {
+        "model": str(told.get("model", record.get("model"))),
+        "state": told.get("state", "unknown"),
+        "url": url,
+        "pid": told.get("pid", record.get("pid")),
+        "running": told.get("running"),
+        "waiting": told.get("waiting"),
+        "keep_alive_s": told.get("keep_alive_s"),
+        "facts": facts if isinstance(facts, dict) and told["state"] == "ready" else None,
+    }
+
+
+def lines(server: dict[str, Any], width: int) -> list[str]:
+    """A table of one row."""
+    facts = server["facts"] or {}
+    running, waiting = server["running"], server["waiting"]
+    cells = (
+        server["model"],
+        str(server["state"]),
+        " ".join(str(facts[name]) for name in ("engine", "dtype", "device") if facts.get(name)),
+        tokens(facts["context"]) if isinstance(facts.get("context"), int) else "",
+        "" if running is None else f"{running} running, {waiting} waiting",
+        server["url"],
+        str(server["pid"] or ""),
+    )
+    return table(COLUMNS, [cells], width)
