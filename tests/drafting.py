@@ -137,27 +137,27 @@ def sampled_texts(
     return tuple(tuple(row) for row in ids.tolist())
 
 
-class Known(NamedTuple):
+class Known:
     """A text and what the target makes of it: hidden [N, H], whose row p predicts position p + 1."""
 
-    text: tuple[int, ...]
-    hidden: torch.Tensor
+    def __init__(self, family: str, wrong_every: int) -> None:
+        """Nothing is known yet. ``wrong_every`` n makes the drafter wrong at every n-th position."""
+        self.family, self.wrong_every = family, wrong_every
 
-    @classmethod
-    def of(cls, family: str, text: tuple[int, ...]) -> Known:
-        target = aside(family)
+    def learn(self, text: tuple[int, ...]) -> None:
+        """This text is the one that will be chosen."""
+        target = aside(self.family)
         target.clear()
         with torch.inference_mode():
-            hidden = target.prefill(torch.tensor(text), False).hidden
-        return cls(text, hidden)
+            self.hidden = target.prefill(torch.tensor(text), False).hidden
 
-    def spoiled(self, position: int, wrong_every: int) -> bool:
-        """Whether the drafter is made to be wrong there."""
-        return bool(wrong_every) and position % wrong_every == 0
+    def spoiled(self, position: int) -> bool:
+        """Whether the drafter is made wrong there."""
+        return bool(self.wrong_every) and position % self.wrong_every == 0
 
-    def accepted(self, start: int, drafts: int, wrong_every: int) -> int:
+    def accepted(self, start: int, drafts: int) -> int:
         """Drafts that must be accepted of a block whose anchor stands at ``start``."""
-        return next((i for i in range(drafts) if self.spoiled(start + 1 + i, wrong_every)), drafts)
+        return next((i for i in range(drafts) if self.spoiled(start + 1 + i)), drafts)
 
 
 class _Memory:
@@ -168,13 +168,13 @@ class _Memory:
 
 
 class KnowingDrafter:
-    """In ``Drafter``'s place: its hidden rows are the target's own, where it is not made to be wrong."""
+    """In ``Drafter``'s place: its hidden rows are the target's own, where it is not made wrong."""
 
     dtype = torch.float32
     config = SimpleNamespace(block_size=BLOCK, mask_token_id=MASK)
 
-    def __init__(self, known: Known, wrong_every: int) -> None:
-        self.known, self.wrong_every = known, wrong_every
+    def __init__(self, known: Known) -> None:
+        self.known = known
 
     def new_cache(self, draft_window: int | None = None) -> _Memory:
         return _Memory()
@@ -186,7 +186,7 @@ class KnowingDrafter:
         rows = self.known.hidden[start - 1 : start - 1 + BLOCK].clone()  # row k predicts start + k
         rows[0] = -rows[0]  # the anchor's row predicts nothing of use
         for k in range(1, BLOCK):
-            if self.known.spoiled(start + k, self.wrong_every):
+            if self.known.spoiled(start + k):
                 rows[k] = -rows[k]
         return rows
 
@@ -194,21 +194,21 @@ class KnowingDrafter:
 class KnowingBlocks(PlantedBlocks):
     """The same for the fused engine: its logits are the target's own."""
 
-    def __init__(self, known: Known, wrong_every: int, target: FusedTarget) -> None:
+    def __init__(self, known: Known, target: FusedTarget) -> None:
         super().__init__(Planted(VOCAB), target, BLOCK)
-        self.known, self.wrong_every = known, wrong_every
+        self.known = known
 
     def block(self, _reach: int) -> None:
         start = int(self.target.start)
         self.planted.length = start
         self.drafts.copy_(self.target.head(self.known.hidden[start : start + BLOCK - 1]))
         for k in range(1, BLOCK):
-            if self.known.spoiled(start + k, self.wrong_every):
+            if self.known.spoiled(start + k):
                 self.drafts[k - 1].neg_()
 
 
-def knowing(known: Known, wrong_every: int, target: TransformersTarget | FusedTarget) -> DFlashProposer | KnowingBlocks:
-    """A drafter for the target of either engine that is right but at every ``wrong_every``-th position."""
+def knowing(known: Known, target: TransformersTarget | FusedTarget) -> DFlashProposer | KnowingBlocks:
+    """A drafter for the target of either engine that is right where it is not made wrong."""
     if isinstance(target, FusedTarget):
-        return KnowingBlocks(known, wrong_every, target)
-    return DFlashProposer(KnowingDrafter(known, wrong_every), target)  # type: ignore[arg-type]
+        return KnowingBlocks(known, target)
+    return DFlashProposer(KnowingDrafter(known), target)  # type: ignore[arg-type]
