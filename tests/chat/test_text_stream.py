@@ -118,9 +118,9 @@ def test_en_07_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
 def test_en_07_many_stops_cost_little(plain: Tokenizer) -> None:
     stops = [f"{'ab' * 400}{n}" for n in range(128)]
     ids = bytes_of(plain, "ab" * 3000 + "ab7!")
-    started = time.monotonic()
+    started = time.process_time()
     assert run(plain, ids, stops, (8,))[0] == {"final": "ab" * 2601}
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_stop_at_counts_the_id_that_completed_it(plain: Tokenizer) -> None:
@@ -253,6 +253,6 @@ def test_en_20_a_token_of_500_characters(chatml: Tokenizer, plain: Tokenizer) ->
 
 def test_en_20_streaming_time_grows_with_the_length_only(plain: Tokenizer) -> None:
     ids = bytes_of(plain, "a" * 60_000)
-    started = time.monotonic()
+    started = time.process_time()
     run(plain, ids, ["ab"], (8,))
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
