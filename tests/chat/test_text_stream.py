@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.chat.channels import PlainParser, channel_parser
-from dflash_local.chat.text_stream import TextStream
+from dflash_local.chat.text_stream import Pushed, TextStream
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.events import Origin, Piece
 
@@ -112,6 +112,7 @@ def test_en_07_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
     assert pushed.pieces == (Piece("go ", "final", "accepted"),)
     assert stream.text() == "go "
     assert stream.finish() == (Piece("STOP", "final", "accepted"),)
+    assert stream.push(bytes_of(plain, "!"), ["bonus"]) == Pushed(()), "nothing follows the end"
     assert stream.text() == "go STOP"
 
 
@@ -129,7 +130,7 @@ def test_stop_at_counts_the_id_that_completed_it(plain: Tokenizer) -> None:
     pushed = stream.push(bytes_of(plain, "def"), ["bonus"] * 3)
     assert pushed.stop_at == 1
     assert pushed.pieces == ()
-    assert stream.push(bytes_of(plain, "xyz"), ["bonus"] * 3).pieces == ()
+    assert stream.push(bytes_of(plain, "xyz"), ["bonus"] * 3) == Pushed(())
     assert stream.finish() == ()
     assert stream.text() == "ab"
 
