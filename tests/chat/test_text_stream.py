@@ -146,6 +146,12 @@ def test_origin_is_that_of_the_completing_token(plain: Tokenizer) -> None:
     )
 
 
+def test_half_a_character_at_the_end_has_the_origin_of_its_id(plain: Tokenizer) -> None:
+    stream = TextStream(plain, [], PlainParser())
+    assert stream.push(bytes_of(plain, "é")[:1], ["accepted"]) == Pushed(())
+    assert stream.finish() == (Piece("\ufffd", "final", "accepted"),)
+
+
 def test_special_tokens_and_stop_ids_are_never_shown(chatml: Tokenizer) -> None:
     ids = ids_of(chatml, "a<|endoftext|>b<|im_start|>c<|im_end|>")
     assert run(chatml, ids)[0] == {"final": "abc"}

@@ -24,6 +24,7 @@ Build = Callable[..., Session]
 PROMPT = random_prompt(9)
 BOTH = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 CASES = ((0.3, 7), (1.0, 2**63 + 5), (0.0, 3), (1.7, 9), (0.3, 8))  # temperature, seed
+BLOCKS = (BLOCK, 3, BLOCK, 5, 2)  # of each case
 NEW = 30
 
 
@@ -64,13 +65,13 @@ def test_a_block_drafts_from_the_taps_of_the_committed_text_over_many_turns(new_
     turn(session, family, [*talk[:14], 50, 51], 20, 4)  # goes back behind what was said
 
 
-def check_lengths(reply: Reply, known: Known) -> None:
+def check_lengths(reply: Reply, known: Known, block: int) -> None:
     """Each cycle accepted exactly the drafts before the first that was made wrong."""
     start, steps = len(PROMPT), [step for step in reply.find(Step) if step.rows]
     assert len(steps) > 2
     for step in steps:
-        assert (step.drafted, step.rows) == (BLOCK - 1, BLOCK)
-        assert step.accepted == known.accepted(start, BLOCK - 1), f"the block at {start}"
+        assert (step.drafted, step.rows) == (block - 1, block)
+        assert step.accepted == known.accepted(start, block - 1), f"the block at {start}"
         start += step.accepted + 1
 
 
@@ -87,9 +88,9 @@ def test_a_drafter_that_equals_the_target_is_right_in_every_slot_at_every_temper
     known = Known(family, wrong_every)
     session = new_session(family, partial(knowing, known))
     texts = sampled_texts(family, tuple(PROMPT), CASES, NEW + 2 * BLOCK)
-    for (temperature, seed), text in zip(CASES, texts, strict=True):
+    for (temperature, seed), block, text in zip(CASES, BLOCKS, texts, strict=True):
         known.learn(text)
         sampling = SamplingParams(temperature=temperature, seed=seed)
-        reply = ask(session, PROMPT, NEW, sampling=sampling, logprobs=logprobs)
+        reply = ask(session, PROMPT, NEW, sampling=sampling, logprobs=logprobs, block_size=block)
         assert reply.ids == list(text[len(PROMPT) :][:NEW]), sampling
-        check_lengths(reply, known)
+        check_lengths(reply, known, block)
