@@ -137,7 +137,7 @@ def online(hub: FakeHub | None = None) -> Iterator[None]:
         yield
 
 
-def wait_until(condition: Any, seconds: float = 5.0) -> bool:
+def wait_until(condition: Any, seconds: float = 60.0) -> bool:
     """Poll until the condition holds; False when it did not in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

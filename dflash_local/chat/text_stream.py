@@ -67,6 +67,7 @@ class TextStream:
         """Take ids and where each came from. After a stop string was found nothing more comes out."""
         pieces: list[tuple[str, Channel, Origin]] = []
         for index, (token_id, origin) in enumerate(zip(ids, origins) if not self._stopped else ()):
+            self._last_origin = origin
             for span in self._spans(token_id):
                 pieces += self._take(span, origin)
             if self._stopped:
@@ -101,7 +102,6 @@ class TextStream:
         """Add a span; returns what may be shown now. Sets ``_stopped`` at a stop string, then takes no more."""
         if self._stopped:
             return []
-        self._last_origin = origin
         if self._raw_stops is None and self._seen_stops is None:
             return [(span.text, span.channel, origin)] if span.shown else []
         return self._scan(span, origin)

@@ -166,9 +166,9 @@ def test_calls_are_bounded() -> None:
 @pytest.mark.parametrize("form", ["hermes", "llama"])
 def test_hostile_text_takes_no_time(form: CallFormat, text: str) -> None:
     parser = call_parser(form, TOOLS)
-    began = time.monotonic()
+    began = time.process_time()
     parts = [part for at in range(0, len(text), 64) for part in parser.feed(text[at : at + 64])] + parser.finish()
-    assert parts and time.monotonic() - began < 3
+    assert parts and time.process_time() - began < 3
 
 
 @pytest.mark.parametrize(

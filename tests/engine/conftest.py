@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import fused_models
 import pytest
@@ -18,21 +19,31 @@ from dflash_local.loaded import SessionFacts
 
 @pytest.fixture(params=["reference", "fused"])
 def new_session(request: pytest.FixtureRequest) -> Callable[..., Session]:
-    """Build a session: ``new_session(family, proposer, context=..., stop_ids=...)``."""
+    """Build a session: ``new_session(family, proposer, context=..., stop_ids=...)``.
+
+    ``proposer`` is a planted drafter, or makes the engine's own kind of one for the target it is given.
+    """
 
     def build(
-        family: str, proposer: Planted | None, context: int = 1000, stop_ids: frozenset[int] = frozenset()
+        family: str,
+        proposer: Planted | Callable[[Any], Any] | None,
+        context: int = 1000,
+        stop_ids: frozenset[int] = frozenset(),
     ) -> Session:
         facts = SessionFacts(family, "planted", "reference", "float32", "cpu", BLOCK, context, False)
         if request.param == "reference":
             target = target_of(family)
             target.clear()
-            return Session(ReferenceRunner(target, proposer, context), facts, None, stop_ids)
+            drafter = proposer if isinstance(proposer, Planted | None) else proposer(target)
+            return Session(ReferenceRunner(target, drafter, context), facts, None, stop_ids)
         if family not in fused_models.FAMILIES:
             pytest.skip(f"the fused engine does not know {family} yet")
         fused = fused_models.fused_target(family, context, BLOCK)
-        blocks = fused_models.PlantedBlocks(proposer, fused, BLOCK) if proposer is not None else None
-        runner = FusedRunner(fused, blocks, context)  # type: ignore[arg-type]
+        if isinstance(proposer, Planted):
+            blocks: Any = fused_models.PlantedBlocks(proposer, fused, BLOCK)
+        else:
+            blocks = proposer(fused) if proposer is not None else None
+        runner = FusedRunner(fused, blocks, context)
         return Session(runner, replace(facts, engine="fused"), None, stop_ids)
 
     return build

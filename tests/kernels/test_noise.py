@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -33,6 +35,16 @@ def test_noise_depends_on_seed_and_absolute_position_only() -> None:
     assert not torch.equal(whole[0], whole[1])
     assert not torch.equal(whole, gumbel(8, 100, 6, 50, CPU))
     assert torch.equal(whole[:, :13], gumbel(7, 100, 6, 13, CPU)), "a narrower vocabulary is a prefix"
+
+
+@pytest.mark.parametrize(("seed", "position", "token"), [(7, 0, 0), (2**63 + 5, 17, 6), (2**40 + 1, 2**32 + 3, 49)])
+def test_noise_is_laid_out_as_documented(seed: int, position: int, token: int) -> None:
+    """What other engines and kernels must draw: nothing here may move by a position, a token or a word."""
+    counter = (token // 4, position % 2**32, position >> 32, 0)
+    words = philox([torch.tensor([c]) for c in counter], (seed % 2**32, seed >> 32))
+    uniform = (int(words[token % 4]) + 0.5) / 2**32
+    expected = -math.log(-math.log1p(-uniform))
+    assert gumbel(seed, position, 1, 50, CPU)[0, token].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_en_18_seeds_use_all_64_bits() -> None:

@@ -187,6 +187,6 @@ def test_headers_are_read_without_torch_and_fast(tmp_path):
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, timeout=60).returncode == 0
     raw_file(tmp_path, {f"t{i}": entry(i, i + 1) for i in range(20_000)}, bytes(20_000))
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(Checkpoint.open(tmp_path).tensors) == 20_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

@@ -132,10 +132,29 @@ def test_a_drafter_never_runs_in_float16() -> None:
     assert doubled == 2 * line(of("Qwen/Qwen3-8B"), "drafter weights")
 
 
-def test_only_a_gpu_has_a_reserve() -> None:
-    assert of("Qwen/Qwen3-8B", device="cpu").reserve.bytes == 0
-    reserve = of("Qwen/Qwen3-8B").reserve.bytes
-    assert reserve is not None and reserve > memory.GPU_RESERVE
+def test_only_a_gpu_has_a_reserve_and_the_libraries_scratch() -> None:
+    cpu, gpu = of("Qwen/Qwen3-8B", device="cpu"), of("Qwen/Qwen3-8B")
+    assert cpu.reserve.bytes == 0 and gpu.peak is not None
+    assert gpu.reserve.bytes == memory.GPU_RESERVE + round(memory.GAPS * gpu.peak)
+    assert line(gpu, "workspace") - line(cpu, "workspace") == memory.LIBRARY_WORKSPACE
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_packed(draft: bool) -> None:
+    matrix = formats.largest_matrix(pair("Qwen/Qwen3-8B")[0])
+    assert matrix is not None
+    for quantize, more in ((None, 0), ("nf4", 2 * matrix)):
+        ledger = of("Qwen/Qwen3-8B", draft=draft, quantize=quantize)
+        weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]
+        assert ledger.loading.bytes == sum(weights) + more
+
+
+def test_the_lines_name_their_formats() -> None:
+    def notes(**changes: Any) -> list[str]:
+        return [entry.note for entry in of("Qwen/Qwen3-8B", **changes).lines[:3]]
+
+    assert notes() == ["bfloat16"] * 3
+    assert notes(dtype="float16", quantize="nf4") == ["nf4, computed only", "float16", "bfloat16"]
 
 
 def test_unfused_attention_is_what_fills_memory_for_gpt_oss() -> None:

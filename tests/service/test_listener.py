@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from itertools import islice
 
 import pytest
 
 from dflash_local.errors import UsageError
 from dflash_local.events import Notice, Piece, PrefillProgress, Queued, Started, Step, TokenLogprob
+from dflash_local.service import listener as listener_module
 from dflash_local.service.listener import Listener
 
 
@@ -36,7 +39,7 @@ def test_a_slow_reader_gets_few_events_but_every_token_and_all_text() -> None:
     assert len(events) <= 5
     assert [token for s in steps for token in s.token_ids] == list(range(1000))
     assert "".join(piece.text for s in steps for piece in s.pieces) == "".join(f"{i} " for i in range(1000))
-    assert sum(s.drafted for s in steps) == 3000 and sum(s.rows for s in steps) == 4000
+    assert [sum(getattr(s, name) for s in steps) for name in ("drafted", "accepted", "rows")] == [3000, 2000, 4000]
     assert [found.token_id for s in steps for found in s.logprobs] == list(range(1000))
     assert steps[-1].t_s == 999.0
 
@@ -63,6 +66,14 @@ def test_a_flood_of_notices_and_steps_stays_bounded() -> None:
     assert Notice("499") in events
 
 
+def test_a_notice_gives_way_only_to_a_newer_one_and_only_where_too_many_wait() -> None:
+    listener = Listener(capacity=3)
+    for event in (Started(5, 0, 0.1), Notice("a"), Notice("b"), Notice("c"), Queued(1)):
+        listener.put(event)
+    listener.end()
+    assert list(listener) == [Started(5, 0, 0.1), Notice("b"), Notice("c"), Queued(1)]
+
+
 def test_progress_replaces_its_predecessor() -> None:
     listener = Listener()
     for event in (Queued(2), Queued(1), PrefillProgress(1, 9), PrefillProgress(9, 9)):
@@ -82,9 +93,19 @@ def test_the_error_comes_after_the_events_and_on_every_further_read() -> None:
             next(listener)
 
 
-def test_a_reader_waits_until_something_comes() -> None:
+def test_the_first_end_counts() -> None:
     listener = Listener()
-    timer = threading.Timer(0.05, lambda: (listener.put(step(7)), listener.end()))
-    timer.start()
-    assert list(listener) == [step(7)]
-    timer.join()
+    listener.end()
+    listener.end(UsageError("too late"))
+    assert list(listener) == []
+
+
+@pytest.mark.timeout(30)
+def test_a_waiting_reader_is_woken_by_an_event_and_by_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "WAIT_S", 3600.0)  # it need not look for itself
+    listener = Listener()
+    for act, expected in ((partial(listener.put, step(7)), [step(7)]), (listener.end, [])):
+        timer = threading.Timer(0.05, act)
+        timer.start()
+        assert list(islice(listener, 1)) == expected
+        timer.join()

@@ -52,6 +52,27 @@ def test_the_old_content_stays_until_the_new_is_whole(tmp_path: Path, monkeypatc
     assert [p.name for p in tmp_path.iterdir()] == ["file"], "no temporary file stays"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced there")
+def test_the_data_is_on_the_disk_before_its_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sync = tmp_path / "file", os.fsync
+    synced: list[tuple[int, bool, int | None, bool]] = []
+
+    def noted(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        is_folder = stat.S_ISDIR(found.st_mode)
+        synced.append((descriptor, is_folder, None if is_folder else found.st_size, path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_atomic(path, "x" * 30)
+    assert [what for _, *what in synced] == [[False, 30, False], [True, None, True]]
+    for descriptor, *_ in synced:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
 def test_replacing_keeps_one_file_with_the_new_content(tmp_path: Path) -> None:
     for text in ("one", "two"):
         write_atomic(tmp_path / "file", text)

@@ -52,14 +52,17 @@ async def until(ready: Callable[[], bool], pilot: Pilot[DFlashError]) -> None:
     raise AssertionError("not reached")
 
 
+async def shows(app: RaceApp, pilot: Pilot[DFlashError], *parts: str) -> None:
+    await until(lambda: all(part in screen_text(app) for part in parts), pilot)
+
+
 def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: app.race_screen.done, pilot)
-        await pilot.pause(0.1)
-        text = screen_text(app)
-        assert text.count("Hello, world!") == 2 and "say [bold]hello[/bold]" in text
-        assert "■ 0.11 s · 6 tok · 60.0 tok/s" in text and "■ 0.06 s · 6 tok · 120.0 tok/s" in text
-        assert "identical: yes" in text and "1.83x wall clock · 2.00x decode speed" in text
+        await shows(app, pilot, "■ 0.11 s · 6 tok · 60.0 tok/s", "■ 0.06 s · 6 tok · 120.0 tok/s")
+        await shows(app, pilot, "identical: yes", "1.83x wall clock · 2.00x decode speed")
+        await until(lambda: screen_text(app).count("Hello, world!") == 2, pilot)
+        assert "say [bold]hello[/bold]" in screen_text(app)
         await pilot.press("escape")
         await pilot.pause()
 
@@ -84,11 +87,9 @@ def test_the_replay_keeps_the_true_distance_and_can_be_skipped_and_repeated() ->
         for _ in range(2):
             await pilot.press("space")
             await until(lambda: app.race_screen.done, pilot)
-            await pilot.pause(0.1)
-            assert screen_text(app).count("first last") == 2
+            await until(lambda: screen_text(app).count("first last") == 2, pilot)
             await pilot.press("r")
-            await pilot.pause(0.1)
-            assert not app.race_screen.done
+            await until(lambda: not app.race_screen.done, pilot)
 
     race(act, ScriptedSession(steps=steps))
 
@@ -116,8 +117,8 @@ def test_a_failed_reply_is_told_on_the_screen() -> None:
 def test_ui_01_model_text_in_a_lane_is_made_safe() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: app.race_screen.done, pilot)
-        await pilot.pause(0.1)
-        assert screen_text(app).count("a␛]0;x␇b") == 2 and "\x1b" not in screen_text(app)
+        await until(lambda: screen_text(app).count("a␛]0;x␇b") == 2, pilot)
+        assert "\x1b" not in screen_text(app)
 
     race(act, ScriptedSession(steps=[Step((Piece("a\x1b]0;x"), Piece("\x07b")), (1,), 0, 0, 0, 0.0)]))
 
@@ -131,9 +132,8 @@ def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
         await stage.until(lambda: stage.app.screen.done, pilot)
         await pilot.press("escape")
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
-        await pilot.pause(0.1)
-        text = stage.screen_text
-        assert "race: 1.83x wall clock" in text and "AR here: 60.0, 2.00x" in text
+        wanted = ("race: 1.83x wall clock", "AR here: 60.0, 2.00x")
+        await stage.until(lambda: all(part in stage.screen_text for part in wanted), pilot)
         assert stage.chat.composer.text == "two" and len(stage.desk.conversation.turns) == 2
 
     stage = play(act)

@@ -21,14 +21,12 @@ def test_a_chat_and_a_race_with_the_demo_pair() -> None:
         await stage.send("Count from 1 to 30.", pilot)
         assert "28, 29, 30" in stage.screen_text and "float32: exact" in stage.screen_text
         await pilot.press("f5")
-        await pilot.pause(0.2)
         await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot, seconds=60)
         race = stage.app.screen.race
         assert race.first_difference is None and race.dflash.text.endswith("29, 30")
         assert race.dflash.finished.stats.mean_acceptance_length > 2
         await pilot.press("escape")
-        await pilot.pause(0.2)
-        assert "identical: yes" in stage.screen_text
+        await stage.until(lambda: "identical: yes" in stage.screen_text, pilot)
 
     stage = play(act, wishes=Wishes({"temperature": 0.0}), load=load)
     assert stage.desk.conversation.turns[-1].content.startswith("1, 2, 3")

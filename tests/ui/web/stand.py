@@ -124,7 +124,7 @@ def site(
         thread.join(10)
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
