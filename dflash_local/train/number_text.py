@@ -53,7 +53,7 @@ def counting(rng: Random) -> Turn:
     draw = rng.random()
     start = 1 if draw < 0.3 else rng.randint(0, 30) if draw < 0.6 else rng.randint(0, 200)
     step = 1 if rng.random() < 0.6 else rng.choice((2, 3, 4, 5, 10, 20, 25, 100))
-    amount = rng.randint(5, 32) if rng.random() < 0.94 else rng.randint(33, 100)
+    amount = rng.choices((rng.randint(1, 4), rng.randint(5, 32), rng.randint(33, 100)), (18, 76, 6))[0]
     amount = min(amount, max(5, (1000 - start) // step))
     end = start + step * (amount - 1)
     if step > 1 and rng.random() < 0.3:
