@@ -39,13 +39,10 @@ BROAD_EXCEPTS = {"cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, 
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 
-MAX_FILE_LINES = 330
-MAX_FUNCTION_LINES = 60
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 80
 # path or path::function -> why it is longer; an entry no longer needed fails.
-LONGER = dict.fromkeys(
-    ("dflash_local/cli/run.py::run", "dflash_local/cli/certify.py::certify", "dflash_local/cli/bench.py::bench"),
-    "one parameter per option of the command",
-)
+LONGER = {"dflash_local/cli/run.py::run": "one parameter per option of the command"}
 
 
 class Import(NamedTuple):

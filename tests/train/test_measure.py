@@ -23,8 +23,8 @@ def test_blocks_write_the_targets_own_text(
     short = sorted(rows, key=lambda row: len(row["answer"]))[4:9]
     turns = [Turn(row["kind"], row["prompt"], row["answer"], "") for row in short]
     prompts = [prompt_ids(tokenizer, turn.prompt) for turn in turns]
-    blocks = answer(target, drafter, prompts, stop_id(tokenizer), 64)
-    plain = answer(target, None, prompts, stop_id(tokenizer), 64)
+    blocks = answer(target, drafter, prompts, stop_id(tokenizer), 96)
+    plain = answer(target, None, prompts, stop_id(tokenizer), 96)
     assert blocks.ids == plain.ids
     assert sum(right_answers(tokenizer, turns, blocks)) >= 4
     for ids, cycles in zip(blocks.ids, blocks.cycles, strict=True):
