@@ -29,3 +29,12 @@ MODEL_TYPES = {
     "gpt_oss": ("gpt_oss",),
     "deepseek_v3": ("deepseek_v3", "kimi_k2", "kimi_k25"),
 }
+
+# Family -> the kinds of layers that its targets may mix.
+_SLIDING, _LINEAR = ("full_attention", "sliding_attention"), ("full_attention", "linear_attention")
+LAYER_TYPES = {
+    "llama": ("full_attention",),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "gpt_oss"), _SLIDING),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _LINEAR),
+    "deepseek_v3": ("full_attention",),
+}

@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_local.errors import CheckpointError
 
+MAX_DEPTH = 8  # of sequences in sequences
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -61,11 +62,15 @@ class TokenBytes:
         return bytes([int(match[1], 16)]) if match else text.replace(self._space, " ").encode("utf-8", "replace")
 
 
-def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _flatten(decoder: object, depth: int = 0) -> list[dict[str, Any]]:
+    """The steps of a decoder in order, those of sequences in place of them."""
     if not decoder:
         return []
+    if not isinstance(decoder, dict) or depth > MAX_DEPTH:
+        raise CheckpointError("tokenizer.json has a damaged decoder", "fetch the tokenizer's files again")
     if decoder.get("type") == "Sequence":
-        return [step for part in decoder.get("decoders", ()) for step in _flatten(part)]
+        parts = decoder.get("decoders") or ()
+        return [step for part in (parts if isinstance(parts, list) else (parts,)) for step in _flatten(part, depth + 1)]
     return [decoder]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.catalog.families import FAMILIES, MODEL_TYPES
+from dflash_local.catalog.families import FAMILIES, LAYER_TYPES, MODEL_TYPES
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.text_config import INTEGERS, check_rope, text_values
@@ -67,6 +67,8 @@ class TargetFacts:
         kinds = [each.word("model_type", MODEL_TYPES[family]) for each in (fields, top) if each.present("model_type")]
         text = Fields(text_values(fields.values, where), where)
         check_rope(text.values, where)
+        for kind in text.values.get("layer_types", ()):
+            Fields({"layer_types": kind}, where).word("layer_types", LAYER_TYPES[family])
         hidden = text.integer("hidden_size", *INTEGERS["hidden_size"])
         vocab = text.integer("vocab_size", *INTEGERS["vocab_size"])
         layers = text.integer("num_hidden_layers", *INTEGERS["num_hidden_layers"])
