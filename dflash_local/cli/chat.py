@@ -101,8 +101,7 @@ def chat(
         desk = ScreenDesk(Desk(talk, folder), told, greeting(pair, chosen))
         raise typer.Exit(show(run_screen, conversation, desk))
     with talk:
-        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
-        console.note(f"try: {examples(talk.pair)[-1]}", "dim")
+        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves\n{hint(talk.pair)}")
         repl(Desk(talk, folder))
 
 
@@ -113,6 +112,11 @@ def greeting(pair: Pair, chosen: str) -> str:
         lines.append("It shows how drafting works, not what a model knows: it was taught a few topics only.")
         lines.append("With a GPU, dflash models lists real pairs and dflash pull gets one.")
     return "\n".join(lines)
+
+
+def hint(pair: Pair) -> str:
+    """A prompt to begin with, in a line."""
+    return f"try: {examples(pair)[-1]}"
 
 
 def given(**wishes: float | int | None) -> dict[str, float | int]:

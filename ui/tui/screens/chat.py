@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from textual import on
@@ -26,7 +26,6 @@ from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
-from dflash_local.ui.tui.widgets.examples import Example
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
 from dflash_local.ui.tui.widgets.meter import Meter
 from dflash_local.ui.tui.widgets.reply import ReplyView, figures
@@ -90,7 +89,7 @@ class ChatScreen(Screen[None]):
         self.desk.attach(self._inbox.put)
         if self.desk.greeting:
             await self.say(self.desk.greeting)
-        await self._offer(self.desk.examples)
+        await self.transcript.offer(self.desk.examples)
         self.begin(self.conversation.open, self._loaded)
         self.memory.start()
         self.set_interval(PULSE_S, self._drain)
@@ -187,11 +186,6 @@ class ChatScreen(Screen[None]):
             return
         self.take_facts()
 
-    async def _offer(self, prompts: Sequence[str]) -> None:
-        """Show prompts to begin with, for an empty conversation; none takes them away."""
-        self.composer.examples = prompts
-        await self.transcript.offer(prompts)
-
     def take_facts(self) -> None:
         """The loaded pair may be another one."""
         facts = self.conversation.facts
@@ -201,8 +195,6 @@ class ChatScreen(Screen[None]):
             self.readings.mode = self.conversation.wishes.mode
         else:
             self.readings.state = "no model is loaded"
-
-    # What the user sends
 
     @on(Composer.Sent)
     async def _sent(self, message: Composer.Sent) -> None:
@@ -230,7 +222,7 @@ class ChatScreen(Screen[None]):
 
     async def send(self, text: str) -> None:
         """Send a message and show the reply as it comes."""
-        await self._offer(())
+        await self.transcript.offer(())
         shown = UserMessage(text)
         await self.transcript.add(shown)
 
@@ -295,14 +287,12 @@ class ChatScreen(Screen[None]):
             if self.conversation.facts is not loaded:
                 self.take_facts()
             if self.conversation.turns != before or self.conversation.facts is not loaded:
-                await self._offer(() if self.conversation.turns else self.desk.examples)
+                await self.transcript.offer(() if self.conversation.turns else self.desk.examples)
             self.readings.state = "ready" if self.conversation.facts is not None else "no model is loaded"
             self.readings.mode = self.conversation.wishes.mode
 
         if not self.begin(lambda: self.desk.execute(line), then):
             self.composer.put(line)
-
-    # Keys
 
     def action_stop(self) -> None:
         self.stop()
@@ -329,11 +319,6 @@ class ChatScreen(Screen[None]):
     def _complete(self) -> None:
         names = self.composer.completions
         self._hint("Tab: " + "  ".join(names) if names else LEGEND if self._by_origin else "")
-
-    @on(Example.Chosen)
-    def _chosen(self, message: Example.Chosen) -> None:
-        self.composer.put(message.prompt)
-        self.composer.focus()
 
     @on(Composer.Refused)
     def _refused(self, message: Composer.Refused) -> None:

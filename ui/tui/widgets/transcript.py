@@ -48,7 +48,8 @@ class Transcript(VerticalScroll):
 
     async def offer(self, prompts: Sequence[str]) -> None:
         """Show prompts to begin with in place of those shown before; none takes them away."""
-        await self.query(Examples).remove()
+        if shown := self.query(Examples):
+            await shown.remove()
         if prompts:
             await self.mount(Examples(prompts))
 
