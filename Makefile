@@ -6,6 +6,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 JOBS ?= 2
 PYTEST_FLAGS ?=
+SOAK_MINUTES ?= 60
 OLDEST_TORCH ?= 2.11.0
 OLDEST_TRANSFORMERS ?= 5.17.0
 
@@ -17,6 +18,7 @@ INSTALLED_WEB := $(VENV)/.installed-web-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 LIBRARIES ?=
 OLDEST := .venv-oldest
+CLIENTS := .venv-clients
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
 # The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
@@ -30,7 +32,8 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu lint format wheel clean
+.PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu \
+  test-clients soak lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +45,8 @@ help:
 	@echo "make test-versions  other versions of typer, textual, gradio, huggingface_hub (or LIBRARIES='typer textual')"
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
+	@echo "make test-clients Open WebUI, llm, langchain, litellm and the openai client, each in .venv-clients"
+	@echo "make soak         an hour of mixed load on dflash serve, its memory watched: make soak SOAK_MINUTES=10"
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
 	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
@@ -81,6 +86,15 @@ test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
 test-versions: $(INSTALLED_DEV)
 	@$(BIN)/python tests/versions.py $(LIBRARIES) --flags="-n $(JOBS) --dist worksteal $(PYTEST_FLAGS)"
 
+# Installs other people's programs (3 GB with torch's CPU build) and runs them without a network.
+test-clients: $(INSTALLED_DEV)
+	@$(BIN)/python tests/clients/environments.py $(CLIENTS) $(PIP_FLAGS)
+	@$(TEST) $(BIN)/python -m pytest -m clients --timeout 900 $(PYTEST_FLAGS) tests/clients
+
+soak: $(INSTALLED_DEV)
+	@PYTHONPATH=. $(TEST) $(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) \
+	  --out benchmarks/results/soak_demo.json
+
 lint: $(INSTALLED_DEV)
 	@$(BIN)/ruff check --output-format concise .
 	@$(BIN)/ruff format --check --output-format concise .
@@ -96,7 +110,8 @@ wheel: $(INSTALLED_DEV)
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-rooms-* .venv-versions build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-versions .venv-clients .venv-rooms-* build dist .mypy_cache .pytest_cache .ruff_cache \
+	  .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): folder of the virtual environment

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,16 @@ TOKENS = 48
 
 
 @contextmanager
-def served(model: str) -> Iterator[str]:
-    """The address of a ``dflash serve`` of its own home."""
-    with tempfile.TemporaryDirectory() as home:
+def served(model: str, environ: Mapping[str, str] | None = None, log: Path | None = None) -> Iterator[str]:
+    """The address of a ``dflash serve`` of its own home.
+
+    Args:
+        environ: added to this process's own. log: the file that gets what the server says.
+    """
+    with tempfile.TemporaryDirectory() as home, open(log or os.devnull, "wb") as said:
         command = [sys.executable, "-m", "dflash_local", "serve", model, "--port", "0"]
-        process = subprocess.Popen(command, env={**os.environ, "DFLASH_HOME": home}, stderr=subprocess.DEVNULL)
+        own = {**os.environ, **(environ or {}), "DFLASH_HOME": home}
+        process = subprocess.Popen(command, env=own, stderr=said)
         try:
             yield _address(Path(home) / "cache" / "serve.json", process)
         finally:
