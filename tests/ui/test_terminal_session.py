@@ -128,7 +128,7 @@ def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_pat
     terminal.paste(many)
     terminal.until(lambda text: "[200 lines pasted]" in text)
     terminal.keys("Enter")
-    terminal.until(lambda text: "180 more lines were sent" in text and "ready" in text)
+    terminal.until(lambda text: "length · seed" in text.partition("180 more lines were sent")[2])
     terminal.type(f"/export {tmp_path}/talk.json")
     terminal.keys("Enter")
     terminal.until(lambda text: "written" in text)

@@ -30,7 +30,7 @@ const follow = () => {
   if (messages > asked) following = true;
   else look(log);
   asked = messages;
-  if (following) log.scrollTop = log.scrollHeight;
+  if (following && messages) log.scrollTop = log.scrollHeight;  // an empty one is read from its beginning
   look(log);
 };
 area.addEventListener('scroll', (event) => event.target === scroller() && look(event.target), true);

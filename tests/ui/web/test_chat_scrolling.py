@@ -52,6 +52,14 @@ def shown(page: Page, line: int) -> None:
     page.wait_for_timeout(500)
 
 
+def test_an_empty_conversation_is_shown_from_its_beginning(visitor: Visitor) -> None:
+    visitor.page.set_viewport_size({"width": 400, "height": 500})
+    with chatting(visitor, change=lambda desk: setattr(desk, "examples", ["Say hello."] * 6)) as (_, page):
+        page.get_by_role("button", name="Say hello.").first.wait_for()
+        page.wait_for_timeout(500)  # for whatever scrolls late
+        assert to_the_end(page) > 50 and place(page) == 0
+
+
 def test_who_reads_upward_stays_there_and_comes_back_by_a_button(visitor: Visitor) -> None:
     paced = Paced()
     with chatting(visitor, paced.session) as (_, page):

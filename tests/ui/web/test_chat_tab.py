@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import ContextError, EngineError
 from dflash_local.events import Piece, Step
@@ -30,9 +30,9 @@ def said(*texts: str, channel: str = "final") -> tuple[Step, ...]:
 
 
 @contextmanager
-def chatting(visitor: Visitor, *sessions: ScriptedSession) -> Iterator[tuple[Site, Page]]:
+def chatting(visitor: Visitor, *sessions: ScriptedSession, **how: Any) -> Iterator[tuple[Site, Page]]:
     """Within, a window at the Chat tab; it has asked no other machine for anything in the end."""
-    with site(*sessions) as here:
+    with site(*sessions, **how) as here:
         enter(visitor.page, here)
         yield here, visitor.page
         assert visitor.foreign == [] and visitor.complaints == []
