@@ -124,7 +124,7 @@ def gpu(device: str, dtype: str) -> Place:
     where = placement(device, dtype, None)
     if why := why_no_kernels(where.device):
         raise UsageError(
-            f"--weights random measures the fused engine's kernels on a CUDA GPU: {why}",
+            f"--weights random needs a CUDA GPU: it measures the fused engine's kernels, and {why}",
             "dflash plan MODEL --gpu NAME tells what would fit elsewhere",
         )
     if where.dtype == torch.float16:
