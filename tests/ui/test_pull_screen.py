@@ -44,7 +44,7 @@ def pulling(stage: Stage) -> PullScreen | None:
 
 
 async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-untyped-def]
-    stage.desk.registry = [BIG, FITS, HERE]
+    stage.desk.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
     await pilot.press("f7")
     await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
     await pilot.press(*keys, "enter")
