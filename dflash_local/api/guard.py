@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflash_local.api.heap import Trimmer
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
 
 Scope = MutableMapping[str, Any]
@@ -71,6 +72,7 @@ class Guard:
     def __init__(self, app: App, rules: Rules) -> None:
         self._app, self._rules = app, rules
         self._held = 0
+        self._heap = Trimmer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
@@ -93,6 +95,7 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             self._held -= len(body)
+            self._heap.ended(len(body))
 
     def _check(self, scope: Scope) -> None:
         """Everything that the headers alone decide."""
