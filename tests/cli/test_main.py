@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import typing
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,8 @@ def test_every_option_is_declared_by_its_name() -> None:
         known = parsed[command.name or command.callback.__name__].params
         options = {param.name: {*param.opts, *param.secondary_opts} for param in known}
         for name, hint in typing.get_type_hints(command.callback, include_extras=True).items():
-            for found in getattr(hint, "__metadata__", ()):
+            parts = (hint, *typing.get_args(hint))  # Python 3.10 puts what may be None into an Optional
+            for found in chain.from_iterable(getattr(part, "__metadata__", ()) for part in parts):
                 if isinstance(found, typer.models.OptionInfo):
                     given = [found.default, *(found.param_decls or ())]  # typer takes the first name for a default
                     names = [word for word in given if isinstance(word, str) and word.startswith("-")]
