@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -61,6 +61,7 @@ def chat(page: Page) -> None:
 def race(page: Page) -> None:
     """A race that was run and replayed."""
     _open(page, "Race")
+    expect(page.locator("textarea:visible").first).not_to_have_value("")  # a prompt is put in when the tab is opened
     page.get_by_role("button", name="Race", exact=True).click()
     page.get_by_text("this run:").first.wait_for(timeout=60_000)
 
