@@ -130,7 +130,7 @@ def render(
 
     Raises:
         UsageError: the template refuses the conversation (its own words are given), or nothing is left.
-        ContextError: more ids than ``limit``, or a large conversation that takes the template over 2 s or 4 M
+        ContextError: more ids than ``context``, or a large conversation that takes the template over 2 s or 4 M
             characters.
         TemplateError: it fails, tries to leave the sandbox, or takes that for a small one.
         TokenizerError: see ``Tokenizer.encode``. Interrupted: cancelled.
