@@ -95,7 +95,7 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             self._held -= len(body)
-            self._heap.ended(len(body))
+            self._heap.ended()
 
     def _check(self, scope: Scope) -> None:
         """Everything that the headers alone decide."""

@@ -1,34 +1,51 @@
-"""Gives memory back that the C library keeps after large requests, where it is glibc's."""
+"""Keeps a long-lived server's heap small, where the C library is glibc."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import sys
+from typing import Any
 
-LARGE_BYTES = 128 * 2**10  # glibc's own first limit for what it maps, and so gives back, by itself
-SETTLE_S = 1.0  # by then what a request held is freed, and several that end together are one trim
+M_ARENA_MAX = -8  # malloc.h
+ARENAS = 2
+SETTLE_S = 10.0  # by then what a request held is freed, and all that end together are one trim
+
+
+def bound_arenas() -> None:
+    """Let the threads that come share ``ARENAS`` heaps; nothing where the C library has no ``mallopt``.
+
+    glibc gives each thread a heap of its own, eight a core. Python holds its lock while it allocates, so that they
+    save it no waiting, and every one of them keeps the holes of its largest moment.
+    """
+    _call("mallopt", M_ARENA_MAX, ARENAS)
 
 
 def trim() -> None:
     """Return free pages of the heap to the system; nothing where the C library has no ``malloc_trim``.
 
-    Freed blocks of large requests leave holes between small ones that live on, in the arena of each thread. They are
-    never returned by themselves, so that a server under a mixed load grows for hours.
+    Freed blocks leave holes between small ones that live on. They are never returned by themselves, so that a server
+    under a mixed load grows for hours. Takes some milliseconds and lets other threads of Python run.
     """
-    if sys.platform == "linux" and (found := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        found(0)
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *values: int) -> None:
+    if sys.platform == "linux":
+        found: Any = getattr(ctypes.CDLL(None), name, None)
+        if found is not None:
+            found(*values)
 
 
 class Trimmer:
-    """Trims a moment after a large request ended. Belongs to the event loop."""
+    """Trims a while after requests ended, however many they were. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._due: asyncio.TimerHandle | None = None
 
-    def ended(self, size: int) -> None:
-        """A request whose body had ``size`` bytes has ended."""
-        if size >= LARGE_BYTES and self._due is None:
+    def ended(self) -> None:
+        """A request has ended."""
+        if self._due is None:
             self._due = asyncio.get_running_loop().call_later(SETTLE_S, self._start)
 
     def _start(self) -> None:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import READ_S, App
+from dflash_local.api.heap import bound_arenas
 from dflash_local.api.log import LOGGER
 from dflash_local.errors import UsageError
 
@@ -167,6 +168,7 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests until a signal, or ``end``, and the end of what runs."""
         self._loop = asyncio.get_running_loop()
+        bound_arenas()  # before the threads that answer requests
         try:
             await super().serve(sockets)
         finally:
