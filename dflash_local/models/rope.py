@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from dflash_local.models.rope_parameters import RopeParameters
+from dflash_local.config.rope_parameters import RopeParameters
 
 FIRST_ROWS = 512
 

@@ -11,7 +11,7 @@ from dflash_local.checkpoint_files.text_config import INTEGERS, NUMBERS
 from dflash_local.errors import UsageError
 from dflash_local.kernels.delta_step import DeltaShape
 from dflash_local.kernels.place_heads import Heads
-from dflash_local.models.rope_parameters import RopeParameters
+from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.models.target_facts import TargetFacts
 
 

@@ -1,0 +1,188 @@
+"""A target's text model as features: of the whole, and of each layer. Names follow the published configurations.
+
+Whoever builds, plans or loads a layer asks its features; the family's name decides nothing behind ``read``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_local.config.rope_parameters import RopeParameters
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Softmax attention of one layer.
+
+    Attributes:
+        rotary_dim: leading dimensions of a head that rotate.
+        gated: each query head is followed by a gate, whose sigmoid multiplies the head's result (Qwen3-Next, Qwen3.5).
+        qk_norm: queries and keys are normed head by head.
+        qkv_bias, output_bias: of the projections. sinks: a logit of each head's own in its softmax (gpt-oss).
+        sliding_window: keys a row sees including its own; None is all.
+        logit_softcap: scores become ``cap * tanh(score / cap)``; None leaves them.
+        scale: of the scores; None is ``head_dim ** -0.5``.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    gated: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False
+    sliding_window: int | None = None
+    logit_softcap: float | None = None
+    scale: float | None = None
+
+    @property
+    def query_size(self) -> int:
+        """Rows of q_proj: queries, and their gates where they have some."""
+        return self.output_size * (2 if self.gated else 1)
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of k_proj, and of v_proj."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the three projections in one."""
+        return self.query_size + 2 * self.kv_size
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that o_proj takes: all heads' results."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention (DeepSeek-V3): ranks of the projections and parts of a head."""
+
+    num_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetConfig:
+    """A Gated-DeltaNet layer (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_size: int
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of all value heads, and of z."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.value_size
+
+    @property
+    def projection_size(self) -> int:
+        """Rows of the input projections in one: the channels, z, b and a."""
+        return self.conv_dim + self.value_size + 2 * self.num_value_heads
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig:
+    """A gated feed-forward part: ``down(activation(gate(x)) * up(x))``."""
+
+    intermediate_size: int
+    activation: str = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """A mixture of experts.
+
+    Attributes:
+        num_experts_per_tok: None where it is not told. intermediate_size: of a routed expert.
+        shared_intermediate_size: of the expert that every token takes; 0 is none. shared_gate: its result is weighed
+            by a sigmoid of the token. expert_bias, router_bias: of their products.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int | None
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+    expert_bias: bool = False
+    router_bias: bool = False
+    activation: str = "silu"
+
+
+Mixer = AttentionConfig | LatentAttentionConfig | GatedDeltaNetConfig
+FeedForward = MLPConfig | MoEConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """A decoder layer: what mixes tokens, then what works on each.
+
+    Attributes:
+        sandwich_norms: the results of both parts are normed before they are added (Gemma 2).
+    """
+
+    mixer: Mixer
+    mlp: FeedForward
+    sandwich_norms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A target's text model; towers and multi-token-prediction layers are not loaded and not described.
+
+    Attributes:
+        source: where it was read, for messages. family: for screens and for the loader's own tables; no feature is
+            read off it later.
+        rms_norm_eps: None where it is not told. norm_plus_one: norms count their weight from zero and round after it.
+        rope: None where it is not told.
+        stored_dtype: of the published weights. quantization: their ``quant_method``; None for plain weights.
+        embedding_scale: what embeddings are multiplied by. final_logit_softcap: as of attention's scores.
+        inferred: names of values that are likely but quoted by no source.
+    """
+
+    source: str
+    family: str
+    hidden_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    layers: tuple[LayerConfig, ...]
+    rms_norm_eps: float | None
+    norm_plus_one: bool
+    rope: RopeParameters | None
+    max_position_embeddings: int | None
+    stored_dtype: str = "bfloat16"
+    quantization: str | None = None
+    embedding_scale: float = 1.0
+    final_logit_softcap: float | None = None
+    inferred: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    @property
+    def recurrent(self) -> bool:
+        """True when a layer carries a state that cannot be cut back."""
+        return any(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.layers)
+
+    @property
+    def dense(self) -> bool:
+        """True when no layer has experts."""
+        return not any(isinstance(layer.mlp, MoEConfig) for layer in self.layers)
