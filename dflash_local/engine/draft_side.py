@@ -14,11 +14,11 @@ import torch
 from dflash_local.errors import UsageError
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import Linear, choose_tiles, eight_bit_copy, first_columns
+from dflash_local.models.fused.linear import Linear, choose_configs, first_out_features, int8_copy
 
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
 GAIN = 0.02  # of a cycle, that a coarser draft side must bring
-REACH = 2048  # positions that measured drafts may look back on
+MAX_SEQ_LEN = 2048  # positions that measured drafts may look back on
 REPLAYS = 9
 
 
@@ -122,7 +122,7 @@ def settle(drafter: FusedDrafter, word: str, rows: int) -> Settled:
     if side is not None:
         apply(drafter, side)
         if side is not FULL:
-            choose_tiles(drafter.products, rows)
+            choose_configs(drafter.products, rows)
         return Settled(word, {})
     if target.device.type != "cuda" or target.dtype == torch.float32:
         return Settled("full", {})
@@ -149,37 +149,37 @@ def give_head_back(drafter: FusedDrafter, word: str) -> str:
 def _wear(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:
     own = drafter.target.weights.head
     if head == "8bit":
-        drafter.use_head(eight_bit_copy(own) if coarse is None else coarse)
+        drafter.use_head(int8_copy(own) if coarse is None else coarse)
     else:
-        drafter.use_head(own if head == "full" else first_columns(own, FREQUENT))
+        drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
 def _measured(drafter: FusedDrafter, rows: int) -> Settled:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
-    reach = min(REACH, target.capacity)
+    max_seq_len = min(MAX_SEQ_LEN, target.capacity)
 
     def draft_ms() -> float:
-        return replay_ms(lambda: drafter.block(reach), REPLAYS)
+        return replay_ms(lambda: drafter.block(max_seq_len), REPLAYS)
 
     times = {"full": draft_ms()}
-    cycle_ms = times["full"] + replay_ms(lambda: target.block(rows, reach, True), REPLAYS)
-    stored = [(matrix.weight, matrix.tile) for matrix in drafter.matrices]
+    cycle_ms = times["full"] + replay_ms(lambda: target.block(rows, max_seq_len, True), REPLAYS)
+    stored = [(matrix.weight, matrix.config) for matrix in drafter.matrices]
     coarse: Linear | None = None
     try:
-        coarse = eight_bit_copy(target.weights.head)
+        coarse = int8_copy(target.weights.head)
         for word in MEASURED:
             if NAMED[word].weights == "8bit":
                 drafter.in_eight_bits()
             _wear(drafter, NAMED[word].head, coarse)
-            choose_tiles(drafter.products, rows)
+            choose_configs(drafter.products, rows)
             times[word] = draft_ms()
             best = word if times[best] - times[word] >= GAIN * cycle_ms else best
     except torch.OutOfMemoryError:
         fault = "the device had no room to try a coarser one"
     if NAMED[best].weights == "full":
-        for matrix, (weight, tile) in zip(drafter.matrices, stored, strict=True):
-            matrix.weight, matrix.tile = weight, tile
+        for matrix, (weight, config) in zip(drafter.matrices, stored, strict=True):
+            matrix.weight, matrix.config = weight, config
     if NAMED[best].head == "full":
         _wear(drafter, "full")
     del stored, coarse

@@ -18,8 +18,8 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load import LoadOptions, load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
-from dflash_local.kernels.eight_bit import EightBit, Way
-from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -53,15 +53,15 @@ def alone(pair: str) -> tuple[list[int], ...]:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("word", [*NAMED, "narrow"])
+@pytest.mark.parametrize("word", [*NAMED, "w8a8"])
 def test_l1_no_draft_side_changes_a_reply(pair: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_side, "FREQUENT", FEW)
     session = fresh(pair)
     drafter = drafter_of(session)
-    settle(drafter, "8bit" if word == "narrow" else word, session.facts.block_size)
-    if word == "narrow":
+    settle(drafter, "8bit" if word == "w8a8" else word, session.facts.block_size)
+    if word == "w8a8":
         for product in drafter.products:
-            product.tile = Way(Tile(), narrow=True)
+            product.config = Int8Config(GemmConfig(), w8a8=True)
     for how, want in zip(SAMPLINGS, alone(pair), strict=True):
         reply = ask(session, random_prompt(13), 20, sampling=how, mode="dflash")
         assert reply.ids == want, (word, how)
@@ -78,8 +78,8 @@ def test_a_draft_side_is_what_drafts_are_computed_with(word: str, monkeypatch: p
     settle(drafter, word, session.facts.block_size)
     drafter.block(200)
     side = NAMED[word]
-    assert {isinstance(matrix.weight, EightBit) for matrix in drafter.matrices} == {side.weights == "8bit"}
-    assert isinstance(drafter.head.weight, EightBit) == (side.head == "8bit")
+    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {side.weights == "8bit"}
+    assert isinstance(drafter.head.weight, Int8Weight) == (side.head == "8bit")
     width = FEW if side.head == "frequent" else before.shape[1]
     assert drafter.drafts.shape == (len(before), width)
     change = float((drafter.drafts - before[:, :width]).abs().max() / before.abs().max())
@@ -147,7 +147,7 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     assert settled.cycle_ms == 6.0
     assert settled.gain == pytest.approx((1.2 - settled.draft_ms[word]) / 6.0)
     assert (word in settled.notice) == (word != "full")
-    assert isinstance(drafter.head.weight, EightBit) == (NAMED[word].head == "8bit")
+    assert isinstance(drafter.head.weight, Int8Weight) == (NAMED[word].head == "8bit")
     if word != "8bit":
         assert all(matrix.weight is weight for matrix, weight in zip(drafter.matrices, stored, strict=True))
     want = alone("demo-hybrid")[0]
@@ -162,8 +162,8 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     times_of(monkeypatch, *milliseconds)
     settled = draft_side._measured(drafter, 8)
     assert settled.word == word and "no room" in settled.notice
-    assert not any(isinstance(matrix.weight, EightBit) for matrix in drafter.matrices)
-    assert isinstance(drafter.head.weight, EightBit) == (word == "8bit-head")
+    assert not any(isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices)
+    assert isinstance(drafter.head.weight, Int8Weight) == (word == "8bit-head")
 
 
 @pytest.mark.parametrize(("word", "left"), [("8bit-head", "full"), ("8bit", "8bit-drafter")])
@@ -182,7 +182,7 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     monkeypatch.setattr(load_fused, "reserve", reserve)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, word)  # asked for by name
-    assert runner.draft_side == word and isinstance(drafter.head.weight, EightBit)
+    assert runner.draft_side == word and isinstance(drafter.head.weight, Int8Weight)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, "auto")  # without the copy, too
     settle(drafter, word, session.facts.block_size)
@@ -190,7 +190,7 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     faults.append(torch.OutOfMemoryError("no room for both"))
     load_fused._reserve(runner, "auto")
     assert runner.draft_side == left and drafter.head is drafter.target.weights.head
-    assert {isinstance(matrix.weight, EightBit) for matrix in drafter.matrices} == {NAMED[left].weights == "8bit"}
+    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {NAMED[left].weights == "8bit"}
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:
