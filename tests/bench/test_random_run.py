@@ -33,9 +33,9 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + states)
     config = pair.config
     whole = sum(
-        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.shape.hidden).items() if len(one) > 1
+        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.shape.hidden_size).items() if len(one) > 1
     )
-    fusion = config.hidden_size * len(config.taps) * pair.shape.hidden
+    fusion = config.hidden_size * len(config.taps) * pair.shape.hidden_size
     keys = config.num_kv_heads * config.head_dim
     context_keys = 2 * config.num_layers * keys * config.hidden_size
     assert random_run.inject_bytes(drafter) == size * (fusion + context_keys)
