@@ -150,7 +150,8 @@ def _measures(wish: RandomWish, pair: RandomPair, published: tuple[int, ...]) ->
     from dflash_local.engine.draft_side import side_of
 
     block = pair.config.block_size
-    limit = min(filter(None, (pair.facts.max_position_embeddings, pair.config.max_position_embeddings)), default=None)
+    limits = (pair.facts.model.max_position_embeddings, pair.config.max_position_embeddings)
+    limit = min(filter(None, limits), default=None)
     most = (limit or CONTEXT * 4) - block
     contexts = tuple(dict.fromkeys(wish.contexts)) or (min(CONTEXT, most),)
     for context in contexts:
@@ -159,7 +160,7 @@ def _measures(wish: RandomWish, pair: RandomPair, published: tuple[int, ...]) ->
         raise UsageError(f"{len(contexts)} contexts are asked for", f"give at most {MAX_CONTEXTS}")
     prefill = min(PREFILL, most) if wish.prefill is None else wish.prefill
     check_integer("prefill", prefill, 0, most)
-    side_of(wish.draft_side or "auto", pair.facts.vocab_size)
+    side_of(wish.draft_side or "auto", pair.facts.model.vocab_size)
     rows = rows_of(block, published)
     if wish.block_size is not None:
         check_integer("block_size", wish.block_size, 2, block)

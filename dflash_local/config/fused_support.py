@@ -29,6 +29,8 @@ def fused_refusal(model: ModelConfig) -> str:
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
     if reasons:
         return next(iter(reasons))
+    if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+        return "it has no attention"
     if model.embedding_scale != 1.0:
         return "its embeddings are scaled"
     if model.final_logit_softcap is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.draft_side import give_head_back, settle, side_of
 from dflash_local.engine.fused import FusedRunner
@@ -41,7 +42,7 @@ def chosen_engine(
         dtype=str(where.dtype).removeprefix("torch."),
         device=where.device,
         drafter_biased=contract is not None and contract.drafter.attention_bias,
-        target=fused_shape.refusal(facts),
+        target=fused_refusal(facts.model),
     )
     return engine_rule.choose(wanted, why, lambda: _has_kernels(where.device), option)
 

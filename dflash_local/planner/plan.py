@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dflash_local.catalog import engine_rule
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.errors import DoesNotFitError
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.ledger import GIB, Ledger, Line
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
-from dflash_local.planner.shape import DrafterShape, TargetShape
 from dflash_local.planner.wish import COARSER, Wish, check, formats_of, nearby
 
 FLOOR = 2048  # tokens below which a chat is of no use
 USABLE = 8192  # tokens that a coarser draft side may make room for, where no context is asked for
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
-LIKELY_BLOCK = 16  # for a drafter whose block size is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Plan:
         engine: fused or reference, or server for targets no single machine of ours runs. engine_asked_for: it was
             not left to the rule. exact, draft_side, kv_cache: what the fused engine is told.
         context: tokens the session would hold; the floor, or the wish, when it does not fit.
-        ledger: sizes in bytes; unknown ones are None, and then nothing is promised.
+        ledger: sizes in bytes; those of a server's target may be unknown.
     """
 
     fits: bool
@@ -89,8 +90,8 @@ class Plan:
 
 
 def plan(
-    target: TargetShape,
-    drafter: DrafterShape | None,
+    target: ModelConfig,
+    drafter: DrafterConfig | None,
     machine: Machine,
     wish: Wish | None = None,
     *,
@@ -112,7 +113,7 @@ def plan(
     drafter = drafter if wish.draft else None
     dtype = formats.default_dtype(machine.kind) if wish.dtype == "auto" else wish.dtype
     engine = chosen_engine(target, drafter, machine, wish, dtype)
-    asked = _Asked(target, drafter, machine, dtype, wish, engine, _block(drafter, wish))
+    asked = _Asked(target, drafter, machine, dtype, wish, engine, drafter.block_size if drafter is not None else 1)
     refused = formats.refusal(target, wish.quantize)
     if refused:
         return asked.plan(wish.context or limit, refused)
@@ -123,7 +124,7 @@ def plan(
 
 
 def nearest(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
+    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, wish: Wish | None = None
 ) -> Plan | None:
     """The plan nearest to the wish that fits: less context, then another draft side, smaller weights, no drafter."""
     for other in nearby(wish or Wish(), machine):
@@ -149,7 +150,7 @@ def require(found: Plan, near: Plan | None) -> None:
 
 
 def fits_table(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
+    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, wish: Wish | None = None
 ) -> tuple[Plan, ...]:
     """Every weight format an engine can run, each with the most context that fits; of the wish its engine counts."""
     wish = wish or Wish()
@@ -157,7 +158,7 @@ def fits_table(
     return tuple(plan(target, drafter, machine, replace(asked, quantize=each)) for each in formats_of(asked))
 
 
-def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish, dtype: str) -> str:
+def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, wish: Wish, dtype: str) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
@@ -167,17 +168,17 @@ def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Ma
         quantize=wish.quantize,
         dtype=dtype,
         device=machine.device if machine.kind == "cuda" else machine.kind,
-        drafter_biased=drafter is not None and drafter.biased,
-        target=target.not_fused,
+        drafter_biased=drafter is not None and drafter.attention_bias,
+        target=fused_refusal(target),
     )
     return engine_rule.choose(wish.engine, why, lambda: machine.runs_kernels, wish.fused_only)
 
 
-def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
+def context_limit(target: ModelConfig, drafter: DrafterConfig | None) -> int:
     """Tokens both models were made for."""
-    limits = [target.context or DEFAULT_CONTEXT]
-    if drafter is not None and drafter.context is not None:
-        limits.append(drafter.context)
+    limits = [target.max_position_embeddings or DEFAULT_CONTEXT]
+    if drafter is not None and drafter.max_position_embeddings is not None:
+        limits.append(drafter.max_position_embeddings)
     return min(limits)
 
 
@@ -185,8 +186,8 @@ def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
 class _Asked:
     """Everything but the context."""
 
-    target: TargetShape
-    drafter: DrafterShape | None
+    target: ModelConfig
+    drafter: DrafterConfig | None
     machine: Machine
     dtype: str
     wish: Wish
@@ -257,32 +258,23 @@ class _Asked:
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
         free, name = _gib(self.machine.free), self.machine.name
-        if sizes.total is None:
-            unknown = [line.name for line in (*sizes.lines, sizes.loading) if line.bytes is None]
-            return f"not known to fit: {', '.join(unknown)} of {self.target.source} cannot be told from its shape"
         if fits:
             return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}"
+        total = sizes.total or 0
         filled = sizes.running == sizes.peak
-        need = f"{_gib(sizes.total)} {f'at context {context}' if filled else 'while it loads'}"
+        need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         what = f"{self.target.source} in {self.wish.quantize or self.dtype}"
-        short = sizes.total - self.machine.free
+        short = total - self.machine.free
         return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
 
 
-def _block(drafter: DrafterShape | None, wish: Wish) -> int:
-    if drafter is None:
-        return 1
-    return drafter.block_size or wish.block_size or LIKELY_BLOCK
-
-
-def _server_plan(target: TargetShape, machine: Machine, limit: int) -> Plan:
+def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:
     """A target that only servers run: sizes as published, nothing promised for this machine."""
     published = formats.published_bytes(target)
-    each = kv_bytes_per_token(target)
     sizes = Ledger(
         (
-            Line("target weights", published, target.native_format or target.stored_dtype),
-            Line("target KV", None if each is None else each * limit, f"{limit} tokens"),
+            Line("target weights", published, formats.native_format(target) or target.stored_dtype),
+            Line("target KV", kv_bytes_per_token(target) * limit, f"{limit} tokens"),
         ),
         Line("loading", 0),
     )
