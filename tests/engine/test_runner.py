@@ -1,4 +1,4 @@
-"""The seam between sessions and engines: both runners fill it, and a third one needs nothing else to serve a session."""
+"""The seam between sessions and engines: both runners fill it; a third one needs nothing else to serve a session."""
 
 from __future__ import annotations
 
