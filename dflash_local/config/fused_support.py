@@ -41,13 +41,15 @@ def fused_refusal(model: ModelConfig) -> str:
 
 
 def _unknown_kind(layer: LayerConfig) -> str:
+    if isinstance(layer.mlp, MoEConfig):
+        return "it is a mixture of experts"
     if isinstance(layer.mixer, LatentAttentionConfig):
         return "its attention is latent"
     if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
         return "its attention has sinks"
     if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
         return "its Gated-DeltaNet projections are interleaved"
-    return "it is a mixture of experts" if isinstance(layer.mlp, MoEConfig) else ""
+    return ""
 
 
 def _unknown_variant(layer: LayerConfig) -> str:

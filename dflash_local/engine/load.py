@@ -11,10 +11,10 @@ from dflash_local.catalog import engine_rule
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load_fused import chosen_engine, load_fused
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.runner import Runner
 from dflash_local.engine.session import Session
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
@@ -97,7 +97,7 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, options.context)
-    runner: ReferenceRunner | FusedRunner
+    runner: Runner
     if (
         chosen_engine(options.engine, facts, contract, where, engine_rule.fused_only(options.exact, options.kv_cache))
         == "fused"
@@ -169,7 +169,7 @@ def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None)
 
 def _facts(
     pair: Pair,
-    runner: ReferenceRunner | FusedRunner,
+    runner: Runner,
     contract: PairFacts | None,
     where: Placement,
     context: int,
@@ -189,7 +189,7 @@ def _facts(
         has_tokenizer=has_tokenizer,
         notices=notices,
         acceptance_band=pair.acceptance_band,
-        exact=isinstance(runner, FusedRunner) and runner.target.exact,
+        exact=runner.exact,
         kv_cache=kv_cache,
-        draft_side=runner.draft_side if isinstance(runner, FusedRunner) else "full",
+        draft_side=runner.draft_side,
     )

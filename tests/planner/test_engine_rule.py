@@ -136,7 +136,7 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
     config = shape("openai/gpt-oss-20b")
     assert config is not None
     target = read_model(config, "target")
-    with pytest.raises(UsageError, match="its attention has sinks"):
+    with pytest.raises(UsageError, match="it is a mixture of experts"):
         plan(target, None, DEVICES["cuda:0"], Wish(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
         plan(target, None, DEVICES["cuda:0"], Wish(engine="reference", exact=True))
