@@ -13,8 +13,8 @@ from typing import Any
 from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
-from dflash_local.errors import CheckpointError
 from dflash_local.config.rope_parameters import RopeParameters
+from dflash_local.errors import CheckpointError
 
 ARCHITECTURES = ("DFlashDraftModel",)
 # Relatives with other forward passes (convolutions, selectors, anchors that predict).

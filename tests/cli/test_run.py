@@ -68,7 +68,7 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     assert request.limits.max_new_tokens == 9 and request.limits.stop == ("A", "B")
     assert (request.mode, request.block_size, request.thinking) == ("dflash", 3, True)
     assert [(m.role, m.content) for m in request.messages] == [("system", "sys"), ("user", "hi")]
-    (wish,) = opened.wishes
+    (wish,) = opened.loads
     assert (wish.dtype, wish.device, wish.quantize, wish.allow_mismatch, wish.draft) == (
         "bfloat16", "cuda:1", "nf4", True, True,
     )  # fmt: skip
@@ -88,7 +88,7 @@ def test_settings_change_the_defaults_and_options_win(
     cli("run", "demo", "hi", "--temperature", "0", "--no-think")
     (request,) = opened.session.requests
     assert request.sampling.temperature == 0.0 and not request.thinking
-    assert request.limits.max_new_tokens == 3 and opened.wishes[0].device == "cpu"
+    assert request.limits.max_new_tokens == 3 and opened.loads[0].device == "cpu"
 
 
 def test_piped_text_is_appended_after_an_empty_line(cli: Cli, opened: Opened) -> None:
@@ -163,7 +163,7 @@ def test_a_local_folder_without_a_drafter_says_what_to_do(cli: Cli, opened: Open
     result = cli("run", str(local), "hi")
     assert result.code == 2 and "--drafter" in result.err and "--mode ar" in result.err
     assert cli("run", str(local), "hi", "--mode", "ar").code == 0
-    assert opened.wishes[-1].draft is False and opened.session.requests[0].mode == "ar"
+    assert opened.loads[-1].draft is False and opened.session.requests[0].mode == "ar"
 
 
 def test_a_folder_without_tokenizer_needs_ids_and_its_text_is_null(cli: Cli, opened: Opened) -> None:
@@ -186,7 +186,7 @@ def test_thinking_is_kept_off_stdout_and_marked(cli: Cli, opened: Opened) -> Non
 
 def test_ui_01_no_control_sequence_reaches_the_terminal(cli: Cli, opened: Opened) -> None:
     pieces = steps(Piece(HOSTILE, "thinking"), Piece(HOSTILE))
-    facts = ScriptedFacts(notices=(HOSTILE,), device=HOSTILE)
+    facts = ScriptedFacts(notices=(HOSTILE,), target=HOSTILE)
     opened.make = lambda _pair: ScriptedSession(facts, steps=pieces)
     for result in (cli("run", "demo", "hi"), cli("run", "demo", "hi", "--json"), cli("run", HOSTILE, "hi")):
         for stream in (result.out, result.err):

@@ -7,9 +7,9 @@ import torch
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.errors import CheckpointError
 from dflash_local.models.rope import RopeTable, inverse_frequencies, rotate
-from dflash_local.config.rope_parameters import RopeParameters
 
 OSS = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "rope_theta": 150000.0}
 KINDS = {

@@ -8,10 +8,10 @@ from typing import Any
 from dflash_local.catalog.engine_rule import HYBRID, target_refusal
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.text_config import INTEGERS, NUMBERS
+from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.errors import UsageError
 from dflash_local.kernels.delta_step import DeltaShape
 from dflash_local.kernels.place_heads import Heads
-from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.models.target_facts import TargetFacts
 
 
