@@ -55,7 +55,7 @@ def ask(pair: Pair, config: LoadConfig, free: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_all_of_it_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(pair, LoadConfig(), 2**40, monkeypatch) == (LoadConfig(), "")
+    assert ask(pair, LoadConfig(), 2**40, monkeypatch) == (LoadConfig(context=40960), "")
 
 
 def test_the_context_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,11 @@ def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: py
     asked = LoadConfig(context=20000)
     short = need(pair, LoadConfig(context=20000)) - MIB
     config, told = ask(pair, asked, short, monkeypatch)
-    assert config == replace(asked, drafter_precision="8bit") and told.count("\n") == 1 and "draft side 8bit" in told
+    assert (
+        config == replace(asked, drafter_precision="8bit")
+        and told.count("\n") == 1
+        and "drafter precision 8bit" in told
+    )
     with pytest.raises(DoesNotFitError):
         ask(pair, replace(asked, drafter_precision="full"), short, monkeypatch)
     assert ask(pair, replace(asked, drafter_precision="full", fit_check=False), short, monkeypatch)[1] == ""

@@ -18,7 +18,6 @@ from dflash_local.cli.fit import Loaded
 from dflash_local.cli.offers import offer, offers
 from dflash_local.cli.screen import ScreenConsole, ScreenDesk
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
 from dflash_local.planner import accelerators, hardware
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.service.resident import Model, Resident
@@ -70,9 +69,11 @@ def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(
     assert verdicts(offers(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(offers(user, loaded))[NAME] == offer(NAME, user, loaded).fits == "fits"
-    elsewhere = AttachedFacts(**{name: getattr(FACTS, name) for name in SessionFacts.__dataclass_fields__})
+    elsewhere = AttachedFacts.from_dict(FACTS.as_dict())
     assert verdicts(offers(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
-    assert verdicts(offers(user, Loaded(pair, replace(FACTS, device="cuda:0"))))[NAME] != "fits"
+    assert (
+        verdicts(offers(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:0")))))[NAME] != "fits"
+    )
 
 
 def test_command_line_terminal_and_page_say_the_same(

@@ -167,7 +167,7 @@ def test_the_context_is_what_fits_or_what_was_asked(
 ) -> None:
     argv = ("run", str(eight_b), "hi", "--mode", "ar", "--device", "cpu")
     memory_of(64, monkeypatch)
-    assert cli(*argv).code == 0 and opened.loads[-1].context is None
+    assert cli(*argv).code == 0 and opened.loads[-1].context == 40960
     plan = ("plan", str(eight_b), "--mode", "ar", "--device", "cpu", "--context", "40960", "--json")
     memory_of(cli(*plan).json["plan"]["ledger"]["total"] / GIB - 1 / 1024, monkeypatch)
     smaller = cli(*argv)

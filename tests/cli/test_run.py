@@ -13,6 +13,7 @@ import pytest
 from dflash_local.cli import run as run_module
 from dflash_local.errors import CheckpointError, ContextError, EngineError
 from dflash_local.events import Notice, Piece, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams
 from tests.cli.conftest import Cli, Opened
 from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
@@ -20,7 +21,7 @@ from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
 KEYS = {
     "text", "token_ids", "acceptance_lengths", "finish_reason", "usage", "timing", "mode", "engine", "target",
     "drafter", "block_size", "seed", "dtype", "device", "mean_acceptance_length", "turn_acceptance_length", "thinking",
-    "verify_rows", "mean_verify_rows", "undrafted_cycles",
+    "verify_rows", "mean_verify_rows", "undrafted_cycles", "load",
 }  # fmt: skip
 TIMING = {"prefill_s", "decode_s", "tokens_per_s", "end_to_end_tokens_per_s", "draft_s", "verify_s"}
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b]0;t\x1b\\c\x1b[6nd\x1bce\x9b31mf\x90q\x9cg\x1b]8;;http://x\x07h\x1b]unterminated"
@@ -52,6 +53,7 @@ def test_json_is_one_object_with_exactly_the_promised_keys(cli: Cli, opened: Ope
     assert content["acceptance_lengths"] == [3, 2] and content["seed"] == 7
     assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 6}
     assert (content["finish_reason"], content["mode"], content["engine"]) == ("stop", "dflash", "reference")
+    assert LoadConfig(**content["load"]) == opened.session.facts.load
 
 
 def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened, local: Path, tmp_path: Path) -> None:
