@@ -1,8 +1,8 @@
 """Gated-DeltaNet over a prompt's rows on one CUDA GPU: microseconds of every step, and errors against float64.
 
 ``PYTHONPATH=. python benchmarks/delta_prefill.py [--rows 2048 8192] [--chosen-only] [--out FILE.json]``
-Inputs are random, layers have the pairs' true shapes; times are medians of CUDA graph replays. The fastest way whose
-errors suit goes into ``delta_chunk.WAYS``.
+Inputs are random, layers have the pairs' true shapes; times are medians of CUDA graph replays. The fastest whose
+errors suit goes into ``delta_chunk.CONFIGS``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_step
-from dflash_local.kernels.delta_chunk import WAYS, Way
+from dflash_local.kernels.delta_chunk import CONFIGS, ChunkConfig
 from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
-from dflash_local.kernels.delta_step import DeltaShape, DeltaWeights, Turn
+from dflash_local.kernels.delta_step import CycleState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import chunked
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.recurrent import RecurrentState
@@ -30,33 +31,35 @@ TARGETS = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B")
 EPS = 1e-6
 REPLAYS = 21
 CANDIDATES = (
-    *(Way(columns, 4, stages, "bf16x3") for columns in (16, 32) for stages in (1, 2, 3)),
-    *(Way(columns, 8, stages, "bf16x3") for columns in (32, 64) for stages in (1, 2)),
-    Way(16, 4, 2, "bf16x2"),
-    Way(32, 4, 2, "bf16x2"),
-    Way(64, 8, 2, "bf16x2"),
-    Way(16, 4, 1, "tf32x3"),
-    Way(32, 4, 2, "tf32x3"),
-    Way(32, 8, 1, "tf32x3"),
+    *(ChunkConfig(block_v, 4, stages, "bf16x3") for block_v in (16, 32) for stages in (1, 2, 3)),
+    *(ChunkConfig(block_v, 8, stages, "bf16x3") for block_v in (32, 64) for stages in (1, 2)),
+    ChunkConfig(16, 4, 2, "bf16x2"),
+    ChunkConfig(32, 4, 2, "bf16x2"),
+    ChunkConfig(64, 8, 2, "bf16x2"),
+    ChunkConfig(16, 4, 1, "tf32x3"),
+    ChunkConfig(32, 4, 2, "tf32x3"),
+    ChunkConfig(32, 8, 1, "tf32x3"),
 )
 
 
-def shape_of(target: str) -> DeltaShape:
+def shape_of(target: str) -> GatedDeltaNetConfig:
     """Of a target's Gated-DeltaNet layers."""
     config = known_shape(target) or {}
     text = config.get("text_config") or config
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    return DeltaShape(*(text[f"linear_{name}"] for name in names))
+    return GatedDeltaNetConfig(*(text[f"linear_{name}"] for name in names))
 
 
-def weights_of(shape: DeltaShape) -> DeltaWeights:
+def weights_of(shape: GatedDeltaNetConfig) -> GatedDeltaWeights:
     """Random ones; the heads' decays go from nearly none to half of everything at each row."""
-    conv = torch.randn(shape.channels, shape.taps, device="cuda").bfloat16() / 2
-    rate = -torch.logspace(-4, 0, shape.values, device="cuda")
-    return DeltaWeights(conv, rate, torch.zeros(shape.values, device="cuda"))
+    conv = torch.randn(shape.conv_dim, shape.conv_kernel_size, device="cuda").bfloat16() / 2
+    rate = -torch.logspace(-4, 0, shape.num_value_heads, device="cuda")
+    return GatedDeltaWeights(conv, rate, torch.zeros(shape.num_value_heads, device="cuda"))
 
 
-def oracle(rows: Rows, state: torch.Tensor, shape: DeltaShape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(
+    rows: Rows, state: torch.Tensor, shape: GatedDeltaNetConfig, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs and state in float64, from the rows as the kernel reads them."""
     q, k, v = (part[:count].transpose(0, 1).double() for part in heads_of(rows, shape))
     g, beta = rows.gates[:count].double().permute(1, 2, 0)
@@ -72,47 +75,50 @@ def apart(found: torch.Tensor, want: torch.Tensor) -> float:
 class Case:
     """One layer and one prompt."""
 
-    def __init__(self, shape: DeltaShape, count: int) -> None:
+    def __init__(self, shape: GatedDeltaNetConfig, count: int) -> None:
         torch.manual_seed(0)
         self.shape, self.count = shape, count
-        self.projected = torch.randn(count, shape.columns, device="cuda").bfloat16()
+        self.projected = torch.randn(count, shape.projection_size, device="cuda").bfloat16()
         self.layer: Any = SimpleNamespace(
-            small=weights_of(shape), gain=torch.ones(shape.value_width, device="cuda").bfloat16()
+            delta=weights_of(shape), norm=torch.ones(shape.value_head_dim, device="cuda").bfloat16()
         )
-        turn = Turn(*torch.zeros(2, dtype=torch.int32, device="cuda").split(1))
-        self.state = RecurrentState(shape, 16, torch.device("cuda"), torch.bfloat16, turn)
-        self.rows = read_rows(self.projected, self.layer.small, self.state.tape.window[0], shape)
-        self.before = torch.randn_like(self.state.tape.state) / 4
+        cycle_state = CycleState(*torch.zeros(2, dtype=torch.int32, device="cuda").split(1))
+        self.state = RecurrentState(shape, 16, torch.device("cuda"), torch.bfloat16, cycle_state)
+        self.rows = read_rows(self.projected, self.layer.delta, self.state.log.conv_state[0], shape)
+        self.before = torch.randn_like(self.state.log.state) / 4
         self.want = oracle(self.rows, self.before, shape, count)
 
-    def errors(self, way: Way | None) -> tuple[float, float]:
-        """Of outputs and state, computed one way; the twin's without one."""
+    def errors(self, config: ChunkConfig | None) -> tuple[float, float]:
+        """Of outputs and state, computed with one configuration; the reference's without one."""
         state = self.before.clone()
-        out = delta_chunk.walk(self.rows, delta_chunk.cut(self.rows, self.shape, way), state, self.shape, way)
+        out = delta_chunk.scan_chunks(
+            self.rows, delta_chunk.prepare_chunks(self.rows, self.shape, config), state, self.shape, config
+        )
         return apart(out[: self.count], self.want[0]), apart(state, self.want[1])
 
-    def times(self, way: Way) -> dict[str, float]:
-        """Microseconds of the two steps that a way decides."""
-        chunks = delta_chunk.cut(self.rows, self.shape, way)
+    def times(self, config: ChunkConfig) -> dict[str, float]:
+        """Microseconds of the two steps that a config decides."""
+        chunks = delta_chunk.prepare_chunks(self.rows, self.shape, config)
         state = self.before.clone()
         return {
-            "cut": 1e3 * replay_ms(lambda: delta_chunk.cut(self.rows, self.shape, way), REPLAYS),
-            "walk": 1e3 * replay_ms(lambda: delta_chunk.walk(self.rows, chunks, state, self.shape, way), REPLAYS),
+            "cut": 1e3 * replay_ms(lambda: delta_chunk.prepare_chunks(self.rows, self.shape, config), REPLAYS),
+            "walk": 1e3
+            * replay_ms(lambda: delta_chunk.scan_chunks(self.rows, chunks, state, self.shape, config), REPLAYS),
         }
 
     def whole(self) -> dict[str, float]:
-        """Microseconds of all that no way decides, and of everything together."""
-        shape, small, window = self.shape, self.layer.small, self.state.tape.window[0]
-        out = torch.randn(self.count, shape.values, shape.value_width, device="cuda")
-        to = self.projected.new_empty(self.count, shape.values * shape.value_width)
+        """Microseconds of all that no config decides, and of everything together."""
+        shape, weights, conv_state = self.shape, self.layer.delta, self.state.log.conv_state[0]
+        out = torch.randn(self.count, shape.num_value_heads, shape.value_head_dim, device="cuda")
+        to = self.projected.new_empty(self.count, shape.value_size)
 
         def norm() -> None:
-            delta_step.gated_norm(out, self.projected, self.layer.gain, EPS, shape, to)
+            delta_step.gated_norm(out, self.projected, self.layer.norm, EPS, shape, to)
 
         return {
-            "read_rows": 1e3 * replay_ms(lambda: read_rows(self.projected, small, window, shape), REPLAYS),
+            "read_rows": 1e3 * replay_ms(lambda: read_rows(self.projected, weights, conv_state, shape), REPLAYS),
             "gated_norm": 1e3 * replay_ms(norm, REPLAYS),
-            "many": 1e3 * replay_ms(lambda: self.state.many(self.projected, self.layer, EPS), REPLAYS),
+            "many": 1e3 * replay_ms(lambda: self.state.prefill(self.projected, self.layer, EPS), REPLAYS),
         }
 
     def kernels(self) -> dict[str, float]:
@@ -121,23 +127,23 @@ class Case:
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             for _ in range(3):
-                self.state.many(self.projected, self.layer, EPS)
+                self.state.prefill(self.projected, self.layer, EPS)
             torch.cuda.synchronize()
         return {event.key[:60]: getattr(event, "device_time", 0.0) * event.count / 3 for event in seen.key_averages()}
 
 
-def measured(case: Case, ways: tuple[Way, ...]) -> Iterator[dict[str, Any]]:
-    """Times and errors of every way that fits the card."""
+def measured(case: Case, configs: tuple[ChunkConfig, ...]) -> Iterator[dict[str, Any]]:
+    """Times and errors of every config that fits the card."""
     from triton.runtime.errors import OutOfResources
 
-    for way in ways:
+    for config in configs:
         try:
-            out, state = case.errors(way)
-            times = case.times(way)
+            out, state = case.errors(config)
+            times = case.times(config)
         except OutOfResources as error:
-            yield {"way": str(way), "does_not_fit": str(error)}
+            yield {"way": str(config), "does_not_fit": str(error)}
             continue
-        yield {"way": str(way), "us": times, "error_of_outputs": out, "error_of_state": state}
+        yield {"way": str(config), "us": times, "error_of_outputs": out, "error_of_state": state}
 
 
 def told(entry: dict[str, Any]) -> str:
@@ -159,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
     result: dict[str, Any] = {"what": "Gated-DeltaNet of one layer, random inputs", "at": {}}
-    chosen = WAYS[torch.bfloat16]
+    chosen = CONFIGS[torch.bfloat16]
     for target in wish.targets:
         for count in wish.rows:
             case = Case(shape_of(target), count)
@@ -167,9 +173,9 @@ def main() -> None:
             print(f"{target}, {count} rows: " + ", ".join(f"{name} {us:.0f} us" for name, us in found["us"].items()))
             print("  kernels: " + ", ".join(f"{name} {us:.0f}" for name, us in found["kernels_us"].items()))
             out, state = case.errors(None)
-            print(f"  float32 twin: errors: outputs {out:.1e}, state {state:.1e}")
+            print(f"  float32 reference: errors: outputs {out:.1e}, state {state:.1e}")
             found["twin_errors"] = {"outputs": out, "state": state}
-            others = () if wish.chosen_only else tuple(way for way in CANDIDATES if way != chosen)
+            others = () if wish.chosen_only else tuple(config for config in CANDIDATES if config != chosen)
             for entry in measured(case, (chosen, *others)):
                 found["ways"].append(entry)
                 print(told(entry), flush=True)

@@ -41,10 +41,10 @@ class Corrected(Planted):
         super().__init__(runner.target, text, rows=real.config.block_size)
         self._real = real
 
-    def block(self, reach: int) -> None:
+    def block(self, max_seq_len: int) -> None:
         """As the real one, then other drafts."""
-        self._real.block(reach)
-        super().block(reach)
+        self._real.block(max_seq_len)
+        super().block(max_seq_len)
 
     def inject(self, rows: int) -> None:
         """As the real one."""

@@ -77,8 +77,8 @@ class NotedBlocks(FusedDrafter):
         super().__init__(CONFIG, random_weights(CONFIG, HIDDEN, 1, CPU, torch.float32), target)
         self.oracle, self.noted = Oracle(VOCAB, ()), list[Draft]()
 
-    def block(self, reach: int) -> None:
-        super().block(reach)
+    def block(self, max_seq_len: int) -> None:
+        super().block(max_seq_len)
         start = int(self.target.start)
         self.noted.append(Draft(start, int(self.target.tokens[0]), self.drafts.clone()))
         ids = torch.tensor([self.oracle.token(start + 1 + i) % VOCAB for i in range(len(self.drafts))])
@@ -130,8 +130,8 @@ def sampled_texts(
         for position in range(len(prompt), len(prompt) + new):
             logits = model(input_ids=ids, use_cache=False).logits[:, -1].float()
             rows = [
-                row / heat + gumbel(seed, position, 1, VOCAB, CPU)[0] if heat else row
-                for row, (heat, seed) in zip(logits, cases, strict=True)
+                row / temperature + gumbel(seed, position, 1, VOCAB, CPU)[0] if temperature else row
+                for row, (temperature, seed) in zip(logits, cases, strict=True)
             ]
             ids = torch.cat((ids, torch.stack(rows).argmax(-1, keepdim=True)), 1)
     return tuple(tuple(row) for row in ids.tolist())
@@ -198,7 +198,7 @@ class KnowingBlocks(PlantedBlocks):
         super().__init__(Planted(VOCAB), target, BLOCK)
         self.known = known
 
-    def block(self, _reach: int) -> None:
+    def block(self, _max_seq_len: int) -> None:
         start = int(self.target.start)
         self.planted.length = start
         self.drafts.copy_(self.target.head(self.known.hidden[start : start + BLOCK - 1]))

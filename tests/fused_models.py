@@ -58,7 +58,7 @@ class PlantedBlocks:
     def length(self, length: int) -> None:
         self.planted.length = length
 
-    def block(self, _reach: int) -> None:
+    def block(self, _max_seq_len: int) -> None:
         start = int(self.target.start)
         self.planted.length = start  # the host's count may lag behind the device's
         ids = self.planted.propose(int(self.target.tokens[0]), start, len(self.drafts), self._sampler, None)

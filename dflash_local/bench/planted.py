@@ -32,7 +32,7 @@ class Planted:
         self._ahead = torch.arange(1, count + 1, device=device)
         self.drafts = torch.zeros(count, target.vocab_size, device=device)
 
-    def block(self, _reach: int) -> None:
+    def block(self, _max_seq_len: int) -> None:
         """Fill ``drafts`` [rows - 1, V] behind the target's ``start``."""
         place = (self._ahead + self.target.start.long()).clamp(max=len(self._ids) - 1)
         ids = self._ids[place].unsqueeze(1)

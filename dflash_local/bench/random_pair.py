@@ -27,7 +27,7 @@ from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import choose_tiles
+from dflash_local.models.fused.linear import choose_configs
 from dflash_local.models.fused.shape import TargetShape
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
@@ -183,9 +183,9 @@ def build(
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
     target = FusedTarget(weights, pair.shape, pair.config.taps, context, block, exact=exact)
-    parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden, device, dtype)
+    parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
-    choose_tiles([*weights.products, *drafter.products], block)
+    choose_configs([*weights.products, *drafter.products], block)
     chosen = choose_precision(drafter, precision, block)
     return FusedRunner(target, drafter, context), chosen

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.engine.fused import FusedRunner, Shape
+from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
@@ -28,7 +28,7 @@ from dflash_local.request import SamplingParams
 
 REPLAYS = 31
 ROWS = (1, 4, 8, 12)  # verified, where the trained block has as many
-KEPT = 6  # rows that recurrent layers fold in each cycle, as if so many had been accepted
+KEPT = 6  # rows that recurrent layers commit in each cycle, as if so many had been accepted
 SLACK = 64  # tokens of room behind the longest context
 PROBE_BYTES = 2**31  # read for the bandwidth; many times any cache
 END_OF_NOTHING = 2**31 - 1
@@ -202,7 +202,7 @@ def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Pl
         raise ValueError("a pair has a drafter")
     block = target.rows
     # The one place that looks behind the runner's public side: a cycle's launches by themselves.
-    reach = runner._bucket(context + 2 * block)
+    max_seq_len = runner._bucket(context + 2 * block)
 
     def timed(work: Callable[[], object], kept: int) -> float:
         def again() -> None:
@@ -214,11 +214,11 @@ def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Pl
         return place.clock(again, place.replays)
 
     def cycle_ms(verified: int, drafting: bool) -> float:
-        shape = Shape(verified, drafting, drafting, False, reach)
-        return timed(lambda: runner._cycle(shape), min(KEPT, verified))
+        key = CycleKey(verified, drafting, drafting, False, max_seq_len)
+        return timed(lambda: runner._cycle(key), min(KEPT, verified))
 
     def verify_ms(verified: int) -> float:
-        return timed(lambda: target.block(verified, reach, True), min(KEPT, verified))
+        return timed(lambda: target.block(verified, max_seq_len, True), min(KEPT, verified))
 
     read, injected = draft_bytes(drafter, context), inject_bytes(drafter)
     verify = {each: Figure(verify_ms(each), verify_bytes(target, context, each)) for each in rows}
@@ -230,7 +230,7 @@ def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Pl
     return AtContext(
         context,
         step=Figure(cycle_ms(1, False), verify_bytes(target, context, 1)),
-        draft=Figure(timed(lambda: drafter.block(reach), 0), read),
+        draft=Figure(timed(lambda: drafter.block(max_seq_len), 0), read),
         inject=Figure(timed(lambda: drafter.inject(block), 0), injected),
         verify=verify,
         cycle=cycle,
@@ -246,7 +246,7 @@ def verify_bytes(target: FusedTarget, context: int, rows: int) -> int:
     """Matrices, keys and values of committed tokens and the block, recurrent states; vectors are left out."""
     weights = target.weights
     matrices = sum(weight_bytes(product) for product in (*weights.products, weights.head))
-    states = sum(state.tape.state.nbytes for state in target.states.values())
+    states = sum(state.log.state.nbytes for state in target.states.values())
     return matrices + states + (context + rows) * _row_bytes(target.keys, target.values)
 
 
@@ -266,7 +266,7 @@ def inject_bytes(drafter: FusedDrafter) -> int:
 def chosen_products(runner: FusedRunner) -> dict[str, str]:
     """How the product of each weight shape is cut."""
     own = runner.proposer.products if runner.proposer is not None else ()
-    return {str(tuple(p.weight.shape)): str(p.tile) for p in (*runner.target.weights.products, *own)}
+    return {str(tuple(p.weight.shape)): str(p.config) for p in (*runner.target.weights.products, *own)}
 
 
 def _row_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:

@@ -60,25 +60,41 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttentionConfig:
-    """Multi-head latent attention (DeepSeek-V3): ranks of the projections and parts of a head."""
+    """Multi-head latent attention (DeepSeek-V3): ranks of the projections and parts of a head.
+
+    Attributes:
+        q_lora_rank: None where queries are projected at once. bias: of the projections to the ranks and of o_proj.
+    """
 
     num_heads: int
-    q_lora_rank: int
+    q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    bias: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys: the part without positions and the part that rotates."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNetConfig:
-    """A Gated-DeltaNet layer (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it."""
+    """A Gated-DeltaNet layer (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it.
+
+    Attributes:
+        split_projections: qkv, z, b and a have a tensor each (Qwen3.5), not one of q, k, v, z and one of b, a, whose
+            rows go by key heads (Qwen3-Next).
+    """
 
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
     conv_kernel_size: int
+    split_projections: bool = True
 
     @property
     def value_size(self) -> int:
@@ -150,10 +166,10 @@ class ModelConfig:
         source: where it was read, for messages. family: for screens and for the loader's own tables; no feature is
             read off it later.
         rms_norm_eps: None where it is not told. norm_plus_one: norms count their weight from zero and round after it.
-        rope: None where it is not told.
+        rope: None where it is not told, or of a kind that only transformers computes. rope_type: its kind in any case.
         stored_dtype: of the published weights. quantization: their ``quant_method``; None for plain weights.
         embedding_scale: what embeddings are multiplied by. final_logit_softcap: as of attention's scores.
-        inferred: names of values that are likely but quoted by no source.
+        inferred: of the values that sizes and limits depend on, names of those that are likely but quoted by no source.
     """
 
     source: str
@@ -166,6 +182,7 @@ class ModelConfig:
     norm_plus_one: bool
     rope: RopeParameters | None
     max_position_embeddings: int | None
+    rope_type: str = "default"
     stored_dtype: str = "bfloat16"
     quantization: str | None = None
     embedding_scale: float = 1.0

@@ -14,10 +14,10 @@ from dflash_local.errors import UsageError
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import Linear, choose_tiles, eight_bit_copy, first_columns
+from dflash_local.models.fused.linear import Linear, choose_configs, first_out_features, int8_copy
 
 GAIN = 0.02  # of a cycle, that a coarser precision must bring
-REACH = 2048  # positions that measured drafts may look back on
+MAX_SEQ_LEN = 2048  # positions that measured drafts may look back on
 REPLAYS = 9
 MEASURED = ("8bit-head", "8bit")  # by ``auto``; heads without all tokens are for the user to choose
 
@@ -93,7 +93,7 @@ def choose_precision(drafter: FusedDrafter, name: str, rows: int) -> ChosenPreci
     if precision is not None:
         apply(drafter, precision)
         if name != "full":
-            choose_tiles(drafter.products, rows)
+            choose_configs(drafter.products, rows)
         return ChosenPrecision(name, {})
     if target.device.type != "cuda" or target.dtype == torch.float32:
         return ChosenPrecision("full", {})
@@ -120,37 +120,37 @@ def give_head_back(drafter: FusedDrafter, name: str) -> str:
 def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:
     own = drafter.target.weights.head
     if head == "8bit":
-        drafter.use_head(eight_bit_copy(own) if coarse is None else coarse)
+        drafter.use_head(int8_copy(own) if coarse is None else coarse)
     else:
-        drafter.use_head(own if head == "full" else first_columns(own, FREQUENT))
+        drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
 def _measured(drafter: FusedDrafter, rows: int) -> ChosenPrecision:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
-    reach = min(REACH, target.capacity)
+    max_seq_len = min(MAX_SEQ_LEN, target.capacity)
 
     def draft_ms() -> float:
-        return replay_ms(lambda: drafter.block(reach), REPLAYS)
+        return replay_ms(lambda: drafter.block(max_seq_len), REPLAYS)
 
     times = {"full": draft_ms()}
-    cycle_ms = times["full"] + replay_ms(lambda: target.block(rows, reach, True), REPLAYS)
-    stored = [(matrix.weight, matrix.tile) for matrix in drafter.matrices]
+    cycle_ms = times["full"] + replay_ms(lambda: target.block(rows, max_seq_len, True), REPLAYS)
+    stored = [(matrix.weight, matrix.config) for matrix in drafter.matrices]
     coarse: Linear | None = None
     try:
-        coarse = eight_bit_copy(target.weights.head)
+        coarse = int8_copy(target.weights.head)
         for name in MEASURED:
             if DRAFTER_PRECISIONS[name].weights == "8bit":
                 drafter.in_eight_bits()
             _use_head(drafter, DRAFTER_PRECISIONS[name].head, coarse)
-            choose_tiles(drafter.products, rows)
+            choose_configs(drafter.products, rows)
             times[name] = draft_ms()
             best = name if times[best] - times[name] >= GAIN * cycle_ms else best
     except torch.OutOfMemoryError:
         fault = "the device had no room to try a coarser one"
     if DRAFTER_PRECISIONS[best].weights == "full":
-        for matrix, (weight, tile) in zip(drafter.matrices, stored, strict=True):
-            matrix.weight, matrix.tile = weight, tile
+        for matrix, (weight, config) in zip(drafter.matrices, stored, strict=True):
+            matrix.weight, matrix.config = weight, config
     if DRAFTER_PRECISIONS[best].head == "full":
         _use_head(drafter, "full")
     del stored, coarse

@@ -1,7 +1,7 @@
 """The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late.
 
 Same seam as ``engine.reference``; its oracle is that runner. Without CUDA the same list of launches runs
-eagerly through the kernels' twins, so that its logic is tested everywhere.
+eagerly through the kernels' PyTorch references, so that its logic is tested everywhere.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CycleKey:
     """What a cycle's launches depend on; one graph each.
 
     Attributes:
         rows: verified. drafting: the drafter fills them. taps: its context is kept up. noisy: sampled at a
-            temperature. reach: positions a token of the cycle may stand at.
+            temperature. max_seq_len: no token of the cycle stands at or behind this position.
     """
 
     rows: int
     drafting: bool
     taps: bool
     noisy: bool
-    reach: int
+    max_seq_len: int
 
 
 class FusedRunner:
@@ -58,12 +58,12 @@ class FusedRunner:
         self.target, self._proposer, self.context = target, proposer, context
         self.ids: list[int] = []
         self.committed: list[int] = []
-        self.progress = Progress.for_(target.start, target.kept, target.serial, target.tokens, RING)
+        self.progress = Progress.for_(target.start, target.kept, target.cycle, target.tokens, RING)
         self._chooser = Chooser(target.rows, target.vocab_size, target.device)
-        self._draft_chooser = Chooser(target.rows, target.vocab_size, target.device, nowhere=0)
-        self._heat = torch.ones(1, device=target.device)
+        self._draft_chooser = Chooser(target.rows, target.vocab_size, target.device, not_finite_id=0)
+        self._temperature = torch.ones(1, device=target.device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=target.device)
-        self._records: Records[Shape] = Records(self.progress, target.rows)
+        self._records: Records[CycleKey] = Records(self.progress, target.rows)
         self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
@@ -100,7 +100,7 @@ class FusedRunner:
         self._noisy = not params.greedy
         # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
         self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
-        self._heat.fill_(params.temperature if self._noisy else 1.0)
+        self._temperature.fill_(params.temperature if self._noisy else 1.0)
         self._seed.fill_(sampler.seed - 2**64 if sampler.seed >= 2**63 else sampler.seed)
         stops = torch.full_like(self.progress.stops, -1, device="cpu")
         stops[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
@@ -155,7 +155,7 @@ class FusedRunner:
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
-        self.progress.serial.fill_(self._records.serial)  # nothing is left to fold: the number may change
+        self.progress.cycle.fill_(self._records.cycle)  # nothing is left to commit: the number may change
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
 
@@ -167,12 +167,12 @@ class FusedRunner:
         rows = max(1, self._block)
         drafting = rows > 1 and self._with_taps
         # What is on its way may have moved on by a whole block each.
-        reach = len(self.committed) + (len(self._records) + 2) * self.target.rows
-        shape = Shape(rows, drafting, self._with_taps, self._noisy, self._bucket(reach))
+        max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
+        key = CycleKey(rows, drafting, self._with_taps, self._noisy, self._bucket(max_seq_len))
         if not self._plain:
-            return self._step_by_step(shape)
-        self._graphs.run(("cycle", shape), lambda: self._cycle(shape))
-        self._records.send(shape)
+            return self._step_by_step(key)
+        self._graphs.run(("cycle", key), lambda: self._cycle(key))
+        self._records.send(key)
 
     @contextmanager
     def idle(self, length: int) -> Iterator[None]:
@@ -187,59 +187,59 @@ class FusedRunner:
     def replay(self, rows: int) -> None:
         """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
-        shape = Shape(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
-        self._graphs.run(("cycle", shape), lambda: self._cycle(shape))
+        key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
+        self._graphs.run(("cycle", key), lambda: self._cycle(key))
 
-    def _bucket(self, reach: int) -> int:
+    def _bucket(self, max_seq_len: int) -> int:
         bucket = FIRST_BUCKET
-        while bucket < reach:
+        while bucket < max_seq_len:
             bucket *= 2
         return min(bucket, self.target.capacity)
 
-    def _cycle(self, shape: Shape) -> None:
+    def _cycle(self, key: CycleKey) -> None:
         """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
-        rows, tokens = shape.rows, self.progress.tokens
-        if shape.drafting:
-            self._draft(shape)
-            self._choose(self._drafts(rows), tokens[1:rows], shape, self._draft_chooser)
-        self.target.block(rows, shape.reach, shape.taps)
-        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], shape, self._chooser)
-        self._close(shape)
+        rows, tokens = key.rows, self.progress.tokens
+        if key.drafting:
+            self._draft(key)
+            self._choose(self._drafts(rows), tokens[1:rows], key, self._draft_chooser)
+        self.target.block(rows, key.max_seq_len, key.taps)
+        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], key, self._chooser)
+        self._close(key)
 
-    def _draft(self, shape: Shape) -> None:
+    def _draft(self, key: CycleKey) -> None:
         if self.proposer is not None:
-            self.proposer.block(shape.reach)
+            self.proposer.block(key.max_seq_len)
 
     def _drafts(self, rows: int) -> torch.Tensor:
         return self.target.logits[:0] if self.proposer is None else self.proposer.drafts[: rows - 1]
 
-    def _close(self, shape: Shape) -> None:
-        if shape.taps and self.proposer is not None:
-            self.proposer.inject(shape.rows)
-        accept(self.progress, shape.rows)
+    def _close(self, key: CycleKey) -> None:
+        if key.taps and self.proposer is not None:
+            self.proposer.inject(key.rows)
+        accept(self.progress, key.rows)
 
-    def _choose(self, logits: torch.Tensor, out: torch.Tensor, shape: Shape, chooser: Chooser) -> None:
-        if shape.noisy:
-            chooser.sample(logits, out, self._heat, self._seed, self.progress.start)
+    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: Chooser) -> None:
+        if key.noisy:
+            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start)
         else:
             chooser.greedy(logits, out)
 
-    def _step_by_step(self, shape: Shape) -> None:
+    def _step_by_step(self, key: CycleKey) -> None:
         """The same cycle with the sampler between its halves; the host waits for it."""
-        rows, tokens, start = shape.rows, self.progress.tokens, len(self.ids) - 1
+        rows, tokens, start = key.rows, self.progress.tokens, len(self.ids) - 1
         noise = self._sampler.noise(start + 1, rows)
         drafts = tokens[1:rows]
-        if shape.drafting:
-            self._graphs.run(("draft", shape), lambda: self._draft(shape))
+        if key.drafting:
+            self._graphs.run(("draft", key), lambda: self._draft(key))
             drafts.copy_(self._sampler.draft(self._drafts(rows), None if noise is None else noise[: rows - 1]))
-        self._graphs.run(("verify", shape), lambda: self.target.block(rows, shape.reach, shape.taps))
+        self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
             raise _not_finite()
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
-        self._graphs.run(("close", shape), lambda: self._close(shape))
-        self._records.send(shape)
+        self._graphs.run(("close", key), lambda: self._close(key))
+        self._records.send(key)
         cycle = self._receive()
         if cycle is not None:
             emitted = chosen[: len(cycle.ids)]
@@ -286,12 +286,12 @@ class FusedRunner:
             self._kept -= back
             self.target.keep(self._kept)
         del self.ids[length:]
-        self._place(length - 1)
+        self._set_length(length - 1)
 
-    def _place(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         """Set the device to ``length`` committed tokens of ``ids``."""
         self.committed = self.ids[:length]
-        self.target.place(length)
+        self.target.set_length(length)
         if self.proposer is not None:
             self.proposer.length = min(self.proposer.length, length)
         if length < len(self.ids):
@@ -314,7 +314,7 @@ class FusedRunner:
         elif self.target.is_recurrent and length != len(self.committed):
             raise EngineError(f"a recurrent target cannot go back to {length} tokens without a snapshot")
         self.ids = self.committed[:length]
-        self._place(length)
+        self._set_length(length)
 
     def close(self) -> None:
         """Drop the models and the graphs."""

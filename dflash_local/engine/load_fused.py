@@ -20,7 +20,7 @@ from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.linear import GateUp, Linear, choose_tiles
+from dflash_local.models.fused.linear import GateUp, Linear, choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.load_target import Placement
 from dflash_local.models.pair import PairFacts
@@ -91,7 +91,7 @@ def load_fused(
         stored = () if narrow else drafter.products
         del parts  # what a coarser precision replaces is free then
     say("measuring", 0.85)
-    choose_tiles([*weights.products, *stored], target.rows)
+    choose_configs([*weights.products, *stored], target.rows)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, context)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from dflash_local.errors import EngineError
-from dflash_local.kernels.accept import HEAD, Progress
+from dflash_local.kernels.accept import HEADER_WORDS, Progress
 
 RING = 8
 Mark = TypeVar("Mark")
@@ -35,23 +35,23 @@ class Records(Generic[Mark]):
     """Cycles under way, oldest first.
 
     Attributes:
-        serial: cycles sent so far.
+        cycle: cycles sent so far.
     """
 
     def __init__(self, progress: Progress, rows: int) -> None:
-        self._ring = progress.ring
+        self._ring = progress.record_ring
         self._on_gpu = self._ring.is_cuda
-        self._host = torch.zeros(RING, HEAD + rows, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._host = torch.zeros(RING, HEADER_WORDS + rows, dtype=torch.int32, pin_memory=self._on_gpu)
         self._sent: deque[tuple[Mark, torch.cuda.Event | None]] = deque()
-        self.serial = 0
+        self.cycle = 0
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def send(self, mark: Mark) -> None:
         """Have the record of the cycle that was just launched copied to the host, behind it in the stream."""
-        slot = self.serial % RING
-        self.serial += 1
+        slot = self.cycle % RING
+        self.cycle += 1
         self._host[slot].copy_(self._ring[slot], non_blocking=True)
         event: torch.cuda.Event | None = None
         if self._on_gpu:
@@ -64,8 +64,8 @@ class Records(Generic[Mark]):
         mark, event = self._sent.popleft()
         if event is not None:
             event.synchronize()
-        number = self.serial - len(self._sent) - 1
-        serial, count, accepted, rows, *ids = self._host[number % RING].tolist()
-        if serial != number:
-            raise EngineError(f"the device reports cycle {serial}, cycle {number} was expected")
+        expected = self.cycle - len(self._sent) - 1
+        cycle, count, accepted, rows, *ids = self._host[expected % RING].tolist()
+        if cycle != expected:
+            raise EngineError(f"the device reports cycle {cycle}, cycle {expected} was expected")
         return Record(mark, count, accepted, rows, tuple(ids))

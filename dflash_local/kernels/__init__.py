@@ -1,1 +1,1 @@
-"""Kernels and their plain PyTorch twins. Knows tensors, nothing of models or of the engine."""
+"""Kernels and their plain PyTorch references. Knows tensors, nothing of models or of the engine."""

@@ -11,8 +11,8 @@ import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
-MAX_STOPS = 32
-HEAD = 4  # words of a record before its ids: serial, ids emitted, drafts accepted, rows verified
+MAX_STOPS = 32  # stop ids of a request, at most
+HEADER_WORDS = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
 NOT_FINITE = -1  # ids emitted, when a row's logits were not finite
 
 
@@ -23,36 +23,37 @@ class Progress:
     Attributes:
         start: [1], committed tokens: the anchor's position. limit: [1], the start that ends the sequence.
         done: [1], 1 when nothing more is to be emitted. kept: [1], rows that the last cycle committed.
-        serial: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
-            the target's choice after each. stops: [MAX_STOPS], stop ids, -1 for none. ring: [cycles, HEAD + rows].
+        cycle: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
+            the target's choice after each. stops: [MAX_STOPS], stop ids, -1 for none.
+        record_ring: [cycles, HEADER_WORDS + rows], the records of the last cycles.
     """
 
     start: torch.Tensor
     limit: torch.Tensor
     done: torch.Tensor
     kept: torch.Tensor
-    serial: torch.Tensor
+    cycle: torch.Tensor
     tokens: torch.Tensor
     chosen: torch.Tensor
     stops: torch.Tensor
-    ring: torch.Tensor
+    record_ring: torch.Tensor
 
     @classmethod
     def for_(
-        cls, start: torch.Tensor, kept: torch.Tensor, serial: torch.Tensor, tokens: torch.Tensor, cycles: int
+        cls, start: torch.Tensor, kept: torch.Tensor, cycle: torch.Tensor, tokens: torch.Tensor, cycles: int
     ) -> Progress:
-        """At the beginning of nothing; ``start``, ``kept``, ``serial`` and ``tokens`` are the target's own."""
+        """At the beginning of nothing; ``start``, ``kept``, ``cycle`` and ``tokens`` are the target's own."""
         device, rows = start.device, len(tokens)
         return cls(
             start=start,
             limit=torch.full((1,), 2**31 - 1, dtype=torch.int32, device=device),
             done=torch.zeros(1, dtype=torch.int32, device=device),
             kept=kept,
-            serial=serial,
+            cycle=cycle,
             tokens=tokens,
             chosen=torch.zeros(rows, dtype=torch.int64, device=device),
             stops=torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device),
-            ring=torch.zeros(cycles, HEAD + rows, dtype=torch.int32, device=device),
+            record_ring=torch.zeros(cycles, HEADER_WORDS + rows, dtype=torch.int32, device=device),
         )
 
 
@@ -62,32 +63,32 @@ def accept(progress: Progress, rows: int) -> None:
     A cycle after the end (``done``) emits nothing and moves nothing.
     """
     if not runs_kernels(progress.tokens):
-        return accept_twin(progress, rows)
+        return accept_reference(progress, rows)
     _accept_kernel[(1,)](
         progress.start,
         progress.limit,
         progress.done,
         progress.kept,
-        progress.serial,
+        progress.cycle,
         progress.tokens,
         progress.chosen,
         progress.stops,
-        progress.ring,
+        progress.record_ring,
         rows,
-        progress.ring.shape[0],
-        progress.ring.shape[1],
+        progress.record_ring.shape[0],
+        progress.record_ring.shape[1],
         power_of_two(rows),
         MAX_STOPS,
-        HEAD,
+        HEADER_WORDS,
         num_warps=1,
     )
 
 
-def accept_twin(progress: Progress, rows: int) -> None:
+def accept_reference(progress: Progress, rows: int) -> None:
     """The same in plain PyTorch, through the host."""
     chosen = progress.chosen[:rows].tolist()
     drafts = progress.tokens[1:rows].tolist()
-    record = progress.ring[int(progress.serial) % progress.ring.shape[0]]
+    record = progress.record_ring[int(progress.cycle) % progress.record_ring.shape[0]]
     accepted = next((i for i, draft in enumerate(drafts) if draft != chosen[i]), len(drafts))
     emitted = chosen[: accepted + 1]
     stops = set(progress.stops.tolist()) - {-1}
@@ -97,9 +98,9 @@ def accept_twin(progress: Progress, rows: int) -> None:
         count = 0
     elif min(chosen) < 0:
         count = NOT_FINITE
-    record[:HEAD] = torch.tensor([int(progress.serial), count, accepted, rows], dtype=torch.int32)
-    record[HEAD : HEAD + rows] = progress.chosen[:rows].to(torch.int32)
-    progress.serial.add_(1)
+    record[:HEADER_WORDS] = torch.tensor([int(progress.cycle), count, accepted, rows], dtype=torch.int32)
+    record[HEADER_WORDS : HEADER_WORDS + rows] = progress.chosen[:rows].to(torch.int32)
+    progress.cycle.add_(1)
     moved = min(max(count, 0), max(int(progress.limit) - int(progress.start), 0))
     progress.kept.fill_(moved)
     progress.start.add_(moved)
@@ -112,10 +113,11 @@ def accept_twin(progress: Progress, rows: int) -> None:
 # fmt: off
 @jit
 def _accept_kernel(
-    start, limit, done, kept, serial, tokens, chosen, stops, ring, rows, cycles, width, ROWS: tl.constexpr,
-    STOPS: tl.constexpr, HEAD: tl.constexpr,
+    start, limit, done, kept, cycle, tokens, chosen, stops, record_ring, rows, cycles, record_words,
+    ROWS: tl.constexpr, STOPS: tl.constexpr, HEADER_WORDS: tl.constexpr,
 ):
     # fmt: on
+    # One program does it all: the block's rows and the stop ids are in registers.
     row = tl.arange(0, ROWS)
     inside = row < rows
     ids = tl.load(chosen + row, mask=inside, other=0)
@@ -131,14 +133,14 @@ def _accept_kernel(
     count = tl.minimum(accepted, at_stop) + 1
     count = tl.where(bad == 1, -1, count)
     count = tl.where(ended != 0, 0, count)
-    number = tl.load(serial)
-    record = ring + (number % cycles) * width
+    number = tl.load(cycle)
+    record = record_ring + (number % cycles) * record_words
     tl.store(record, number)
     tl.store(record + 1, count)
     tl.store(record + 2, accepted)
     tl.store(record + 3, rows)
-    tl.store(record + HEAD + row, ids.to(tl.int32), mask=inside)
-    tl.store(serial, number + 1)
+    tl.store(record + HEADER_WORDS + row, ids.to(tl.int32), mask=inside)
+    tl.store(cycle, number + 1)
     moved = tl.minimum(tl.maximum(count, 0), tl.maximum(most - at, 0))
     there = at + moved
     tl.store(start, there)

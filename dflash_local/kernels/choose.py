@@ -17,12 +17,13 @@ class Chooser:
     """Chooses an id for each row of logits; holds the room for the partial results.
 
     Args:
-        rows: at most so many. vocab: width of the logits, at most. nowhere: the id of a row with NaN or infinity in
-            it; 0 where ids must be ids, as of drafts, which are verified anyway.
+        rows: at most so many. vocab: size of the vocabulary, at most.
+        not_finite_id: the id of a row with NaN or infinity in it; 0 where ids must be ids, as of drafts, which are
+            verified anyway.
     """
 
-    def __init__(self, rows: int, vocab: int, device: torch.device, nowhere: int = NOT_FINITE) -> None:
-        self._nowhere = nowhere
+    def __init__(self, rows: int, vocab: int, device: torch.device, not_finite_id: int = NOT_FINITE) -> None:
+        self._not_finite_id = not_finite_id
         blocks = -(-vocab // BLOCK)
         self._values = torch.empty(rows, blocks, device=device)
         self._places = torch.empty(rows, blocks, dtype=torch.int32, device=device)
@@ -55,11 +56,11 @@ class Chooser:
         start: torch.Tensor | None,
     ) -> None:
         if not runs_kernels(logits):
-            return _twin(logits, out, temperature, seed, start, self._nowhere)
+            return _reference(logits, out, temperature, seed, start, self._not_finite_id)
         rows, vocab = logits.shape
         blocks = self._values.shape[1]
         noisy = temperature is not None
-        _best_kernel[(rows, blocks)](
+        _block_argmax_kernel[(rows, blocks)](
             logits,
             logits if temperature is None else temperature,
             out if seed is None else seed,
@@ -73,16 +74,16 @@ class Chooser:
             num_warps=4,
         )
         wide = 1 << (blocks - 1).bit_length()
-        _settle_kernel[(rows,)](self._values, self._places, out, blocks, wide, self._nowhere, num_warps=1)
+        _argmax_kernel[(rows,)](self._values, self._places, out, blocks, wide, self._not_finite_id, num_warps=1)
 
 
-def _twin(
+def _reference(
     logits: torch.Tensor,
     out: torch.Tensor,
     temperature: torch.Tensor | None,
     seed: torch.Tensor | None,
     start: torch.Tensor | None,
-    nowhere: int,
+    not_finite_id: int,
 ) -> None:
     """The same in plain PyTorch."""
     scores = logits.float()
@@ -91,7 +92,7 @@ def _twin(
 
         noise = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
         scores = scores / temperature + noise
-    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), nowhere))
+    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), not_finite_id))
 
 
 @jit
@@ -115,25 +116,30 @@ def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
 
 
 @jit
-def _best_kernel(
+def _block_argmax_kernel(
     logits, temperature, seed, start, values, places, vocab, blocks, BLOCK: tl.constexpr, NOISY: tl.constexpr
 ):
+    # One program: BLOCK logits of one row. They are read once, as four strided quarters since a call of the generator
+    # gives four words; the best of them and its id are written.
     row = tl.program_id(0)
     block = tl.program_id(1)
     group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)  # one call of the generator serves four tokens
     source = logits + row.to(tl.int64) * vocab
     zero = group * 0
     if NOISY:
-        heat = tl.load(temperature)
+        temperature_value = tl.load(temperature)
         position = tl.load(start) + 1 + row
         w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
     else:
-        heat = 1.0
-        w0, w1, w2, w3 = zero, zero, zero, zero
-    s0, f0 = _part(source, group * 4, vocab, w0, heat, NOISY)
-    s1, f1 = _part(source, group * 4 + 1, vocab, w1, heat, NOISY)
-    s2, f2 = _part(source, group * 4 + 2, vocab, w2, heat, NOISY)
-    s3, f3 = _part(source, group * 4 + 3, vocab, w3, heat, NOISY)
+        temperature_value = 1.0
+        w0 = zero
+        w1 = zero
+        w2 = zero
+        w3 = zero
+    s0, f0 = _part(source, group * 4, vocab, w0, temperature_value, NOISY)
+    s1, f1 = _part(source, group * 4 + 1, vocab, w1, temperature_value, NOISY)
+    s2, f2 = _part(source, group * 4 + 2, vocab, w2, temperature_value, NOISY)
+    s3, f3 = _part(source, group * 4 + 3, vocab, w3, temperature_value, NOISY)
     best = s0
     place = group * 4
     place = tl.where(s1 > best, group * 4 + 1, place)
@@ -150,7 +156,8 @@ def _best_kernel(
 
 
 @jit
-def _settle_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOWHERE: tl.constexpr):
+def _argmax_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOT_FINITE_ID: tl.constexpr):
+    # One program: one row, the results of all its blocks in registers.
     row = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
@@ -158,4 +165,4 @@ def _settle_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOWHERE: t
     place = tl.load(places + row * blocks + at, mask=inside, other=2147483647)
     top = tl.max(value, 0)
     best = tl.min(tl.where(value == top, place, 2147483647), 0)
-    tl.store(out + row, tl.where(best < 0, NOWHERE, best).to(tl.int64))
+    tl.store(out + row, tl.where(best < 0, NOT_FINITE_ID, best).to(tl.int64))

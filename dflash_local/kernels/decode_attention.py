@@ -1,7 +1,8 @@
-"""Attention of a few rows over a long cache whose length only the device knows.
+"""Attention of a few rows over a long KV cache whose length only the device knows: split-KV, two launches.
 
-The keys are cut in pieces, each a program's; a second launch joins them in order. A row's result depends on the cut,
-never on the other rows or on its place among them. The cut is even, or fixed once for all lengths (``Pieces``).
+The first attends over the splits of the cache, a program for each; the second combines the partial results in order.
+A row's result depends on the splits, never on the other rows or on its place among them. The splits are even, or
+fixed once for all lengths (``SplitKV``).
 """
 
 from __future__ import annotations
@@ -11,70 +12,71 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.attention_cut import (
-    FEWEST,
-    LEAST,
-    OCTAVE,
-    PIECES,
-    READS_EIGHT,
-    Cut,
-    card_of,
-    cut_of,
-    fixed_pieces,
-)
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
-from dflash_local.kernels.place_heads import as_bytes
+from dflash_local.kernels.qk_norm_rope_cache import as_bytes
+from dflash_local.kernels.split_kv import (
+    FIXED_SPLIT_SIZE,
+    FP8_LOAD_CAPABILITY,
+    MAX_SPLITS,
+    MIN_SPLIT_SIZE,
+    SPLITS_PER_DOUBLING,
+    DecodeConfig,
+    decode_config,
+    device_properties,
+    fixed_splits,
+)
 
-NARROWEST = 16  # what a tensor core takes of a head at least
-JOINED = 16  # pieces that are joined at a time
+MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
+BLOCK_SPLITS = 16  # splits that are combined at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionMask:
     """Which keys a block's rows see: ``start`` committed rows, and the block behind them.
 
     Attributes:
-        causal: a row is blind to later rows of the block. window: keys a row sees including its own, the distance
-            counted in both directions; 0 is all. last: only so many committed rows count; 0 is all.
+        causal: a row is blind to later rows of the block. sliding_window: keys a row sees including its own, the
+            distance counted in both directions; 0 is all. context_window: only so many committed rows count; 0 is all.
     """
 
     causal: bool = True
-    window: int = 0
-    last: int = 0
+    sliding_window: int = 0
+    context_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """Room for the pieces of one attention: sums [pieces, M, heads, width] and (largest, total) [pieces, M, heads, 2].
-
-    One of these serves all layers, one after the other.
+class SplitKV:
+    """Room for the partial results of one attention: all layers use it, one after the other.
 
     Attributes:
-        fixed: the cut is a function of the position alone, the pieces growing with it, so that a row's result is
-            bitwise the same in any block of as many rows; otherwise it is even, and moves with ``start`` and reach.
+        outputs: [splits, M, heads, head_dim] float32, not yet divided. softmax_stats: [splits, M, heads, 2] float32,
+            the largest score and the sum of weights.
+        fixed: the splits are a function of the position alone, their size growing with it, so that a row's result is
+            bitwise the same in any block of as many rows; otherwise they are even, and move with ``start`` and the
+            maximum sequence length.
     """
 
-    sums: torch.Tensor
-    scales: torch.Tensor
+    outputs: torch.Tensor
+    softmax_stats: torch.Tensor
     fixed: bool = False
 
     @classmethod
-    def for_(
-        cls, rows: int, heads: int, width: int, capacity: int, device: torch.device, fixed: bool = False
-    ) -> Pieces:
+    def allocate(
+        cls, rows: int, num_heads: int, head_dim: int, capacity: int, device: torch.device, fixed: bool = False
+    ) -> SplitKV:
         """Room for caches of ``capacity`` rows."""
-        count = fixed_pieces(capacity) if fixed else min(math.ceil(capacity / FEWEST), PIECES)
+        count = fixed_splits(capacity) if fixed else min(math.ceil(capacity / MIN_SPLIT_SIZE), MAX_SPLITS)
         return cls(
-            torch.empty(count, rows, heads, width, device=device),
-            torch.empty(count, rows, heads, 2, device=device),
+            torch.empty(count, rows, num_heads, head_dim, device=device),
+            torch.empty(count, rows, num_heads, 2, device=device),
             fixed,
         )
 
-    def count(self, reach: int, least: int, most: int) -> int:
-        """Pieces for caches that reach so far: of an even cut at most so many, of at least so many keys."""
+    def num_splits(self, max_seq_len: int, min_split_size: int, max_splits: int) -> int:
+        """Splits up to a length; even ones are at most so many, of at least so many keys."""
         if self.fixed:
-            return min(fixed_pieces(reach), len(self.sums))
-        return max(min(math.ceil(reach / least), len(self.sums), most), 1)
+            return min(fixed_splits(max_seq_len), len(self.outputs))
+        return max(min(math.ceil(max_seq_len / min_split_size), len(self.outputs), max_splits), 1)
 
 
 def decode_attention(
@@ -82,93 +84,102 @@ def decode_attention(
     cache: tuple[torch.Tensor, torch.Tensor],
     start: torch.Tensor,
     out: torch.Tensor,
-    pieces: Pieces,
-    reach: int,
-    sight: Sight,
+    partials: SplitKV,
+    max_seq_len: int,
+    mask: AttentionMask,
     gates: torch.Tensor | None = None,
-    cut: Cut | None = None,
+    config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """Attention of rows at positions ``start ..`` over the cache, their own keys included.
 
     Args:
-        queries: [M, heads, width]. cache: keys and values [key heads, capacity, width], of the queries' dtype or
+        queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
             float8_e4m3fn, which is widened to it exactly (cards that cannot read it take NaN for 480).
-        start: [1] int32 on the device. out: [M, heads * width], written. reach: no key is at or behind this.
-        gates: [M, columns] whose first columns are each head's query and gate by turns; None gates nothing.
-        cut: in place of the measured one.
+        start: [1] int32 on the device. out: [M, heads * head_dim], written.
+        max_seq_len: no key is at or behind this.
+        gates: [M, ..] whose first numbers are each head's query and gate by turns; None gates nothing.
+        config: in place of the measured one.
     """
     if not runs_kernels(queries):
-        return decode_attention_twin(queries, cache, start, out, sight, gates)
-    rows, heads, width = queries.shape
-    card = card_of(queries.device)
-    keys, values = cache if card.capability >= READS_EIGHT else (as_bytes(part) for part in cache)
-    key_heads = keys.shape[0]
-    lines = max(power_of_two(rows * (heads // key_heads)), 16)
-    room, wide = pieces.sums.shape[1], max(power_of_two(width), NARROWEST)
-    see = (sight.causal, sight.window, sight.last)
-    parts = (pieces.sums, pieces.scales)
-    cut = cut or cut_of(lines, wide, keys.element_size(), card.shared_memory)
-    count = pieces.count(reach, cut.least, cut.programs * card.processors // key_heads)
-    least, shares = (LEAST, (OCTAVE, cut.step)) if pieces.fixed else (cut.least, (0, cut.step))
-    sizes = (rows, room, width**-0.5, keys.shape[1], least, heads, key_heads, width, wide, lines)
-    launch = {"num_warps": cut.warps, "num_stages": cut.stages}
-    _attend_kernel[(key_heads, count)](queries, keys, values, start, *parts, *sizes, *shares, *see, **launch)
-    gated = (out, 0) if gates is None else (gates, gates.shape[1])
-    shape = (rows, room, count, least, heads, width, wide, *shares, JOINED, *see[1:], gates is not None)
-    _join_kernel[(rows, heads)](*parts, start, out, *gated, *shape, num_warps=4)
+        return decode_attention_reference(queries, cache, start, out, mask, gates)
+    rows, num_heads, head_dim = queries.shape
+    device = device_properties(queries.device)
+    keys, values = cache if device.compute_capability >= FP8_LOAD_CAPABILITY else (as_bytes(part) for part in cache)
+    num_kv_heads, capacity = keys.shape[:2]
+    block_m = max(power_of_two(rows * (num_heads // num_kv_heads)), 16)
+    block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
+    max_rows = partials.outputs.shape[1]
+    config = config or decode_config(block_m, block_d, keys.element_size(), device.shared_memory)
+    max_splits = config.programs_per_sm * device.num_sms // num_kv_heads
+    count = partials.num_splits(max_seq_len, config.min_split_size, max_splits)
+    split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
+    splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
+    _attend_split_kernel[(num_kv_heads, count)](
+        queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, head_dim**-0.5,
+        capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
+        config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
+    gate_stride = 0 if gates is None else gates.shape[1]
+    _combine_splits_kernel[(rows, num_heads)](
+        partials.outputs, partials.softmax_stats, start, out, out if gates is None else gates, gate_stride, rows,
+        max_rows, count, split_size, num_heads, head_dim, block_d, splits_per_doubling, config.block_kv, BLOCK_SPLITS,
+        mask.sliding_window, mask.context_window, gates is not None, num_warps=4,
+    )  # fmt: skip
     return out
 
 
-def decode_attention_twin(
+def decode_attention_reference(
     queries: torch.Tensor,
     cache: tuple[torch.Tensor, torch.Tensor],
     start: torch.Tensor,
     out: torch.Tensor,
-    sight: Sight,
+    mask: AttentionMask,
     gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same in plain PyTorch, in float32."""
-    rows, heads, width = queries.shape
+    rows, num_heads, head_dim = queries.shape
     end = int(start) + rows
-    keys, values = (part[:, :end].float().repeat_interleave(heads // part.shape[0], 0) for part in cache)
-    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * width**-0.5
+    keys, values = (part[:, :end].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
+    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * head_dim**-0.5
     at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
     key = torch.arange(end, device=out.device).unsqueeze(0)
     hidden = torch.zeros_like(key > at)
-    if sight.causal:
+    if mask.causal:
         hidden |= key > at
-    if sight.window:
-        hidden |= (at - key).abs() >= sight.window
-    if sight.last:
-        hidden |= key < int(start) - sight.last
+    if mask.sliding_window:
+        hidden |= (at - key).abs() >= mask.sliding_window
+    if mask.context_window:
+        hidden |= key < int(start) - mask.context_window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     attended = torch.einsum("hmk,hkd->mhd", weights, values).to(out.dtype)
     if gates is not None:
-        attended = attended * gates[:, : heads * 2 * width].view(rows, heads, 2, width)[:, :, 1].sigmoid()
+        attended = attended * gates[:, : num_heads * 2 * head_dim].view(rows, num_heads, 2, head_dim)[:, :, 1].sigmoid()
     return out.copy_(attended.reshape(rows, -1))
 
 
 @jit
-def _first_key(start, WINDOW: tl.constexpr, LAST: tl.constexpr):
+def _first_key(start, SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr):
+    """The first key that any row of the block sees."""
     first = start * 0
-    if WINDOW > 0:
-        first = tl.maximum(first, start - WINDOW + 1)
-    if LAST > 0:
-        first = tl.maximum(first, start - LAST)
+    if SLIDING_WINDOW > 0:
+        first = tl.maximum(first, start - SLIDING_WINDOW + 1)
+    if CONTEXT_WINDOW > 0:
+        first = tl.maximum(first, start - CONTEXT_WINDOW)
     return first
 
 
 @jit
-def _piece(piece, pieces, first, end, least, OCTAVE: tl.constexpr, STEP: tl.constexpr):
-    """First key and size of a piece."""
-    if OCTAVE > 0:
-        octave = tl.maximum(piece // OCTAVE - 1, 0)
-        return ((piece - octave * OCTAVE) * least) << octave, least << octave
+def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """First key and number of keys of a split."""
+    if SPLITS_PER_DOUBLING > 0:
+        doublings = tl.maximum(split // SPLITS_PER_DOUBLING - 1, 0)
+        return ((split - doublings * SPLITS_PER_DOUBLING) * split_size) << doublings, split_size << doublings
     else:  # not behind the return, for that would be compiled too
-        low = first // STEP * STEP
-        size = (end - low + pieces - 1) // pieces
-        size = tl.maximum((size + STEP - 1) // STEP * STEP, least)
-        return low + piece * size, piece * 0 + size
+        low = first // BLOCK_KV * BLOCK_KV
+        size = (end - low + num_splits - 1) // num_splits
+        size = tl.maximum((size + BLOCK_KV - 1) // BLOCK_KV * BLOCK_KV, split_size)
+        return low + split * size, split * 0 + size
 
 
 @jit
@@ -185,104 +196,113 @@ def _widened(raw, kind: tl.constexpr):
 
 # fmt: off
 @jit
-def _attend_kernel(
-    queries, keys, values, start, sums, scales, rows, room, scale, capacity, least, HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr, width: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, OCTAVE: tl.constexpr,
-    STEP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr,
+def _attend_split_kernel(
+    queries, keys, values, start, partial_outputs, softmax_stats, rows, max_rows, scale, capacity, split_size,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, SPLITS_PER_DOUBLING: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr,
 ):
     # fmt: on
-    key_head = tl.program_id(0)
-    pieces = tl.num_programs(1)
-    piece = pieces - 1 - tl.program_id(1)  # of a fixed cut the largest first
+    # One program: one KV head and one split of its keys, for all rows of all query heads that share that KV head.
+    # These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output stay in registers; keys and values
+    # are streamed, BLOCK_KV of them at a time. Writes one partial result.
+    kv_head = tl.program_id(0)
+    num_splits = tl.num_programs(1)
+    split = num_splits - 1 - tl.program_id(1)  # of fixed splits the largest first
     begin = tl.load(start)
     end = begin + rows
-    first = _first_key(begin, WINDOW, LAST)
-    low, size = _piece(piece, pieces, first, end, least, OCTAVE, STEP)
+    first = _first_key(begin, SLIDING_WINDOW, CONTEXT_WINDOW)
+    low, size = _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING, BLOCK_KV)
     if low >= end or low + size <= first:
         return
-    GROUP: tl.constexpr = HEADS // KEY_HEADS
-    line = tl.arange(0, LINES)  # the query heads of one key head, row by row
-    row = line // GROUP
-    head = key_head * GROUP + line % GROUP
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    m = tl.arange(0, BLOCK_M)  # row by row, the query heads of the group in each
+    row = m // GROUP
+    head = kv_head * GROUP + m % GROUP
     inside = row < rows
-    at = tl.arange(0, WIDTH)
-    wide = at < width
+    dim = tl.arange(0, BLOCK_D)
+    real = dim < head_dim
     query = tl.load(
-        queries + (row * HEADS + head)[:, None] * width + at[None, :],
-        mask=inside[:, None] & wide[None, :],
+        queries + (row * NUM_HEADS + head)[:, None] * head_dim + dim[None, :],
+        mask=inside[:, None] & real[None, :],
         other=0.0,
     )
     kind = queries.dtype.element_ty
-    largest = tl.full((LINES,), -1e30, tl.float32)
-    total = tl.zeros((LINES,), tl.float32)
-    summed = tl.zeros((LINES, WIDTH), tl.float32)
+    largest = tl.full((BLOCK_M,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    output = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     position = begin + row
-    step = tl.arange(0, STEP)
-    rows_of_head = key_head.to(tl.int64) * capacity
-    for offset in range(low, tl.minimum(low + size, end), STEP):
+    step = tl.arange(0, BLOCK_KV)
+    rows_of_head = kv_head.to(tl.int64) * capacity
+    for offset in range(low, tl.minimum(low + size, end), BLOCK_KV):
         key = offset + step
         here = key < end
-        if LAST > 0:
-            here = here & (key >= begin - LAST)
+        if CONTEXT_WINDOW > 0:
+            here = here & (key >= begin - CONTEXT_WINDOW)
         place = rows_of_head + key
-        k = tl.load(keys + place[None, :] * width + at[:, None], mask=here[None, :] & wide[:, None], other=0.0)
+        k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
         score = tl.dot(query, _widened(k, kind), input_precision="ieee") * scale
         seen = here[None, :] & inside[:, None]
         if CAUSAL:
             seen = seen & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
+        if SLIDING_WINDOW > 0:
             distance = position[:, None] - key[None, :]
-            seen = seen & (distance < WINDOW) & (-distance < WINDOW)
+            seen = seen & (distance < SLIDING_WINDOW) & (-distance < SLIDING_WINDOW)
         score = tl.where(seen, score, -1e30)
         top = tl.maximum(largest, tl.max(score, 1))
         weight = tl.where(seen, tl.exp(score - top[:, None]), 0.0)
         shrink = tl.exp(largest - top)
         total = total * shrink + tl.sum(weight, 1)
-        v = tl.load(values + place[:, None] * width + at[None, :], mask=here[:, None] & wide[None, :], other=0.0)
-        summed = summed * shrink[:, None] + tl.dot(weight.to(kind), _widened(v, kind), input_precision="ieee")
+        v = tl.load(values + place[:, None] * head_dim + dim[None, :], mask=here[:, None] & real[None, :], other=0.0)
+        output = output * shrink[:, None] + tl.dot(weight.to(kind), _widened(v, kind), input_precision="ieee")
         largest = top
-    part = (piece * room + row) * HEADS + head
-    tl.store(sums + part[:, None] * width + at[None, :], summed, mask=inside[:, None] & wide[None, :])
-    tl.store(scales + part * 2, largest, mask=inside)
-    tl.store(scales + part * 2 + 1, total, mask=inside)
+    part = (split * max_rows + row) * NUM_HEADS + head
+    tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])
+    tl.store(softmax_stats + part * 2, largest, mask=inside)
+    tl.store(softmax_stats + part * 2 + 1, total, mask=inside)
 
 
 # fmt: off
 @jit
-def _join_kernel(
-    sums, scales, start, out, gates, columns, rows, room, pieces, least, HEADS: tl.constexpr, width: tl.constexpr,
-    WIDTH: tl.constexpr, OCTAVE: tl.constexpr, STEP: tl.constexpr, JOINED: tl.constexpr,
-    WINDOW: tl.constexpr, LAST: tl.constexpr, GATED: tl.constexpr,
+def _combine_splits_kernel(
+    partial_outputs, softmax_stats, start, out, gates, gate_stride, rows, max_rows, num_splits, split_size,
+    NUM_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_PER_DOUBLING: tl.constexpr,
+    BLOCK_KV: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     # fmt: on
+    # One program: one row of one query head. Partial results are streamed, BLOCK_SPLITS at a time and always in the
+    # order of the keys; their rescaled sum stays in registers, and is gated before it is written.
     row = tl.program_id(0)
     head = tl.program_id(1)
-    at = tl.arange(0, WIDTH)
-    wide = at < width
+    dim = tl.arange(0, BLOCK_D)
+    real = dim < head_dim
     begin = tl.load(start)
     end = begin + rows
-    first = _first_key(begin, WINDOW, LAST)
+    first = _first_key(begin, SLIDING_WINDOW, CONTEXT_WINDOW)
     largest = -1e30
     total = 0.0
-    summed = tl.zeros((WIDTH,), tl.float32)
-    for offset in range(0, pieces, JOINED):
-        piece = offset + tl.arange(0, JOINED)
-        low, size = _piece(piece, pieces, first, end, least, OCTAVE, STEP)
-        # Pieces that nothing was written for, and those that this row saw nothing of, add exact zeros.
-        there = (piece < pieces) & (low < end) & (low + size > first)
-        part = (piece * room + row) * HEADS + head
-        top = tl.load(scales + part * 2, mask=there, other=-1e30)
+    output = tl.zeros((BLOCK_D,), tl.float32)
+    for offset in range(0, num_splits, BLOCK_SPLITS):
+        split = offset + tl.arange(0, BLOCK_SPLITS)
+        low, size = _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING, BLOCK_KV)
+        # Splits that nothing was written for, and those that this row saw nothing of, add exact zeros.
+        there = (split < num_splits) & (low < end) & (low + size > first)
+        part = (split * max_rows + row) * NUM_HEADS + head
+        top = tl.load(softmax_stats + part * 2, mask=there, other=-1e30)
         next_top = tl.maximum(largest, tl.max(top, 0))
         old = tl.exp(largest - next_top)
         new = tl.where(there, tl.exp(top - next_top), 0.0)
-        portion = tl.load(sums + part[:, None] * width + at[None, :], mask=there[:, None] & wide[None, :], other=0.0)
-        summed = summed * old + tl.sum(portion * new[:, None], 0)
-        total = total * old + tl.sum(tl.load(scales + part * 2 + 1, mask=there, other=0.0) * new, 0)
+        place = partial_outputs + part[:, None] * head_dim + dim[None, :]
+        portion = tl.load(place, mask=there[:, None] & real[None, :], other=0.0)
+        output = output * old + tl.sum(portion * new[:, None], 0)
+        total = total * old + tl.sum(tl.load(softmax_stats + part * 2 + 1, mask=there, other=0.0) * new, 0)
         largest = next_top
     kind = out.dtype.element_ty
-    result = (summed / total).to(kind)
+    result = (output / total).to(kind)
     if GATED:
-        gate = tl.load(gates + row * columns + (2 * head + 1) * width + at, mask=wide, other=0.0).to(tl.float32)
+        place = gates + row * gate_stride + (2 * head + 1) * head_dim + dim
+        gate = tl.load(place, mask=real, other=0.0).to(tl.float32)
         opened = (1.0 / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
         result = (result.to(tl.float32) * opened).to(kind)
-    tl.store(out + (row * HEADS + head) * width + at, result, mask=wide)
+    tl.store(out + (row * NUM_HEADS + head) * head_dim + dim, result, mask=real)

@@ -1,6 +1,6 @@
 """Gated-DeltaNet for a prompt's rows, as many as there are: four launches, chunks of 64, committed at once.
 
-Only the walk over the chunks is sequential. Factors that are float32 go through bfloat16 tensor cores in pieces, so
+Only the scan over the chunks is sequential. Factors that are float32 go through bfloat16 tensor cores in pieces, so
 that nothing is rounded below float32. Knows nothing of layers; a block with rollback is ``delta_step``'s.
 """
 
@@ -10,40 +10,41 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels.delta_rows import Rows, heads_of, odd, read_rows
-from dflash_local.kernels.delta_step import DeltaShape, DeltaState, DeltaWeights
+from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import CHUNK
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
-TILE = 16  # of the substitution: a chunk's triangle is four by four of them
-LEAST = 16  # width that a tensor core's product takes
+BLOCK = 16  # of the substitution: a chunk's triangle is four by four of them
+MIN_DOT_DIM = 16  # head dim that a tensor core's product takes
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ChunkConfig:
     """How the chunks are computed.
 
     Attributes:
-        columns: value dimensions of one program of the walk; warps and stages are the walk's too.
+        block_v: value dimensions of one program of the scan, whose warps and stages these are too.
         precision: of products with float32 factors: ``ieee``, ``tf32x3``, or ``bf16x2`` and ``bf16x3``, which sum the
             products of two (17 bits) or three (24 bits) bfloat16 pieces of each float32 factor.
     """
 
-    columns: int = 32
-    warps: int = 4
-    stages: int = 2
+    block_v: int = 32
+    num_warps: int = 4
+    num_stages: int = 2
     precision: str = "bf16x3"
 
 
-WAYS = {torch.bfloat16: Way(), torch.float32: Way(columns=16, stages=1)}
+CONFIGS = {torch.bfloat16: ChunkConfig(), torch.float32: ChunkConfig(block_v=16, num_stages=1)}
 
 
-def way_of(rows: Rows, shape: DeltaShape) -> Way | None:
-    """The way that suits the rows, or None where the twins compute them: on a CPU, and where widths fit no product."""
-    way, widths = WAYS.get(rows.mixed.dtype), (shape.key_width, shape.value_width)
-    if not runs_kernels(rows.mixed) or way is None or any(w < LEAST or w != power_of_two(w) for w in widths):
+def chunk_config(rows: Rows, shape: GatedDeltaNetConfig) -> ChunkConfig | None:
+    """The rows' configuration; None where the references compute them: on a CPU, and where a head fits no product."""
+    config, dims = CONFIGS.get(rows.mixed.dtype), (shape.key_head_dim, shape.value_head_dim)
+    if not runs_kernels(rows.mixed) or config is None or any(d < MIN_DOT_DIM or d != power_of_two(d) for d in dims):
         return None
-    return replace(way, columns=min(way.columns, shape.value_width))
+    return replace(config, block_v=min(config.block_v, shape.value_head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,51 +62,56 @@ class Chunks:
     factors: torch.Tensor
 
 
-def run_rows(projected: torch.Tensor, weights: DeltaWeights, tape: DeltaState, shape: DeltaShape) -> torch.Tensor:
-    """Outputs [>= M, value heads, value width] float32 of committed rows; advances state and both halves of the window.
+def run_rows(
+    projected: torch.Tensor, weights: GatedDeltaWeights, log: GatedDeltaState, shape: GatedDeltaNetConfig
+) -> torch.Tensor:
+    """Outputs [>= M, value heads, value head dim] float32 of committed rows; advances the state and both conv_states.
 
     Args:
-        projected: [M, columns]: queries, keys, values before the convolution, z, b, a.
+        projected: [M, projection_size]: queries, keys, values before the convolution, z, b, a.
     """
-    rows = read_rows(projected, weights, tape.window[0], shape)
-    inputs = projected[1 - shape.taps :, : shape.channels]
-    tape.window.copy_(torch.cat((tape.window[0], inputs))[1 - shape.taps :])
-    way = way_of(rows, shape)
-    return walk(rows, cut(rows, shape, way), tape.state, shape, way)
+    rows = read_rows(projected, weights, log.conv_state[0], shape)
+    inputs = projected[1 - shape.conv_kernel_size :, : shape.conv_dim]
+    log.conv_state.copy_(torch.cat((log.conv_state[0], inputs))[1 - shape.conv_kernel_size :])
+    config = chunk_config(rows, shape)
+    return scan_chunks(rows, prepare_chunks(rows, shape, config), log.state, shape, config)
 
 
-def cut(rows: Rows, shape: DeltaShape, way: Way | None) -> Chunks:
+def prepare_chunks(rows: Rows, shape: GatedDeltaNetConfig, config: ChunkConfig | None) -> Chunks:
     """The part of every chunk that needs no state, all chunks at once."""
-    if way is None:
-        return _cut_twin(rows, shape)
+    if config is None:
+        return _prepare_chunks_reference(rows, shape)
     count = len(rows.mixed) // CHUNK
-    lower = rows.gates.new_empty(count, shape.values, CHUNK, CHUNK)
+    lower = rows.gates.new_empty(count, shape.num_value_heads, CHUNK, CHUNK)
     chunks = Chunks(
-        torch.empty_like(lower), torch.empty_like(lower), rows.gates.new_empty(count, shape.values, 4, CHUNK)
+        torch.empty_like(lower), torch.empty_like(lower), rows.gates.new_empty(count, shape.num_value_heads, 4, CHUNK)
     )
-    sizes = (shape.keys, shape.values, shape.key_width, shape.value_width)
-    _scores_kernel[(count, shape.keys)](
-        rows.mixed, rows.scales, rows.gates, lower, chunks.scores, chunks.factors, *sizes, CHUNK, way.precision,
-        num_warps=8,
+    _scores_kernel[(count, shape.num_key_heads)](
+        rows.mixed, rows.scales, rows.gates, lower, chunks.scores, chunks.factors, shape.num_key_heads,
+        shape.num_value_heads, shape.key_head_dim, shape.value_head_dim, CHUNK, config.precision, num_warps=8,
     )  # fmt: skip
-    _solve_kernel[(count, shape.values)](lower, rows.gates, chunks.solved, shape.values, CHUNK, TILE, num_warps=1)
+    _solve_kernel[(count, shape.num_value_heads)](
+        lower, rows.gates, chunks.solved, shape.num_value_heads, CHUNK, BLOCK, num_warps=1
+    )
     return chunks
 
 
-def walk(rows: Rows, chunks: Chunks, state: torch.Tensor, shape: DeltaShape, way: Way | None) -> torch.Tensor:
-    """Outputs [R, value heads, value width]; the state [value heads, value width, key width] moves behind the rows."""
-    if way is None:
-        return _walk_twin(rows, chunks, state, shape)
-    out = rows.gates.new_empty(len(rows.mixed), shape.values, shape.value_width)
-    sizes = (odd(len(chunks.scores)), shape.keys, shape.values, shape.key_width, shape.value_width)
-    _walk_kernel[(shape.values, shape.value_width // way.columns)](
-        rows.mixed, chunks.solved, chunks.scores, chunks.factors, state, out, *sizes, way.columns, CHUNK,
-        way.precision, num_warps=way.warps, num_stages=way.stages,
+def scan_chunks(
+    rows: Rows, chunks: Chunks, state: torch.Tensor, shape: GatedDeltaNetConfig, config: ChunkConfig | None
+) -> torch.Tensor:
+    """Outputs [R, value heads, value head dim]; the state [value heads, value head dim, key head dim] is advanced."""
+    if config is None:
+        return _scan_chunks_reference(rows, chunks, state, shape)
+    out = rows.gates.new_empty(len(rows.mixed), shape.num_value_heads, shape.value_head_dim)
+    _scan_kernel[(shape.num_value_heads, shape.value_head_dim // config.block_v)](
+        rows.mixed, chunks.solved, chunks.scores, chunks.factors, state, out, odd(len(chunks.scores)),
+        shape.num_key_heads, shape.num_value_heads, shape.key_head_dim, shape.value_head_dim, config.block_v, CHUNK,
+        config.precision, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out
 
 
-def _cut_twin(rows: Rows, shape: DeltaShape) -> Chunks:
+def _prepare_chunks_reference(rows: Rows, shape: GatedDeltaNetConfig) -> Chunks:
     q, k, _ = (part.unflatten(0, (-1, CHUNK)).transpose(1, 2) for part in heads_of(rows, shape))  # [N, heads, 64, ..]
     g, beta = rows.gates.unflatten(0, (-1, CHUNK)).permute(2, 0, 3, 1)  # [N, heads, 64]
     total = g.cumsum(-1)
@@ -116,13 +122,14 @@ def _cut_twin(rows: Rows, shape: DeltaShape) -> Chunks:
     # The solver takes the diagonal as ones, so only the part below it is read.
     solved = torch.linalg.solve_triangular(lower, torch.diag_embed(beta), upper=False, unitriangular=True)
     grown, left = total.exp(), (total[..., -1:] - total).exp()
-    scales = rows.scales.repeat_interleave(shape.values // shape.keys, 1).unflatten(0, (-1, CHUNK)).transpose(1, 2)
-    of_query, of_key = scales.split(shape.values, 1)
+    scales = rows.scales.repeat_interleave(shape.num_value_heads // shape.num_key_heads, 1)
+    scales = scales.unflatten(0, (-1, CHUNK)).transpose(1, 2)
+    of_query, of_key = scales.split(shape.num_value_heads, 1)
     factors = torch.stack((of_key * grown, of_query * grown, of_key * left, grown), 2)
     return Chunks(solved.contiguous(), (q @ k.transpose(-1, -2)) * decay, factors)
 
 
-def _walk_twin(rows: Rows, chunks: Chunks, state: torch.Tensor, shape: DeltaShape) -> torch.Tensor:
+def _scan_chunks_reference(rows: Rows, chunks: Chunks, state: torch.Tensor, shape: GatedDeltaNetConfig) -> torch.Tensor:
     plain = Rows(rows.mixed, torch.ones_like(rows.scales), rows.gates)
     q, k, v = (part.unflatten(0, (-1, CHUNK)).transpose(1, 2) for part in heads_of(plain, shape))
     running = state.transpose(1, 2)
@@ -170,33 +177,35 @@ def _product(a, b, PRECISION: tl.constexpr):
 # fmt: off
 @jit
 def _scores_kernel(
-    mixed, scales, gates, lower, scores, factors, KEYS: tl.constexpr, VALUES: tl.constexpr, KEY_WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    mixed, scales, gates, lower, scores, factors, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
+    # One program: one chunk of one key head. Its queries and keys [CHUNK, K_DIM] are read once, their two products
+    # [CHUNK, CHUNK] stay in registers and are decayed for each value head that shares the key head.
     chunk = tl.program_id(0)
     key_head = tl.program_id(1)
-    CHANNELS: tl.constexpr = 2 * KEYS * KEY_WIDTH + VALUES * VALUE_WIDTH
-    REPEATS: tl.constexpr = VALUES // KEYS
+    CONV_DIM: tl.constexpr = 2 * K_HEADS * K_DIM + V_HEADS * V_DIM
+    REPEATS: tl.constexpr = V_HEADS // K_HEADS
     at = tl.arange(0, CHUNK)
     row = (chunk * CHUNK + at).to(tl.int64)
-    wide = tl.arange(0, KEY_WIDTH)
-    place = mixed + row[:, None] * CHANNELS + key_head * KEY_WIDTH + wide[None, :]
+    wide = tl.arange(0, K_DIM)
+    place = mixed + row[:, None] * CONV_DIM + key_head * K_DIM + wide[None, :]
     q = tl.load(place)
-    k = tl.load(place + KEYS * KEY_WIDTH)
-    of_query = tl.load(scales + row * 2 * KEYS + key_head)
-    of_key = tl.load(scales + row * 2 * KEYS + KEYS + key_head)
+    k = tl.load(place + K_HEADS * K_DIM)
+    of_query = tl.load(scales + row * 2 * K_HEADS + key_head)
+    of_key = tl.load(scales + row * 2 * K_HEADS + K_HEADS + key_head)
     keys = _product(k, tl.trans(k), PRECISION) * of_key[:, None] * of_key[None, :]
     queries = _product(q, tl.trans(k), PRECISION) * of_query[:, None] * of_key[None, :]
     seen = at[:, None] >= at[None, :]
     for each in tl.static_range(REPEATS):
         head = key_head * REPEATS + each
-        beta = tl.load(gates + (row * 2 + 1) * VALUES + head)
-        total = tl.cumsum(tl.load(gates + row * 2 * VALUES + head), 0)
+        beta = tl.load(gates + (row * 2 + 1) * V_HEADS + head)
+        total = tl.cumsum(tl.load(gates + row * 2 * V_HEADS + head), 0)
         last = tl.sum(tl.where(at == CHUNK - 1, total, 0.0), 0)
         # Masked before exp: above the diagonal the difference is positive and may overflow.
         decay = tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
-        line = (chunk * VALUES + head).to(tl.int64)
+        line = (chunk * V_HEADS + head).to(tl.int64)
         square = line * CHUNK * CHUNK + at[:, None] * CHUNK + at[None, :]
         tl.store(lower + square, tl.where(at[:, None] > at[None, :], keys * decay * beta[:, None], 0.0))
         tl.store(scores + square, tl.where(seen, queries * decay, 0.0))
@@ -215,17 +224,18 @@ def _times(a, b):
 
 
 @jit
-def _solve_kernel(lower, gates, solved, VALUES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+def _solve_kernel(lower, gates, solved, V_HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """(I + L)^-1 diag(beta) by forward substitution: row by row inside the diagonal's tiles, then tile by tile."""
+    # One program: one chunk of one value head, all ten tiles [BLOCK, BLOCK] of its triangle in registers.
     chunk = tl.program_id(0)
     head = tl.program_id(1)
-    line = (chunk * VALUES + head).to(tl.int64) * CHUNK * CHUNK
-    at = tl.arange(0, TILE)
-    tile = tl.arange(0, CHUNK // TILE)
-    diagonal = tl.zeros((CHUNK // TILE, TILE, TILE), tl.float32)
+    line = (chunk * V_HEADS + head).to(tl.int64) * CHUNK * CHUNK
+    at = tl.arange(0, BLOCK)
+    tile = tl.arange(0, CHUNK // BLOCK)
+    diagonal = tl.zeros((CHUNK // BLOCK, BLOCK, BLOCK), tl.float32)
     diagonal += tl.where(at[:, None] == at[None, :], 1.0, 0.0)[None, :, :]
-    corner = lower + line + tile[:, None] * TILE * (CHUNK + 1) + at[None, :]
-    for row in range(1, TILE):
+    corner = lower + line + tile[:, None] * BLOCK * (CHUNK + 1) + at[None, :]
+    for row in range(1, BLOCK):
         weights = tl.load(corner + row * CHUNK)  # zero from the diagonal on
         found = tl.sum(weights[:, :, None] * diagonal, 1)
         diagonal = tl.where((at == row)[None, :, None], diagonal - found[:, None, :], diagonal)
@@ -235,62 +245,64 @@ def _solve_kernel(lower, gates, solved, VALUES: tl.constexpr, CHUNK: tl.constexp
     d2 = tl.sum(tl.where(which == 2, diagonal, 0.0), 0)
     d3 = tl.sum(tl.where(which == 3, diagonal, 0.0), 0)
     square = line + at[:, None] * CHUNK + at[None, :]
-    l10 = tl.load(lower + square + TILE * CHUNK)
-    l20 = tl.load(lower + square + 2 * TILE * CHUNK)
-    l21 = tl.load(lower + square + 2 * TILE * CHUNK + TILE)
-    l30 = tl.load(lower + square + 3 * TILE * CHUNK)
-    l31 = tl.load(lower + square + 3 * TILE * CHUNK + TILE)
-    l32 = tl.load(lower + square + 3 * TILE * CHUNK + 2 * TILE)
+    l10 = tl.load(lower + square + BLOCK * CHUNK)
+    l20 = tl.load(lower + square + 2 * BLOCK * CHUNK)
+    l21 = tl.load(lower + square + 2 * BLOCK * CHUNK + BLOCK)
+    l30 = tl.load(lower + square + 3 * BLOCK * CHUNK)
+    l31 = tl.load(lower + square + 3 * BLOCK * CHUNK + BLOCK)
+    l32 = tl.load(lower + square + 3 * BLOCK * CHUNK + 2 * BLOCK)
     t10 = -_times(d1, _times(l10, d0))
     t21 = -_times(d2, _times(l21, d1))
     t32 = -_times(d3, _times(l32, d2))
     t20 = -_times(d2, _times(l20, d0) + _times(l21, t10))
     t31 = -_times(d3, _times(l31, d1) + _times(l32, t21))
     t30 = -_times(d3, _times(l30, d0) + _times(l31, t10) + _times(l32, t20))
-    beta = gates + ((chunk * CHUNK + at).to(tl.int64) * 2 + 1) * VALUES + head
+    beta = gates + ((chunk * CHUNK + at).to(tl.int64) * 2 + 1) * V_HEADS + head
     b0 = tl.load(beta)[None, :]
-    b1 = tl.load(beta + TILE * 2 * VALUES)[None, :]
-    b2 = tl.load(beta + 2 * TILE * 2 * VALUES)[None, :]
-    b3 = tl.load(beta + 3 * TILE * 2 * VALUES)[None, :]
-    zero = tl.zeros((TILE, TILE), tl.float32)
-    _row_of_tiles(solved + square, d0 * b0, zero, zero, zero, TILE)
-    _row_of_tiles(solved + square + TILE * CHUNK, t10 * b0, d1 * b1, zero, zero, TILE)
-    _row_of_tiles(solved + square + 2 * TILE * CHUNK, t20 * b0, t21 * b1, d2 * b2, zero, TILE)
-    _row_of_tiles(solved + square + 3 * TILE * CHUNK, t30 * b0, t31 * b1, t32 * b2, d3 * b3, TILE)
+    b1 = tl.load(beta + BLOCK * 2 * V_HEADS)[None, :]
+    b2 = tl.load(beta + 2 * BLOCK * 2 * V_HEADS)[None, :]
+    b3 = tl.load(beta + 3 * BLOCK * 2 * V_HEADS)[None, :]
+    zero = tl.zeros((BLOCK, BLOCK), tl.float32)
+    _row_of_tiles(solved + square, d0 * b0, zero, zero, zero, BLOCK)
+    _row_of_tiles(solved + square + BLOCK * CHUNK, t10 * b0, d1 * b1, zero, zero, BLOCK)
+    _row_of_tiles(solved + square + 2 * BLOCK * CHUNK, t20 * b0, t21 * b1, d2 * b2, zero, BLOCK)
+    _row_of_tiles(solved + square + 3 * BLOCK * CHUNK, t30 * b0, t31 * b1, t32 * b2, d3 * b3, BLOCK)
 
 
 @jit
-def _row_of_tiles(place, first, second, third, fourth, TILE: tl.constexpr):
+def _row_of_tiles(place, first, second, third, fourth, BLOCK: tl.constexpr):
     tl.store(place, first)
-    tl.store(place + TILE, second)
-    tl.store(place + 2 * TILE, third)
-    tl.store(place + 3 * TILE, fourth)
+    tl.store(place + BLOCK, second)
+    tl.store(place + 2 * BLOCK, third)
+    tl.store(place + 3 * BLOCK, fourth)
 
 
 # fmt: off
 @jit
-def _walk_kernel(
-    mixed, solved, scores, factors, state, out, odd_chunks, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+def _scan_kernel(
+    mixed, solved, scores, factors, state, out, odd_chunks, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # fmt: on
+    # One program: BLOCK_V value dimensions of one value head, whose part of the state [K_DIM, BLOCK_V] stays in
+    # registers over all chunks. The chunks are streamed: rows, the two triangles, factors; outputs are written.
     head = tl.program_id(0)
-    v_at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    k_at = tl.arange(0, KEY_WIDTH)
+    v_at = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    k_at = tl.arange(0, K_DIM)
     at = tl.arange(0, CHUNK)
-    CHANNELS: tl.constexpr = 2 * KEYS * KEY_WIDTH + VALUES * VALUE_WIDTH
-    key_head = head // (VALUES // KEYS)
-    home = state + (head * VALUE_WIDTH + v_at)[None, :] * KEY_WIDTH + k_at[:, None]
+    CONV_DIM: tl.constexpr = 2 * K_HEADS * K_DIM + V_HEADS * V_DIM
+    key_head = head // (V_HEADS // K_HEADS)
+    home = state + (head * V_DIM + v_at)[None, :] * K_DIM + k_at[:, None]
     s = tl.load(home)
-    of_query = at[:, None] * CHANNELS + key_head * KEY_WIDTH + k_at[None, :]
-    of_value = at[:, None] * CHANNELS + 2 * KEYS * KEY_WIDTH + head * VALUE_WIDTH + v_at[None, :]
+    of_query = at[:, None] * CONV_DIM + key_head * K_DIM + k_at[None, :]
+    of_value = at[:, None] * CONV_DIM + 2 * K_HEADS * K_DIM + head * V_DIM + v_at[None, :]
     square = head * CHUNK * CHUNK + at[:, None] * CHUNK + at[None, :]
     line = head * 4 * CHUNK + at
-    to = (at[:, None] * VALUES + head) * VALUE_WIDTH + v_at[None, :]
+    to = (at[:, None] * V_HEADS + head) * V_DIM + v_at[None, :]
     for _ in range(odd_chunks // 2):
         q = tl.load(mixed + of_query)
-        k = tl.load(mixed + of_query + KEYS * KEY_WIDTH)
+        k = tl.load(mixed + of_query + K_HEADS * K_DIM)
         v = tl.load(mixed + of_value).to(tl.float32)
         attended = tl.load(factors + line + CHUNK)[:, None] * _product(q, s, PRECISION)
         v -= tl.load(factors + line)[:, None] * _product(k, s, PRECISION)
@@ -299,9 +311,9 @@ def _walk_kernel(
         tl.store(out + to, attended)
         shrink = tl.load(factors + head * 4 * CHUNK + 4 * CHUNK - 1)
         s = s * shrink + _product(tl.trans(k), tl.load(factors + line + 2 * CHUNK)[:, None] * u, PRECISION)
-        mixed += CHUNK * CHANNELS
-        solved += VALUES * CHUNK * CHUNK
-        scores += VALUES * CHUNK * CHUNK
-        factors += VALUES * 4 * CHUNK
-        out += CHUNK * VALUES * VALUE_WIDTH
+        mixed += CHUNK * CONV_DIM
+        solved += V_HEADS * CHUNK * CHUNK
+        scores += V_HEADS * CHUNK * CHUNK
+        factors += V_HEADS * 4 * CHUNK
+        out += CHUNK * V_HEADS * V_DIM
     tl.store(home, s)

@@ -1,6 +1,6 @@
-"""Gated delta rule in plain PyTorch: the block form, the one-by-one fold, the chunked prefill.
+"""Gated delta rule in plain PyTorch: the block form, the one-by-one commit, the chunked prefill.
 
-These are the CPU path and the oracle of every faster kernel. Knows nothing of layers or caches.
+These are the CPU path and the reference of every faster kernel. Knows nothing of layers or caches.
 
 Recurrence per head (Yang et al., Gated Delta Networks, arXiv 2412.06464), state S [dk, dv]:
 ``S <- e^g S ; d = beta (v - S^T k) ; S <- S + k d^T ; o = S^T q``.
@@ -32,7 +32,7 @@ def block(
         state: [H, dk, dv] float32.
 
     Returns:
-        outputs [H, M, dv] and the corrections u [H, M, dv] that ``close`` folds into the state.
+        outputs [H, M, dv] and the corrections u [H, M, dv] that ``close`` adds to the state.
     """
     rows = k.shape[1]
     total = g.cumsum(-1)  # log decay from the block's start to each token
@@ -72,7 +72,7 @@ def chunked(
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
 
 
-def fold(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> None:
+def commit(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> None:
     """Advance ``state`` in place by M tokens, one by one: the only way a committed state changes.
 
     Args:
@@ -88,18 +88,18 @@ def fold(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
         state.baddbmm_(key.unsqueeze(2), delta.unsqueeze(1))
 
 
-def causal_conv(window: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def causal_conv(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Depthwise causal convolution and SiLU.
 
     Written as a product and a sum in float32, not through conv1d: cuDNN may use TF32 there.
 
     Args:
-        window: [C, K-1 + M], the K-1 inputs before the block, then the block's.
+        inputs: [C, K-1 + M], the K-1 inputs before the block, then the block's.
         weight: [C, K], the last column multiplies the newest input.
 
     Returns:
-        [C, M] in the window's dtype.
+        [C, M] in the inputs' dtype.
     """
-    taps = weight.shape[-1]
-    summed = (window.float().unfold(-1, taps, 1) * weight.float().unsqueeze(1)).sum(-1)
-    return F.silu(summed.to(window.dtype))
+    kernel_size = weight.shape[-1]
+    summed = (inputs.float().unfold(-1, kernel_size, 1) * weight.float().unsqueeze(1)).sum(-1)
+    return F.silu(summed.to(inputs.dtype))

@@ -1,4 +1,4 @@
-"""Triton where it is installed, and a stand-in where it is not, so that the twins work on every machine."""
+"""Triton where it is installed, and a stand-in where it is not, so that PyTorch references work on every machine."""
 
 from __future__ import annotations
 

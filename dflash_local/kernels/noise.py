@@ -38,7 +38,10 @@ def philox(counter: list[torch.Tensor], key: tuple[int, int]) -> list[torch.Tens
     for _ in range(ROUNDS):
         high0, low0 = _product(c0, MULTIPLIERS[0])
         high1, low1 = _product(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     return [c0, c1, c2, c3]
 

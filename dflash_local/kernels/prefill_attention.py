@@ -7,21 +7,21 @@ import torch.nn.functional as F
 
 
 def prefill_attention(queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], committed: int) -> torch.Tensor:
-    """Causal attention [M, heads * width] of rows at ``committed ..`` over what is committed and themselves.
+    """Causal attention [M, heads * head_dim] of rows at ``committed ..`` over what is committed and themselves.
 
-    A float8_e4m3fn cache is widened one key head at a time, exactly: beside it stand one head's keys and values
-    (rows * width * 4 bytes in 16 bits: 134 MB at 131,072 rows of width 256) and never a copy of a layer.
+    A float8_e4m3fn cache is widened one KV head at a time, exactly: beside it stand one head's keys and values
+    (rows * head_dim * 4 bytes in 16 bits: 134 MB at 131,072 rows and head_dim 256) and never a copy of a layer.
 
     Args:
-        queries: [M, heads, width]. cache: keys and values [key heads, capacity, width], of the queries' dtype or
+        queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
             float8_e4m3fn, the M rows written.
     """
-    rows, heads, width = queries.shape
+    rows, num_heads, head_dim = queries.shape
     keys, values = (part[:, : committed + rows] for part in cache)
     if keys.dtype == queries.dtype:
         return _attended(queries, keys, values).transpose(0, 1).reshape(rows, -1)
-    group = heads // len(keys)
-    out = queries.new_empty(rows, heads, width)
+    group = num_heads // len(keys)
+    out = queries.new_empty(rows, num_heads, head_dim)
     for head in range(len(keys)):
         mine = slice(head * group, (head + 1) * group)
         k, v = (part[head : head + 1].to(queries.dtype) for part in (keys, values))
@@ -31,8 +31,9 @@ def prefill_attention(queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Te
 
 
 def _attended(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[heads, M, width] of queries [M, heads, width] over keys and values [key heads, rows, width]."""
-    q, k, v = queries.transpose(0, 1).unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
+    """[heads, M, head_dim] of queries [M, heads, head_dim] over keys and values [KV heads, rows, head_dim]."""
+    q = queries.transpose(0, 1).unsqueeze(0)
+    k, v = keys.unsqueeze(0), values.unsqueeze(0)
     if q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0]
     from torch.nn.attention.bias import causal_lower_right

@@ -8,38 +8,39 @@ from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, late: bool = False
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, norm_plus_one: bool = False
 ) -> torch.Tensor:
     """``out = weight * x / rms(x)`` row by row.
 
     Args:
-        x, out: [M, H]. weight: [H]. late: round once, after the weight (Qwen3.5's norm, whose stored weight
+        x, out: [M, H]. weight: [H]. norm_plus_one: round once, after the weight (Qwen3.5's norm, whose stored weight
             counts from zero and is given here with the one added).
     """
     if not runs_kernels(x):
-        return rms_norm_twin(x, weight, eps, out, late=late)
-    rows, width = x.shape
-    _rms_norm_kernel[(rows,)](x, weight, out, eps, width, power_of_two(width), late, num_warps=8)
+        return rms_norm_reference(x, weight, eps, out, norm_plus_one=norm_plus_one)
+    rows, size = x.shape
+    _rms_norm_kernel[(rows,)](x, weight, out, eps, size, power_of_two(size), norm_plus_one, num_warps=8)
     return out
 
 
-def rms_norm_twin(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, late: bool = False
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, norm_plus_one: bool = False
 ) -> torch.Tensor:
     """The same in plain PyTorch."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return out.copy_(scaled * weight.float() if late else scaled.to(x.dtype) * weight.to(x.dtype))
+    return out.copy_(scaled * weight.float() if norm_plus_one else scaled.to(x.dtype) * weight.to(x.dtype))
 
 
 @jit
-def _rms_norm_kernel(x, weight, out, eps, width, WIDTH: tl.constexpr, LATE: tl.constexpr):
+def _rms_norm_kernel(x, weight, out, eps, size, BLOCK: tl.constexpr, NORM_PLUS_ONE: tl.constexpr):
+    # One program: one row, all of it in registers.
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDTH)
-    inside = at < width
-    value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    scaled = value / tl.sqrt(tl.sum(value * value, 0) / width + eps)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scaled = value / tl.sqrt(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    if not LATE:
+    if not NORM_PLUS_ONE:
         scaled = scaled.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + at, (scaled * factor).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * size + at, (scaled * factor).to(out.dtype.element_ty), mask=inside)

@@ -1,7 +1,8 @@
 """Products of a few rows with a large weight matrix: every byte of the weight is read once, in order.
 
-At up to 64 rows the time is that of the weight's bytes; a tile is chosen by measurement (``models.fused.linear``).
-Sums are float32 over the whole depth in one program, so a row's result does not depend on the other rows.
+At up to 64 rows the time is that of the weight's bytes; configurations are chosen by measurement
+(``models.fused.linear``). Sums are float32 over all of K in one program, so a row's result does not depend on the
+other rows.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ MIN_ROWS = 16  # what a tensor core takes at least
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """How one product is cut: output columns and depth of a program's step, its pipeline and its warps."""
+class GemmConfig:
+    """The kernel configuration of one product: a program's tile of N, its step along K, its pipeline and its warps."""
 
-    columns: int = 32
-    depth: int = 128
-    stages: int = 4
-    warps: int = 4
+    block_n: int = 32
+    block_k: int = 128
+    num_stages: int = 4
+    num_warps: int = 4
 
-    def fits(self, columns: int, depth: int) -> bool:
+    def fits(self, out_features: int, in_features: int) -> bool:
         """True when it divides a weight of that shape."""
-        return columns % self.columns == 0 and depth % self.depth == 0
+        return out_features % self.block_n == 0 and in_features % self.block_k == 0
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: Tile, residual: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: GemmConfig, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``out = x @ weight.T (+ residual)``, rounded once.
 
@@ -40,27 +41,27 @@ def linear(
         x: [M, K], M <= 64. weight: [N, K]. out: [M, N]; may be ``residual``.
     """
     if not runs_kernels(x):
-        return linear_twin(x, weight, out, residual)
-    rows, columns = x.shape[0], weight.shape[0]
-    _linear_kernel[(columns // tile.columns,)](
+        return linear_reference(x, weight, out, residual)
+    rows, out_features = x.shape[0], weight.shape[0]
+    _linear_kernel[(out_features // config.block_n,)](
         x,
         weight,
         out,
         out if residual is None else residual,
         rows,
-        columns,
+        out_features,
         x.shape[1],
         max(MIN_ROWS, power_of_two(rows)),
-        tile.columns,
-        tile.depth,
+        config.block_n,
+        config.block_k,
         residual is not None,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     return out
 
 
-def linear_twin(
+def linear_reference(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The same in plain PyTorch."""
@@ -68,32 +69,32 @@ def linear_twin(
     return out.copy_(product if residual is None else residual + product)
 
 
-def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, tile: Tile) -> torch.Tensor:
+def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: GemmConfig) -> torch.Tensor:
     """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
 
     Args:
         x: [M, K]. gate_up: [2 I, K], the gate's rows first. out: [M, I].
     """
     if not runs_kernels(x):
-        return swiglu_twin(x, gate_up, out)
-    rows, inner = x.shape[0], out.shape[1]
-    _swiglu_kernel[(inner // tile.columns,)](
+        return swiglu_reference(x, gate_up, out)
+    rows, intermediate_size = x.shape[0], out.shape[1]
+    _swiglu_kernel[(intermediate_size // config.block_n,)](
         x,
         gate_up,
         out,
         rows,
-        inner,
+        intermediate_size,
         x.shape[1],
         max(MIN_ROWS, power_of_two(rows)),
-        tile.columns,
-        tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        config.block_n,
+        config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     return out
 
 
-def swiglu_twin(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def swiglu_reference(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """The same in plain PyTorch."""
     gate, up = F.linear(x, gate_up).chunk(2, -1)
     return torch.mul(F.silu(gate), up, out=out)
@@ -102,22 +103,24 @@ def swiglu_twin(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> to
 # fmt: off
 @jit
 def _linear_kernel(
-    x, weight, out, residual, rows, columns, depth: tl.constexpr, BLOCK_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, ADD: tl.constexpr,
+    x, weight, out, residual, rows, out_features, in_features: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr,
 ):
     # fmt: on
-    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, BLOCK_ROWS)
-    k = tl.arange(0, DEPTH)
+    # One program: all rows [BLOCK_M] of BLOCK_N output features. x and the weight are streamed along K, BLOCK_K at a
+    # time and num_stages steps ahead; the sums [BLOCK_M, BLOCK_N] stay in registers.
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
     inside = (row < rows)[:, None]
-    left = x + row[:, None] * depth + k[None, :]
-    right = weight + at.to(tl.int64)[None, :] * depth + k[:, None]
-    total = tl.zeros((BLOCK_ROWS, COLUMNS), tl.float32)
-    for step in range(0, depth, DEPTH):
+    left = x + row[:, None] * in_features + k[None, :]
+    right = weight + n.to(tl.int64)[None, :] * in_features + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, in_features, BLOCK_K):
         total = tl.dot(
             tl.load(left + step, mask=inside, other=0.0), tl.load(right + step), total, input_precision="ieee"
         )
-    place = row[:, None] * columns + at[None, :]
+    place = row[:, None] * out_features + n[None, :]
     if ADD:
         # Rounded before the sum, as a layer whose output is added to the residual would be.
         total = total.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + place, mask=inside, other=0.0).to(
@@ -129,25 +132,27 @@ def _linear_kernel(
 # fmt: off
 @jit
 def _swiglu_kernel(
-    x, gate_up, out, rows, inner, depth: tl.constexpr, BLOCK_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, gate_up, out, rows, intermediate_size, in_features: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     # fmt: on
-    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, BLOCK_ROWS)
-    k = tl.arange(0, DEPTH)
+    # One program: all rows [BLOCK_M] of BLOCK_N features. x is streamed along K once, with it the features' rows of
+    # both halves of the weight; the two sums [BLOCK_M, BLOCK_N] stay in registers until they are joined.
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
     inside = (row < rows)[:, None]
-    left = x + row[:, None] * depth + k[None, :]
-    gates = gate_up + at.to(tl.int64)[None, :] * depth + k[:, None]
-    ups = gates + inner.to(tl.int64) * depth
-    gate = tl.zeros((BLOCK_ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((BLOCK_ROWS, COLUMNS), tl.float32)
-    for step in range(0, depth, DEPTH):
+    left = x + row[:, None] * in_features + k[None, :]
+    gates = gate_up + n.to(tl.int64)[None, :] * in_features + k[:, None]
+    ups = gates + intermediate_size.to(tl.int64) * in_features
+    gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, in_features, BLOCK_K):
         part = tl.load(left + step, mask=inside, other=0.0)
         gate = tl.dot(part, tl.load(gates + step), gate, input_precision="ieee")
         up = tl.dot(part, tl.load(ups + step), up, input_precision="ieee")
     kind = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
     active = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    place = row[:, None] * inner + at[None, :]
+    place = row[:, None] * intermediate_size + n[None, :]
     tl.store(out + place, (active * up.to(kind).to(tl.float32)).to(kind), mask=inside)

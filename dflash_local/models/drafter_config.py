@@ -104,8 +104,8 @@ class DrafterConfig:
 
     def tensor_shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
         """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases."""
-        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
-        queries, keys = self.num_heads * head, self.num_kv_heads * head
+        hidden, head_dim = self.hidden_size, self.head_dim
+        queries, keys = self.num_heads * head_dim, self.num_kv_heads * head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, len(self.taps) * target_hidden),
             "hidden_norm.weight": (hidden,),
@@ -120,11 +120,11 @@ class DrafterConfig:
                 f"{at}.self_attn.k_proj.weight": (keys, hidden),
                 f"{at}.self_attn.v_proj.weight": (keys, hidden),
                 f"{at}.self_attn.o_proj.weight": (hidden, queries),
-                f"{at}.self_attn.q_norm.weight": (head,),
-                f"{at}.self_attn.k_norm.weight": (head,),
-                f"{at}.mlp.gate_proj.weight": (inner, hidden),
-                f"{at}.mlp.up_proj.weight": (inner, hidden),
-                f"{at}.mlp.down_proj.weight": (hidden, inner),
+                f"{at}.self_attn.q_norm.weight": (head_dim,),
+                f"{at}.self_attn.k_norm.weight": (head_dim,),
+                f"{at}.mlp.gate_proj.weight": (self.intermediate_size, hidden),
+                f"{at}.mlp.up_proj.weight": (self.intermediate_size, hidden),
+                f"{at}.mlp.down_proj.weight": (hidden, self.intermediate_size),
             }
             if self.attention_bias:
                 shapes |= {
@@ -177,7 +177,7 @@ def _refuse_variants(fields: Fields) -> None:
 
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
-    """Query heads, key heads, head width, mutually consistent."""
+    """Query heads, KV heads, head_dim, mutually consistent."""
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS) or heads
     if heads % kv_heads:

@@ -114,36 +114,37 @@ def _allocate(
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
-    hidden, depth, biased = config.hidden_size, config.num_layers, config.attention_bias
+    hidden, num_layers = config.hidden_size, config.num_layers
     keys = config.num_kv_heads * config.head_dim
     weights = DrafterWeights(
         fc=empty(hidden, len(config.taps) * target_hidden),
         hidden_norm=empty(hidden),
         norm=empty(hidden),
-        context_kv=empty(2 * depth * keys, hidden),
-        context_kv_bias=empty(2 * depth * keys) if biased else None,
-        context_key_norm=empty(depth * config.num_kv_heads, config.head_dim),
-        layers=tuple(_allocate_layer(config, empty) for _ in range(depth)),
+        context_kv=empty(2 * num_layers * keys, hidden),
+        context_kv_bias=empty(2 * num_layers * keys) if config.attention_bias else None,
+        context_key_norm=empty(num_layers * config.num_kv_heads, config.head_dim),
+        layers=tuple(_allocate_layer(config, empty) for _ in range(num_layers)),
     )
     places: Places = {
         "fc.weight": [weights.fc],
         "hidden_norm.weight": [weights.hidden_norm],
         "norm.weight": [weights.norm],
     }
-    for index in range(depth):
+    for index in range(num_layers):
         places |= _layer_places(config, weights, index)
     return weights, places
 
 
 def _allocate_layer(config: DrafterConfig, empty: Callable[..., torch.Tensor]) -> LayerWeights:
-    hidden, head, heads, biased = config.hidden_size, config.head_dim, config.num_heads, config.attention_bias
-    fused = heads + 2 * config.num_kv_heads
+    hidden, biased = config.hidden_size, config.attention_bias
+    head_dim, num_heads = config.head_dim, config.num_heads
+    fused = num_heads + 2 * config.num_kv_heads
     return LayerWeights(
         input_norm=empty(hidden),
-        qkv=empty(fused * head, hidden),
-        qkv_bias=empty(fused * head) if biased else None,
-        query_key_norm=empty(heads + config.num_kv_heads, head),
-        output=empty(hidden, heads * head),
+        qkv=empty(fused * head_dim, hidden),
+        qkv_bias=empty(fused * head_dim) if biased else None,
+        query_key_norm=empty(num_heads + config.num_kv_heads, head_dim),
+        output=empty(hidden, num_heads * head_dim),
         output_bias=empty(hidden) if biased else None,
         post_norm=empty(hidden),
         gate_up=empty(2 * config.intermediate_size, hidden),

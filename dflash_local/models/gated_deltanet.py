@@ -55,9 +55,9 @@ class GatedDeltaNet(nn.Module):
             raise RuntimeError("GatedDeltaNet.attach was not called")
         rows = hidden_states.shape[1]
         mixed, z, b, a = self._project(hidden_states[0])
-        window = self.cache.window(self.slot, mixed.t())
+        inputs = self.cache.conv_inputs(self.slot, mixed.t())
         weight: torch.Tensor = self.conv1d.weight  # type: ignore[union-attr,assignment]
-        mixed = causal_conv(window, weight[:, 0])  # [C, M]
+        mixed = causal_conv(inputs, weight[:, 0])  # [C, M]
         keys = self.num_k_heads * self.key_dim
         q, k, v = mixed.split((keys, keys, self.num_v_heads * self.value_dim))
         shape = (-1, self.key_dim, rows)

@@ -1,7 +1,7 @@
-"""State of the recurrent layers and its exact rollback: committed state, raw tape, fold.
+"""State of the recurrent layers and its exact rollback: committed state, raw recurrent log, commit.
 
-A verify leaves the committed state untouched and records each token's raw inputs (the tape);
-committing m tokens folds the first m of them, one by one (ENGINE 3.6). Knows nothing of layers.
+A verify leaves the committed state untouched and records each token's raw inputs (the log);
+committing m tokens applies the first m of them, one by one (ENGINE 3.6). Knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dflash_local.kernels import gated_delta
 
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
-    """Sizes of one Gated-DeltaNet layer: channels of the convolution, its width, heads, key and value dims."""
+    """Sizes of one Gated-DeltaNet layer; heads are the value heads."""
 
-    channels: int
-    width: int
-    heads: int
-    key_dim: int
-    value_dim: int
+    conv_dim: int
+    conv_kernel_size: int
+    num_heads: int
+    key_head_dim: int
+    value_head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +38,37 @@ class RecurrentSnapshot:
 
 
 class RecurrentCache:
-    """Committed state and tape of all recurrent layers that share a device, stacked for one fold.
+    """Committed state and log of all recurrent layers that share a device, stacked for one commit.
 
     Attributes:
-        state: [layers, heads, key_dim, value_dim] float32, committed.
-        conv: [layers, channels, width-1], the last inputs of the convolution, committed.
+        state: [layers, num_heads, key_head_dim, value_head_dim] float32, committed.
+        conv: [layers, conv_dim, conv_kernel_size-1], the last inputs of the convolution, committed.
     """
 
     def __init__(self, layers: int, shape: RecurrentShape, *, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
         self.device, self.dtype = device, dtype
-        self.state = torch.zeros(layers, shape.heads, shape.key_dim, shape.value_dim, device=device)
-        self.conv = torch.zeros(layers, shape.channels, shape.width - 1, device=device, dtype=dtype)
+        self.state = torch.zeros(layers, shape.num_heads, shape.key_head_dim, shape.value_head_dim, device=device)
+        self.conv = torch.zeros(layers, shape.conv_dim, shape.conv_kernel_size - 1, device=device, dtype=dtype)
         self.recording = False
-        self._allocate_tape(8)
+        self._allocate_log(8)
 
-    def _allocate_tape(self, rows: int) -> None:
+    def _allocate_log(self, rows: int) -> None:
         layers, heads = self.state.shape[:2]
-        self._tape_rows = rows
-        self._k = self.state.new_empty(layers, heads, rows, self.shape.key_dim)
-        self._v = self.state.new_empty(layers, heads, rows, self.shape.value_dim)
+        self._log_rows = rows
+        self._k = self.state.new_empty(layers, heads, rows, self.shape.key_head_dim)
+        self._v = self.state.new_empty(layers, heads, rows, self.shape.value_head_dim)
         self._gates = self.state.new_empty(2, layers, heads, rows)
-        self._inputs = self.conv.new_empty(layers, self.shape.channels, self.shape.width - 1 + rows)
+        self._inputs = self.conv.new_empty(layers, self.shape.conv_dim, self.shape.conv_kernel_size - 1 + rows)
 
     def begin(self, rows: int, recording: bool) -> None:
         """Start a forward over ``rows`` tokens that records them (verify) or commits them at once (prefill)."""
         self.recording = recording
-        if recording and rows > self._tape_rows:
-            self._allocate_tape(rows)
+        if recording and rows > self._log_rows:
+            self._allocate_log(rows)
 
-    def window(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Input of the convolution [channels, width-1 + M]: the committed tail, then ``inputs`` [channels, M]."""
+    def conv_inputs(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
+        """What the convolution takes [C, conv_kernel_size-1 + M]: the committed tail, then ``inputs`` [C, M]."""
         joined = torch.cat((self.conv[layer], inputs), dim=-1)
         if self.recording:
             self._inputs[layer, :, : joined.shape[-1]] = joined
@@ -97,22 +97,22 @@ class RecurrentCache:
         return gated_delta.block(q, k, v, g, beta, self.state[layer])[0]
 
     def commit(self, rows: int) -> None:
-        """Fold the first ``rows`` tokens of the tape into the committed state."""
+        """Commit the first ``rows`` tokens of the log."""
         if rows == 0:
             return
         layers, heads = self.state.shape[:2]
-        gated_delta.fold(
-            self.state.view(layers * heads, self.shape.key_dim, self.shape.value_dim),
+        gated_delta.commit(
+            self.state.view(layers * heads, self.shape.key_head_dim, self.shape.value_head_dim),
             self._k[:, :, :rows].reshape(layers * heads, rows, -1),
             self._v[:, :, :rows].reshape(layers * heads, rows, -1),
             self._gates[0, :, :, :rows].reshape(layers * heads, rows),
             self._gates[1, :, :, :rows].reshape(layers * heads, rows),
         )
-        self.conv.copy_(self._inputs[:, :, rows : rows + self.shape.width - 1])
+        self.conv.copy_(self._inputs[:, :, rows : rows + self.shape.conv_kernel_size - 1])
 
-    def tape(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """Copies of the tape's first ``rows`` tokens (k, v, g, beta, conv inputs), for tests."""
-        kept = self._inputs[:, :, : rows + self.shape.width - 1]
+    def log(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Copies of the log's first ``rows`` tokens (k, v, g, beta, conv inputs), for tests."""
+        kept = self._inputs[:, :, : rows + self.shape.conv_kernel_size - 1]
         parts = (self._k[:, :, :rows], self._v[:, :, :rows], self._gates[0, :, :, :rows], self._gates[1, :, :, :rows])
         return tuple(x.clone() for x in (*parts, kept))
 

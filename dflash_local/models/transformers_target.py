@@ -53,7 +53,8 @@ class TransformersTarget:
         self.model = model
         decoder = model.get_decoder()
         self.config: Any = decoder.config
-        self._embed, self._layers, self._norm = decoder.embed_tokens, list(decoder.layers), decoder.norm
+        self._embed, self._norm = decoder.embed_tokens, decoder.norm
+        self._layers = list(decoder.layers)
         self._rotary, self._head = decoder.rotary_emb, model.get_output_embeddings()
         self.taps = tuple(taps)
         self._tap_order = {layer: i for i, layer in enumerate(self.taps)}

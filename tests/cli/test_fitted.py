@@ -1,4 +1,4 @@
-"""What a load is given of the planner's: the context and the draft side that fit, where the user named none."""
+"""What a load is given of the planner's: the context and the drafter precision that fit, where the user named none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact mode through the kernels' twins: a row's bits do not depend on its block, in bfloat16 too."""
+"""Exact mode through the kernels' PyTorch references: a row's bits do not depend on its block, in bfloat16 too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_sessions import ask, random_prompt
 from fused_models import fused_target
-from recorded_fold import folded, record
+from recorded_log import record, replayed
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.bench.planted import Planted
@@ -43,8 +43,8 @@ def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:
     states, replies = [], []
     for mode in ("ar", "dflash"):
         reply = ask(session, list(asked(session)), 24, mode=mode)
-        states.append([state.tape for state in session.runner.target.states.values()])
-        states[-1] = [(tape.state.clone(), tape.window.clone()) for tape in states[-1]]
+        states.append([state.log for state in session.runner.target.states.values()])
+        states[-1] = [(log.state.clone(), log.conv_state.clone()) for log in states[-1]]
         replies.append(reply.ids)
         assert max(reply.finished.stats.acceptance_lengths, default=1) == (1 if mode == "ar" else 8)
         session.reset()
@@ -59,7 +59,7 @@ def test_without_exact_mode_bfloat16_promises_less() -> None:
     assert found.same_bits < found.positions and not found.exact
 
 
-def test_a_drafted_run_ends_in_the_state_that_its_rows_fold_to() -> None:
+def test_a_drafted_run_ends_in_the_state_that_its_rows_give() -> None:
     prompt = random_prompt(11)
     target = fused_target("qwen3_5", 400)
     plain = FusedRunner(target, None, 400)
@@ -68,10 +68,10 @@ def test_a_drafted_run_ends_in_the_state_that_its_rows_fold_to() -> None:
     drafted = FusedRunner(target, Planted(target, text), 400)  # type: ignore[arg-type]
     before, rows, lengths = record(drafted, prompt, 150, target.rows)
     assert drafted.ids[: len(text)] == text and len(set(lengths)) > 3
-    target.snapshot()  # folds what is left
+    target.snapshot()  # commits what is left
     for layer, state in target.states.items():
-        expected = folded(before[layer][0][0], rows[layer])
-        assert float((state.tape.state.double() - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+        expected = replayed(before[layer][0][0], rows[layer])
+        assert float((state.log.state.double() - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
 def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The fused engine against the reference one: the same ids, the same cycles, on the CPU through the kernels' twins."""
+"""The fused engine against the reference one: the same ids, the same cycles, on the CPU without kernels."""
 
 from __future__ import annotations
 

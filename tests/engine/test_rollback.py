@@ -1,4 +1,4 @@
-"""EN-22: a recurrent target's state after any accept pattern is the fold of what it recorded."""
+"""EN-22: a recurrent target's state after any accept pattern is the commit of what it recorded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BLOCK = 4
 
 
 def replay(cycles: int, family: str) -> None:
-    """Random accepts against a fold from scratch of the recorded inputs, compared bit for bit."""
+    """Random accepts against a commit from scratch of the recorded inputs, compared bit for bit."""
     torch.manual_seed(3)
     target = TransformersTarget(random_model(family), (0,))
     (cache,) = target.recurrent
     with torch.inference_mode():
         target.prefill(torch.randint(0, VOCAB, (9,)), False)
         state, conv = cache.state.clone(), cache.conv.clone()
-        heads = cache.shape.heads * len(cache.state)
+        heads = cache.shape.num_heads * len(cache.state)
         for cycle in range(cycles):
             if target.length > 400:
                 target.kv.length = 9  # bounds the attention's cost; the recurrent state goes on
@@ -28,21 +28,21 @@ def replay(cycles: int, family: str) -> None:
             target.verify(torch.randint(0, VOCAB, (BLOCK,)), False)
             assert torch.equal(cache.state, before), "a verify must not touch the committed state"
             keep = int(torch.randint(0, BLOCK + 1, ()))
-            k, v, g, beta, inputs = cache.tape(BLOCK)
+            k, v, g, beta, inputs = cache.log(BLOCK)
             target.commit(keep)
             parts = (x[:, :, :keep].reshape(heads, keep, *x.shape[3:]) for x in (k, v, g, beta))
-            gated_delta.fold(state.view(heads, *state.shape[2:]), *parts)
-            conv = torch.cat((conv, inputs[:, :, cache.shape.width - 1 :][:, :, :keep]), -1)[:, :, -3:]
+            gated_delta.commit(state.view(heads, *state.shape[2:]), *parts)
+            conv = torch.cat((conv, inputs[:, :, cache.shape.conv_kernel_size - 1 :][:, :, :keep]), -1)[:, :, -3:]
             assert torch.equal(cache.state, state), f"state differs in cycle {cycle} after keeping {keep}"
             assert torch.equal(cache.conv, conv), f"convolution differs in cycle {cycle} after keeping {keep}"
 
 
-def test_en_22_state_equals_a_fold_from_scratch_over_10000_random_cycles() -> None:
+def test_en_22_state_equals_a_commit_from_scratch_over_10000_random_cycles() -> None:
     replay(10_000, "qwen3_5")
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "qwen3_5_wrapped"])
-def test_en_22_state_equals_a_fold_from_scratch_on_the_other_hybrids(family: str) -> None:
+def test_en_22_state_equals_a_commit_from_scratch_on_the_other_hybrids(family: str) -> None:
     replay(300, family)
 
 

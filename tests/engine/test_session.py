@@ -134,8 +134,8 @@ def poison(session: Session, monkeypatch: pytest.MonkeyPatch, call: int, row: in
     if isinstance(target, FusedTarget):  # its blocks have their own way to the head
         block = target.block
 
-        def poisoned_block(rows: int, reach: int, with_taps: bool) -> None:
-            block(rows, reach, with_taps)
+        def poisoned_block(rows: int, max_seq_len: int, with_taps: bool) -> None:
+            block(rows, max_seq_len, with_taps)
             if next(calls) == call:
                 target.logits[min(row, rows - 1), 3] = float("nan")
 

@@ -5,26 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_local.kernels.delta_chunk import run_rows, way_of
+from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.kernels.delta_chunk import chunk_config, run_rows
 from dflash_local.kernels.delta_rows import heads_of, read_rows
-from dflash_local.kernels.delta_step import DeltaShape, DeltaState, DeltaWeights
+from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import chunked
 
 pytestmark = pytest.mark.gpu
-SHAPE = DeltaShape(keys=4, values=8, key_width=128, value_width=128, taps=4)
+SHAPE = GatedDeltaNetConfig(4, 8, 128, 128, 4)
 TOLERANCE = 3e-5  # of the largest number
 
 
-def given(rows: int, decay: float, dtype: torch.dtype) -> tuple[torch.Tensor, DeltaWeights, DeltaState]:
+def given(rows: int, decay: float, dtype: torch.dtype) -> tuple[torch.Tensor, GatedDeltaWeights, GatedDeltaState]:
     torch.manual_seed(rows)
-    projected = torch.randn(1, SHAPE.columns) + torch.randn(rows, SHAPE.columns) * (0.01 if decay < 0.01 else 1.0)
-    conv = torch.rand(SHAPE.channels, SHAPE.taps).to("cuda", dtype)
-    rate = -decay * torch.rand(SHAPE.values, device="cuda")
-    window = torch.randn(1, SHAPE.taps - 1, SHAPE.channels).repeat(2, 1, 1).to("cuda", dtype)
-    state = torch.randn(SHAPE.values, SHAPE.value_width, SHAPE.key_width, device="cuda")
+    projected = torch.randn(1, SHAPE.projection_size) + torch.randn(rows, SHAPE.projection_size) * (
+        0.01 if decay < 0.01 else 1.0
+    )
+    conv = torch.rand(SHAPE.conv_dim, SHAPE.conv_kernel_size).to("cuda", dtype)
+    rate = -decay * torch.rand(SHAPE.num_value_heads, device="cuda")
+    conv_state = torch.randn(1, SHAPE.conv_kernel_size - 1, SHAPE.conv_dim).repeat(2, 1, 1).to("cuda", dtype)
+    state = torch.randn(SHAPE.num_value_heads, SHAPE.value_head_dim, SHAPE.key_head_dim, device="cuda")
     empty = torch.empty(0, device="cuda")
-    tape = DeltaState(state, window, empty, empty, empty, empty, empty)
-    return projected.to("cuda", dtype), DeltaWeights(conv, rate, torch.ones_like(rate)), tape
+    log = GatedDeltaState(state, conv_state, empty, empty, empty, empty, empty)
+    return projected.to("cuda", dtype), GatedDeltaWeights(conv, rate, torch.ones_like(rate)), log
 
 
 def apart(found: torch.Tensor, want: torch.Tensor) -> float:
@@ -35,22 +38,22 @@ def apart(found: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("decay", [8.0, 0.1, 0.001])
 @pytest.mark.parametrize("rows", [1, 65, 200, 1500])
 def test_rows_equal_float64(rows: int, decay: float, dtype: torch.dtype) -> None:
-    projected, weights, tape = given(rows, decay, dtype)
-    read = read_rows(projected, weights, tape.window[0], SHAPE)
-    assert way_of(read, SHAPE) is not None
+    projected, weights, log = given(rows, decay, dtype)
+    read = read_rows(projected, weights, log.conv_state[0], SHAPE)
+    assert chunk_config(read, SHAPE) is not None
     q, k, v = (part[:rows].transpose(0, 1).double() for part in heads_of(read, SHAPE))
     g, beta = read.gates[:rows].double().permute(1, 2, 0)
-    want_out, want_state = chunked(q, k, v, g, beta, tape.state.transpose(1, 2).double())
-    out = run_rows(projected, weights, tape, SHAPE)[:rows]
+    want_out, want_state = chunked(q, k, v, g, beta, log.state.transpose(1, 2).double())
+    out = run_rows(projected, weights, log, SHAPE)[:rows]
     assert apart(out, want_out.transpose(0, 1)) < TOLERANCE
-    assert apart(tape.state, want_state.transpose(1, 2)) < TOLERANCE
+    assert apart(log.state, want_state.transpose(1, 2)) < TOLERANCE
 
 
-def test_rows_are_read_as_their_twin_reads_them() -> None:
-    projected, weights, tape = given(200, 0.1, torch.bfloat16)
-    found = read_rows(projected, weights, tape.window[0], SHAPE)
-    small = DeltaWeights(weights.conv.cpu(), weights.rate.cpu(), weights.bias.cpu())
-    want = read_rows(projected.cpu(), small, tape.window[0].cpu(), SHAPE)
+def test_rows_are_read_as_their_reference_reads_them() -> None:
+    projected, weights, log = given(200, 0.1, torch.bfloat16)
+    found = read_rows(projected, weights, log.conv_state[0], SHAPE)
+    small = GatedDeltaWeights(weights.conv.cpu(), weights.rate.cpu(), weights.bias.cpu())
+    want = read_rows(projected.cpu(), small, log.conv_state[0].cpu(), SHAPE)
     # exp differs in its last bit, which decides a rounding here and there.
     assert (found.mixed.cpu() != want.mixed).float().mean() < 0.01
     assert apart(found.mixed.cpu(), want.mixed.double()) < 0.01
@@ -60,9 +63,9 @@ def test_rows_are_read_as_their_twin_reads_them() -> None:
 def test_parts_equal_the_whole_and_a_second_run_the_first() -> None:
     runs = []
     for cuts in ((300,), (300,), (129, 171)):
-        projected, weights, tape = given(300, 0.1, torch.bfloat16)
-        parts = [run_rows(part, weights, tape, SHAPE)[: len(part)] for part in projected.split(list(cuts))]
-        runs.append((torch.cat(parts), tape.state, tape.window))
+        projected, weights, log = given(300, 0.1, torch.bfloat16)
+        parts = [run_rows(part, weights, log, SHAPE)[: len(part)] for part in projected.split(list(cuts))]
+        runs.append((torch.cat(parts), log.state, log.conv_state))
     assert all(torch.equal(one, two) for one, two in zip(runs[0], runs[1], strict=True))
     assert apart(runs[2][0], runs[0][0].double()) < TOLERANCE
     assert apart(runs[2][1], runs[0][1].double()) < TOLERANCE

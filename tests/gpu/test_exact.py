@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_sessions import random_prompt, text_of
 from fused_models import fused_target
-from recorded_fold import folded, record
+from recorded_log import record, replayed
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.bench.planted import Planted
@@ -35,7 +35,7 @@ def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
         assert found.same_bits == found.positions > 300
 
 
-def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_fold_to() -> None:
+def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:
     prompt = random_prompt(11)
     target = fused_target("qwen3_5", NEW + 200, device="cuda")
     _, _, _ = record(FusedRunner(target, None, NEW + 100), prompt, 8, 1)
@@ -48,11 +48,11 @@ def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_fold_to() -> None:
     assert len(set(lengths)) > 4 and sum(lengths) == NEW - 1
     for index, (state, want) in enumerate(zip(_settled(target), states, strict=True)):
         layer = list(target.states)[index]
-        expected = folded(before[layer][0][0], rows[layer])
-        got = state.tape.state.double()
+        expected = replayed(before[layer][0][0], rows[layer])
+        got = state.log.state.double()
         scale = float(expected.abs().max())
         assert float((got - expected).abs().max()) <= 1e-5 * scale
-        assert float((state.tape.state - want).abs().max()) <= 1e-5 * scale
+        assert float((state.log.state - want).abs().max()) <= 1e-5 * scale
 
 
 def _settled(target):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_sessions import Reply, random_prompt
 from fused_models import fused_target
-from recorded_fold import record
+from recorded_log import record
 
 from dflash_local.bench.planted import Planted
 from dflash_local.catalog import bundled

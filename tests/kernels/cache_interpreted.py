@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from dflash_local.kernels import attention_cut, decode_attention, place_heads
-from dflash_local.kernels.attention_cut import Card
-from dflash_local.kernels.decode_attention import Pieces, Sight
-from dflash_local.kernels.place_heads import Heads
+from dflash_local.kernels import decode_attention, qk_norm_rope_cache, split_kv
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
+from dflash_local.kernels.split_kv import DeviceProperties
 
 EIGHT = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -25,8 +25,8 @@ Found = Iterator[tuple[str, int]]
 
 
 def with_kernels(answer: bool) -> None:
-    """Kernels from now on, or twins."""
-    decode_attention.runs_kernels = place_heads.runs_kernels = lambda _tensor: answer
+    """Kernels from now on, or references."""
+    decode_attention.runs_kernels = qk_norm_rope_cache.runs_kernels = lambda _tensor: answer
 
 
 def sum_every_row_alike() -> None:
@@ -70,7 +70,7 @@ def all_numbers() -> Found:
     beside = torch.stack((middles, middles * (1 + 2**-22), middles * (1 - 2**-22)))
     beside = torch.cat((beside.flatten(), -beside.flatten(), torch.tensor([1e38, -1e38, 447.9, 464.0, 465.0])))
     for name, given in (("float16", numbers), ("middles", beside)):
-        heads, rows = Heads(0, 4, 256, 256), -(-len(given) // 1024)
+        layout, rows = HeadLayout(0, 4, 256, 256), -(-len(given) // 1024)
         values = torch.zeros(rows * 1024)
         values[: len(given)] = given
         qkv = torch.cat((torch.zeros(rows, 1024), values.view(rows, 1024)), 1)
@@ -79,35 +79,39 @@ def all_numbers() -> Found:
             cache = (torch.zeros(4, rows, 256, dtype=EIGHT), torch.zeros(4, rows, 256, dtype=EIGHT))
             angles = torch.zeros(rows, 256)
             start = torch.zeros(1, dtype=torch.int32)
-            place_heads.place_heads(qkv, None, 0.0, (angles + 1, angles), start, torch.empty(1), cache, heads)
+            qk_norm_rope_cache.qk_norm_rope_cache(
+                qkv, None, 0.0, (angles + 1, angles), start, torch.empty(1), cache, layout
+            )
             written = cache[1].transpose(0, 1).reshape(-1)[: len(given)]
             want = given.clamp(-448, 448).to(EIGHT)
             real = ~given.isnan()
-            who = "kernel" if kernels else "twin"
+            who = "kernel" if kernels else "reference"
             yield f"{who} rounds {name}", unequal(written[real], want[real])
             yield f"{who} makes NaN of {name}", int((written.float().isnan() != given.isnan()).sum())
 
 
 def rotated_heads() -> Found:
-    for width, turned in ((16, 8), (24, 24)):
-        torch.manual_seed(width)
-        heads, rows, room = Heads(2, 2, width, turned), 5, 20
-        angles = torch.rand(room, turned // 2).repeat(1, 2)
-        qkv, start = torch.randn(rows, heads.columns) * 30, torch.tensor([9], dtype=torch.int32)
+    for head_dim, rotary_dim in ((16, 8), (24, 24)):
+        torch.manual_seed(head_dim)
+        layout, rows, room = HeadLayout(2, 2, head_dim, rotary_dim), 5, 20
+        angles = torch.rand(room, rotary_dim // 2).repeat(1, 2)
+        qkv, start = torch.randn(rows, layout.qkv_size) * 30, torch.tensor([9], dtype=torch.int32)
         written = []
         for kernels in (True, False):
             with_kernels(kernels)
-            cache = (torch.zeros(2, room, width, dtype=EIGHT), torch.zeros(2, room, width, dtype=EIGHT))
-            queries = torch.zeros(rows, 2, width)
-            place_heads.place_heads(qkv, None, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, heads)
+            cache = (torch.zeros(2, room, head_dim, dtype=EIGHT), torch.zeros(2, room, head_dim, dtype=EIGHT))
+            queries = torch.zeros(rows, 2, head_dim)
+            qk_norm_rope_cache.qk_norm_rope_cache(
+                qkv, None, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, layout
+            )
             written.append(cache)
-        yield f"heads of {width}", sum(unequal(one, two) for one, two in zip(*written, strict=True))
+        yield f"heads of {head_dim}", sum(unequal(one, two) for one, two in zip(*written, strict=True))
 
 
 def attention() -> Found:
-    """An eight-bit cache gives bitwise what its widened copy gives, and nearly what the twin gives."""
+    """An eight-bit cache gives bitwise what its widened copy gives, and nearly what the reference gives."""
     for capability in ((8, 0), (9, 0)):
-        decode_attention.card_of = lambda _device, found=capability: Card(0, 16, found)
+        decode_attention.device_properties = lambda _device, found=capability: DeviceProperties(0, 16, found)
         for kind in (torch.float32, torch.float16):
             torch.manual_seed(1)
             queries, at = torch.randn(5, 4, 16, dtype=kind), torch.tensor([270], dtype=torch.int32)
@@ -115,20 +119,20 @@ def attention() -> Found:
             found = []
             for cache, kernels in ((small, True), (tuple(part.to(kind) for part in small), True), (small, False)):
                 with_kernels(kernels)
-                pieces = Pieces.for_(5, 4, 16, 300, CPU)
+                partials = SplitKV.allocate(5, 4, 16, 300, CPU)
                 out = torch.empty(5, 64, dtype=kind)
-                found.append(decode_attention.decode_attention(queries, cache, at, out, pieces, 300, Sight()))
+                found.append(decode_attention.decode_attention(queries, cache, at, out, partials, 300, AttentionMask()))
             name = f"capability {capability[0]}, {kind}"
             yield f"widened beside eight bits, {name}", unequal(found[0], found[1])
             near = 1e-5 if kind == torch.float32 else 4e-3
-            yield f"twin, {name}", int(((found[0] - found[2]).abs() > near).sum())
+            yield f"reference, {name}", int(((found[0] - found[2]).abs() > near).sum())
 
 
 def rows() -> Found:
-    """A row's bits: at another index, among other rows, under another reach, over a cut that is fixed."""
+    """A row's bits: at another index, among other rows, under another max_seq_len, over splits that are fixed."""
     with_kernels(True)
-    for module in (attention_cut, decode_attention):
-        module.OCTAVE, module.LEAST = 2, 32
+    for module in (split_kv, decode_attention):
+        module.SPLITS_PER_DOUBLING, module.FIXED_SPLIT_SIZE = 2, 32
     for kind, start, index in (
         *((torch.float32, 270, 2), (torch.float32, 254, 2), (torch.float32, 125, 3), (torch.float32, 0, 1)),
         (EIGHT, 254, 2),
@@ -143,22 +147,24 @@ def rows() -> Found:
         name = f"row {index} at {start}, {kind}"
         yield f"others, {name}", unequal(want, attend(others, later, start, True, start + 4)[index])
         yield f"moved, {name}", unequal(want, attend(moved, later, start + index, True, 310)[0])
-        yield f"reach, {name}", unequal(want, attend(queries, cache, start, True, 310)[index])
+        yield f"max_seq_len, {name}", unequal(want, attend(queries, cache, start, True, 310)[index])
         even = attend(queries, cache, start, False, 310)[index]
-        yield f"others of an even cut, {name}", unequal(even, attend(others, later, start, False, 310)[index])
+        yield f"others of an even split, {name}", unequal(even, attend(others, later, start, False, 310)[index])
 
 
-def attend(queries: torch.Tensor, cache: tuple[torch.Tensor, ...], start: int, fixed: bool, reach: int) -> torch.Tensor:
-    """Rows [M, heads * width] of a block."""
-    count, heads, width = queries.shape
-    pieces = Pieces.for_(count, heads, width, cache[0].shape[1], CPU, fixed)
-    out, at = torch.empty(count, heads * width), torch.tensor([start], dtype=torch.int32)
-    return decode_attention.decode_attention(queries, cache, at, out, pieces, reach, Sight())
+def attend(
+    queries: torch.Tensor, cache: tuple[torch.Tensor, ...], start: int, fixed: bool, max_seq_len: int
+) -> torch.Tensor:
+    """Rows [M, heads * head_dim] of a block."""
+    count, heads, head_dim = queries.shape
+    partials = SplitKV.allocate(count, heads, head_dim, cache[0].shape[1], CPU, fixed)
+    out, at = torch.empty(count, heads * head_dim), torch.tensor([start], dtype=torch.int32)
+    return decode_attention.decode_attention(queries, cache, at, out, partials, max_seq_len, AttentionMask())
 
 
 def main() -> None:
     sum_every_row_alike()
-    decode_attention.card_of = lambda _device: Card(0, 16, (8, 0))  # no card is asked
+    decode_attention.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
     groups = (all_codes, all_numbers, rotated_heads, attention, rows)
     json.dump(dict(item for group in groups for item in group()), sys.stdout)
 

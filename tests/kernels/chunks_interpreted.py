@@ -1,4 +1,4 @@
-"""A prompt's Gated-DeltaNet kernels against their twins, in Triton's interpreter: started by test_delta_chunk in a
+"""A prompt's Gated-DeltaNet kernels against their references, in Triton's interpreter: started by test_delta_chunk in a
 process of its own. Prints one JSON object: check -> largest error, relative to the largest number."""
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_rows
-from dflash_local.kernels.delta_chunk import Way
-from dflash_local.kernels.delta_step import DeltaShape, DeltaState, DeltaWeights
+from dflash_local.kernels.delta_chunk import ChunkConfig
+from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
 
-SHAPE = DeltaShape(keys=1, values=2, key_width=16, value_width=32, taps=4)
+SHAPE = GatedDeltaNetConfig(1, 2, 16, 32, 4)
 EMPTY = torch.empty(0)
-Given = tuple[torch.Tensor, DeltaWeights, torch.Tensor, torch.Tensor]
+Given = tuple[torch.Tensor, GatedDeltaWeights, torch.Tensor, torch.Tensor]
 Found = Iterator[tuple[str, float]]
 
 
@@ -37,30 +38,30 @@ def widen_products() -> None:
 
 
 def with_kernels(answer: bool) -> None:
-    """Kernels from now on, or twins."""
+    """Kernels from now on, or references."""
     delta_chunk.runs_kernels = delta_rows.runs_kernels = lambda _tensor: answer
 
 
 def given(rows: int, kind: str, dtype: torch.dtype = torch.float32) -> Given:
-    """Projection, weights, window and state of one of the kinds of text."""
+    """Projection, weights, conv_state and state of one of the kinds of text."""
     torch.manual_seed(rows)
-    projected = torch.randn(rows, SHAPE.columns)
+    projected = torch.randn(rows, SHAPE.projection_size)
     if kind == "equal keys":
-        projected = torch.randn(1, SHAPE.columns) + 0.01 * projected
+        projected = torch.randn(1, SHAPE.projection_size) + 0.01 * projected
     rate = {"strong decay": -30.0, "weak decay": -0.01, "equal keys": -0.001}[kind]
-    conv = torch.rand(SHAPE.channels, SHAPE.taps).to(dtype)
-    weights = DeltaWeights(conv, rate * torch.rand(SHAPE.values), torch.ones(SHAPE.values))
-    state = torch.randn(SHAPE.values, SHAPE.value_width, SHAPE.key_width)
-    return projected.to(dtype), weights, torch.randn(2, SHAPE.taps - 1, SHAPE.channels).to(dtype), state
+    conv = torch.rand(SHAPE.conv_dim, SHAPE.conv_kernel_size).to(dtype)
+    weights = GatedDeltaWeights(conv, rate * torch.rand(SHAPE.num_value_heads), torch.ones(SHAPE.num_value_heads))
+    state = torch.randn(SHAPE.num_value_heads, SHAPE.value_head_dim, SHAPE.key_head_dim)
+    return projected.to(dtype), weights, torch.randn(2, SHAPE.conv_kernel_size - 1, SHAPE.conv_dim).to(dtype), state
 
 
 def run(parts: Given, cuts: tuple[int, ...], kernels: bool) -> tuple[torch.Tensor, ...]:
-    """Outputs, state and window behind the rows, which are brought in parts."""
+    """Outputs, state and conv_state behind the rows, which are brought in parts."""
     with_kernels(kernels)
-    projected, weights, window, state = parts
-    tape = DeltaState(state.clone(), window[:1].repeat(2, 1, 1), EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
-    out = [delta_chunk.run_rows(part, weights, tape, SHAPE)[: len(part)] for part in projected.split(list(cuts))]
-    return torch.cat(out), tape.state, tape.window
+    projected, weights, conv_state, state = parts
+    log = GatedDeltaState(state.clone(), conv_state[:1].repeat(2, 1, 1), EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
+    out = [delta_chunk.run_rows(part, weights, log, SHAPE)[: len(part)] for part in projected.split(list(cuts))]
+    return torch.cat(out), log.state, log.conv_state
 
 
 def apart(one: tuple[torch.Tensor, ...], two: tuple[torch.Tensor, ...]) -> float:
@@ -76,21 +77,23 @@ def whole() -> Found:
         yield f"{rows} rows, {kind}", apart(run(parts, (rows,), True), run(parts, (rows,), False))
     parts = given(130, "weak decay")
     yield "two parts", apart(run(parts, (70, 60), True), run(parts, (130,), True))
-    yield "twins, two parts", apart(run(parts, (70, 60), False), run(parts, (130,), False))
+    yield "reference, two parts", apart(run(parts, (70, 60), False), run(parts, (130,), False))
 
 
 def narrow() -> Found:
-    """A bfloat16 model's rows, read by the twin, since the interpreter cuts numbers off instead of rounding them."""
-    projected, weights, window, state = given(130, "weak decay", torch.bfloat16)
+    """A bfloat16 model's rows, read by the reference, for the interpreter cuts numbers off instead of rounding them."""
+    projected, weights, conv_state, state = given(130, "weak decay", torch.bfloat16)
     with_kernels(False)
-    rows = delta_rows.read_rows(projected, weights, window[0], SHAPE)
+    rows = delta_rows.read_rows(projected, weights, conv_state[0], SHAPE)
     want = state.clone()
-    results = (delta_chunk.walk(rows, delta_chunk.cut(rows, SHAPE, None), want, SHAPE, None), want)
-    ways = [replace(Way(columns=16), precision=precision) for precision in ("ieee", "tf32x3", "bf16x3", "bf16x2")]
-    for way in (*ways, Way(columns=32)):
+    results = (delta_chunk.scan_chunks(rows, delta_chunk.prepare_chunks(rows, SHAPE, None), want, SHAPE, None), want)
+    configs = [
+        replace(ChunkConfig(block_v=16), precision=precision) for precision in ("ieee", "tf32x3", "bf16x3", "bf16x2")
+    ]
+    for config in (*configs, ChunkConfig(block_v=32)):
         found = state.clone()
-        out = delta_chunk.walk(rows, delta_chunk.cut(rows, SHAPE, way), found, SHAPE, way)
-        yield f"bfloat16 rows, {way.columns} {way.precision}", apart((out, found), results)
+        out = delta_chunk.scan_chunks(rows, delta_chunk.prepare_chunks(rows, SHAPE, config), found, SHAPE, config)
+        yield f"bfloat16 rows, {config.block_v} {config.precision}", apart((out, found), results)
 
 
 if __name__ == "__main__":

@@ -15,122 +15,138 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dflash_local.kernels import (
-    attention_cut,
     choose,
     decode_attention,
     delta_chunk,
     delta_rows,
     delta_step,
-    eight_bit,
-    place_heads,
+    int8_gemm,
+    qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
+    split_kv,
 )
-from dflash_local.kernels.eight_bit import EightBit
+from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.models.fused.linear import GateUp, Linear, candidates
 
 CARDS = (80, 86, 89, 90, 120)
 LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 BF16 = "*bf16"
 EIGHT, READS_EIGHT = "*fp8e4nv", 89  # which older cards take as bytes
-# Heads, key heads and their width: Qwen3, Qwen3.5-9B and -27B, and the drafters.
+# HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, and the drafters.
 ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256))
 Work = tuple[str, Any, dict[str, str], dict[str, Any], int, int]
 
 
 def work(limit: int) -> Iterator[Work]:
     """Kernel, types of its arguments, constants, warps, stages."""
-    for heads, keys, width in ATTENTION:
-        yield from attention(heads, keys, width, limit)
-    for tile in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
-        constants = {"depth": 4096, "BLOCK_ROWS": 16, "COLUMNS": tile.columns, "DEPTH": tile.depth, "ADD": True}
-        yield f"linear {tile}", skinny_gemm._linear_kernel, {}, constants, tile.warps, tile.stages
-    for tile in candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
-        constants = {"depth": 4096, "BLOCK_ROWS": 16, "COLUMNS": tile.columns, "DEPTH": tile.depth}
-        yield f"swiglu {tile}", skinny_gemm._swiglu_kernel, {}, constants, tile.warps, tile.stages
-    yield from eight_bits(limit)
+    for heads, kv_heads, head_dim in ATTENTION:
+        yield from attention(heads, kv_heads, head_dim, limit)
+    for config in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
+        constants = {
+            "in_features": 4096,
+            "BLOCK_M": 16,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "ADD": True,
+        }
+        yield f"linear {config}", skinny_gemm._linear_kernel, {}, constants, config.num_warps, config.num_stages
+    for config in candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
+        constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+        yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
+    yield from int8_products(limit)
     yield from chunks(limit)
-    yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"WIDTH": 8192, "LATE": True}, 8, 1
-    turned = {"Q": 16, "K": 4, "width": 256, "WIDTH": 256, "TURNED": 64}
-    kind = {"GATED": True, "NORMED": True, "LATE": True, "OWN": False}
+    yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
+    layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
+    kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
     for cache in (BF16, "*u8"):
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache}
-        yield f"heads {cache}", place_heads._place_heads_kernel, types, {**turned, **kind}, 1, 1
+        yield f"heads {cache}", qk_norm_rope_cache._qk_norm_rope_cache_kernel, types, {**layout, **kind}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
-    yield "choice", choose._best_kernel, types, {"BLOCK": choose.BLOCK, "NOISY": True}, 4, 1
-    delta = {"KEYS": 16, "VALUES": 32, "KEY_WIDTH": 128, "VALUE_WIDTH": 128}
+    yield "choice", choose._block_argmax_kernel, types, {"BLOCK": choose.BLOCK, "NOISY": True}, 4, 1
+    delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
-    counts = {"serial": "*i32", "kept": "*i32"}
-    block = {**delta, "WIDE": 128, "STEP": delta_step.VALUES}
+    counts = {"cycle": "*i32", "kept": "*i32"}
+    block = {**delta, "BLOCK_D": 128, "BLOCK_V": delta_step.BLOCK_V}
     yield "recurrence", delta_step._block_kernel, {**wide, **counts}, block, 1, 1
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
-    inputs = {**delta, "WIDE": 128, "HEADS": 32, "TAPS": 4, "EPS": 1e-6}
+    inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1
 
 
-def attention(heads: int, keys: int, width: int, limit: int) -> Iterator[Work]:
+def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:
     """Over caches of each kind."""
-    lines = skinny_gemm.power_of_two(16 * heads // keys)
-    sizes = {"HEADS": heads, "KEY_HEADS": keys, "width": width, "WIDTH": width, "LINES": lines}
-    sight = {"CAUSAL": True, "WINDOW": 0, "LAST": 0}
-    for kind, octave in ((BF16, 0), ("*u8", attention_cut.OCTAVE), (EIGHT, 0)):
-        cut = attention_cut.cut_of(lines, width, 2 if kind == BF16 else 1, limit)
-        shares = {"OCTAVE": octave, "STEP": cut.step}
+    block_m = skinny_gemm.power_of_two(16 * heads // kv_heads)
+    sizes = {
+        "NUM_HEADS": heads,
+        "NUM_KV_HEADS": kv_heads,
+        "head_dim": head_dim,
+        "BLOCK_D": head_dim,
+        "BLOCK_M": block_m,
+    }
+    mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
+    for kind, per_doubling in ((BF16, 0), ("*u8", split_kv.SPLITS_PER_DOUBLING), (EIGHT, 0)):
+        config = split_kv.decode_config(block_m, head_dim, 2 if kind == BF16 else 1, limit)
+        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv}
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind}
-        kernel = decode_attention._attend_kernel
-        yield f"attend {kind}", kernel, types, {**sizes, **shares, **sight}, cut.warps, cut.stages
-    join = {"OCTAVE": attention_cut.OCTAVE, "STEP": 32, "JOINED": decode_attention.JOINED, "GATED": True}
-    del sight["CAUSAL"], sizes["KEY_HEADS"], sizes["LINES"]
+        kernel = decode_attention._attend_split_kernel
+        yield f"attend {kind}", kernel, types, {**sizes, **splits, **mask}, config.num_warps, config.num_stages
+    combine = {"SPLITS_PER_DOUBLING": split_kv.SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
+    combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True}
+    del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]
     types = {"start": "*i32", "gates": BF16}
-    yield "join", decode_attention._join_kernel, types, {**sizes, **join, **sight}, 4, 3
+    yield "combine", decode_attention._combine_splits_kernel, types, {**sizes, **combine, **mask}, 4, 3
 
 
-def eight_bits(limit: int) -> Iterator[Work]:
+def int8_products(limit: int) -> Iterator[Work]:
     """The products with weights in eight bits."""
 
-    def empty(*sizes: int) -> EightBit:
+    def empty(*sizes: int) -> Int8Weight:
         codes, scales = torch.empty(sizes, dtype=torch.int8, device="meta"), torch.empty(sizes[0], device="meta")
-        return EightBit(codes, scales, torch.bfloat16)
+        return Int8Weight(codes, scales, torch.bfloat16)
 
-    types = {"weight": "*i8", **dict.fromkeys(("row_scales", "column_scales", "sums"), "*fp32"), "counters": "*i32"}
+    types = {"weight": "*i8", **dict.fromkeys(("row_scales", "weight_scales", "sums"), "*fp32"), "counters": "*i32"}
     for layer, kernel in (
-        (Linear(empty(4096, 4096)), eight_bit._linear_kernel),
-        (GateUp(empty(8192, 4096)), eight_bit._swiglu_kernel),
+        (Linear(empty(4096, 4096)), int8_gemm._linear_kernel),
+        (GateUp(empty(8192, 4096)), int8_gemm._swiglu_kernel),
     ):
-        for way in candidates(layer, limit, 16):
-            tile = way.tile
-            constants = {"BLOCK_ROWS": 16, "COLUMNS": tile.columns, "DEPTH": tile.depth, "NARROW": way.narrow}
-            constants |= {"PACKED": True} | ({"SPLIT": way.split, "ADD": True} if isinstance(layer, Linear) else {})
-            kinds = {**types, "x": "*i8" if way.narrow else BF16}
-            yield f"{way} {type(layer).__name__}", kernel, kinds, constants, tile.warps, tile.stages
+        for config in candidates(layer, limit, 16):
+            gemm = config.gemm
+            constants = {"BLOCK_M": 16, "BLOCK_N": gemm.block_n, "BLOCK_K": gemm.block_k, "W8A8": config.w8a8}
+            constants |= {"PACKED": True} | (
+                {"SPLIT_K": config.split_k, "ADD": True} if isinstance(layer, Linear) else {}
+            )
+            kinds = {**types, "x": "*i8" if config.w8a8 else BF16}
+            yield f"{config} {type(layer).__name__}", kernel, kinds, constants, gemm.num_warps, gemm.num_stages
     wide = {"codes": "*i8", "scales": "*fp32"}
-    yield "codes", eight_bit._quantise_kernel, wide, {"WIDTH": 16384}, 8, 1
+    yield "codes", int8_gemm._quantise_kernel, wide, {"BLOCK_K": 16384}, 8, 1
 
 
 def chunks(limit: int) -> Iterator[Work]:
     """A prompt's rows of Gated-DeltaNet; float32, which is slow to compile and far from any limit, for one card."""
-    sizes = {"KEYS": 16, "VALUES": 32, "KEY_WIDTH": 128, "VALUE_WIDTH": 128}
+    sizes = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     names = ("rate", "bias", "scales", "gates", "lower", "solved", "scores", "factors", "state", "out")
     for kind, dtype in ((BF16, torch.bfloat16), ("*fp32", torch.float32))[: 2 if limit == LIMITS[90] else 1]:
-        way = delta_chunk.WAYS[dtype]
-        types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("projected", "conv", "window", "mixed"), kind)
-        shape = {"WIDE": 128, "HEADS": 32, "TAPS": 4, "EPS": 1e-6, "ROWS": delta_rows.ROWS}
+        config = delta_chunk.CONFIGS[dtype]
+        types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("projected", "conv", "conv_state", "mixed"), kind)
+        shape = {"BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6, "ROWS": delta_rows.ROWS}
         yield f"rows {kind}", delta_rows._rows_kernel, types, {**sizes, **shape}, 4, 3
-        chunk = {**sizes, "CHUNK": delta_chunk.CHUNK, "PRECISION": way.precision}
+        chunk = {**sizes, "CHUNK": delta_chunk.CHUNK, "PRECISION": config.precision}
         yield f"chunks' scores {kind}", delta_chunk._scores_kernel, types, chunk, 8, 3
-        cut = {**chunk, "COLUMNS": way.columns}
-        yield f"walk {kind}", delta_chunk._walk_kernel, types, cut, way.warps, way.stages
-    triangle = {"VALUES": 32, "CHUNK": delta_chunk.CHUNK, "TILE": delta_chunk.TILE}
+        scan = {**chunk, "BLOCK_V": config.block_v}
+        yield f"scan {kind}", delta_chunk._scan_kernel, types, scan, config.num_warps, config.num_stages
+    triangle = {"V_HEADS": 32, "CHUNK": delta_chunk.CHUNK, "BLOCK": delta_chunk.BLOCK}
     yield "solve", delta_chunk._solve_kernel, dict.fromkeys(names, "*fp32"), triangle, 1, 3
 
 
 POINTERS = {
-    *("queries", "keys", "values", "sums", "scales", "x", "weight", "out", "residual", "gate_up", "qkv", "query_norm"),
-    *("key_norm", "cos", "sin", "logits", "projected", "conv", "window", "inputs"),
+    *("queries", "keys", "values", "partial_outputs", "softmax_stats", "sums", "scales", "x", "weight", "out"),
+    *("residual", "gate_up", "qkv", "query_norm", "key_norm", "cos", "sin", "logits", "projected", "conv"),
+    *("conv_state", "inputs"),
 }
 
 
-SIZES = ("rows", "columns", "depth", "inner")  # of products; multiples of 16
+SIZES = ("rows", "out_features", "in_features", "intermediate_size", "gate_stride")  # multiples of 16
 
 
 def compiled(card: int, item: Work) -> dict[str, Any]:
@@ -141,7 +157,7 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
         if argument in constants:
             signature[argument] = "constexpr"
         else:
-            pointer = "*fp32" if argument in ("sums", "scales") else BF16
+            pointer = "*fp32" if argument in ("partial_outputs", "softmax_stats", "sums", "scales") else BF16
             signature[argument] = types.get(argument, pointer if argument in POINTERS else "i32")
     places = {name: (kernel.arg_names.index(name),) for name in kernel.arg_names}
     values = {places[name]: value for name, value in constants.items()}

@@ -1,4 +1,4 @@
-"""Every Triton kernel against its twin, run by Triton's interpreter: started by test_fused_kernels in a process of its
+"""Every Triton kernel against its reference, in Triton's interpreter: started by test_fused_kernels in a process of its
 own, since Triton looks at ``TRITON_INTERPRET`` when a kernel is defined. Prints one JSON object: check -> error."""
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import (
     accept,
     choose,
     decode_attention,
     delta_step,
-    eight_bit,
-    place_heads,
+    int8_gemm,
+    qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
 )
-from dflash_local.kernels.attention_cut import Card
-from dflash_local.kernels.decode_attention import Pieces, Sight
-from dflash_local.kernels.eight_bit import EightBit, Way
-from dflash_local.kernels.place_heads import Heads
-from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
+from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
+from dflash_local.kernels.skinny_gemm import GemmConfig
+from dflash_local.kernels.split_kv import DeviceProperties
 
-MODULES = (accept, choose, decode_attention, delta_step, eight_bit, place_heads, rms_norm, skinny_gemm)
+MODULES = (accept, choose, decode_attention, delta_step, int8_gemm, qk_norm_rope_cache, rms_norm, skinny_gemm)
 
 
-decode_attention.card_of = lambda _device: Card(0, 16, (8, 0))  # no card is asked
+decode_attention.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
 
 
 def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
-    """The largest difference between a kernel's results and its twin's."""
+    """The largest difference between a kernel's results and its reference's."""
     results = []
     for kernels in (True, False):
         for module in MODULES:
@@ -47,61 +48,68 @@ def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(rows: int, residual: bool) -> tuple[torch.Tensor, ...]:
         x, weight = torch.randn(rows, 64), torch.randn(48, 64)
         out = torch.randn(rows, 48)
-        skinny_gemm.linear(x, weight, out, Tile(16, 32), out if residual else None)
-        gated = skinny_gemm.swiglu(x, torch.randn(96, 64), torch.empty(rows, 48), Tile(16, 32))
+        skinny_gemm.linear(x, weight, out, GemmConfig(16, 32), out if residual else None)
+        gated = skinny_gemm.swiglu(x, torch.randn(96, 64), torch.empty(rows, 48), GemmConfig(16, 32))
         return out, gated
 
     for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
         yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
 
 
-def eight_bits() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(rows: int, narrow: bool, split: int, residual: bool) -> tuple[torch.Tensor, ...]:
-        x, weight, out = torch.randn(rows, 256), EightBit.of(torch.randn(48, 256)), torch.randn(rows, 48)
-        way = Way(Tile(16, 32), narrow, split)
-        eight_bit.linear(x, weight, out, way, out if residual else None)
-        gated = eight_bit.swiglu(x, EightBit.of(torch.randn(96, 256) / 16), torch.empty(rows, 48), way)
-        again = eight_bit.linear(x, weight, torch.empty(rows, 48), way)  # the counters are as they were
+def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, w8a8: bool, split_k: int, residual: bool) -> tuple[torch.Tensor, ...]:
+        x, weight, out = torch.randn(rows, 256), Int8Weight.of(torch.randn(48, 256)), torch.randn(rows, 48)
+        config = Int8Config(GemmConfig(16, 32), w8a8, split_k)
+        int8_gemm.linear(x, weight, out, config, out if residual else None)
+        gated = int8_gemm.swiglu(x, Int8Weight.of(torch.randn(96, 256) / 16), torch.empty(rows, 48), config)
+        again = int8_gemm.linear(x, weight, torch.empty(rows, 48), config)  # the counters are as they were
         return out, gated, again
 
     def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return eight_bit.quantise_rows(x)
+        return int8_gemm.quantise_rows(x)
 
     for case in ((1, False, 1, False), (5, False, 2, True), (16, True, 1, True), (20, True, 4, False)):
-        rows, narrow, split, _ = case
-        name = f"products of {rows} rows in eight bits, narrow {narrow}, split {split}"
+        rows, w8a8, split_k, _ = case
+        name = f"products of {rows} rows in eight bits, w8a8 {w8a8}, split_k {split_k}"
         yield name, lambda case=case: run(*case)
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    for late in (False, True):
+    for norm_plus_one in (False, True):
         yield (
-            f"norm, late {late}",
-            lambda late=late: (
-                rms_norm.rms_norm(torch.randn(5, 40), torch.rand(40), 1e-6, torch.empty(5, 40), late=late),
+            f"norm, norm_plus_one {norm_plus_one}",
+            lambda norm_plus_one=norm_plus_one: (
+                rms_norm.rms_norm(
+                    torch.randn(5, 40), torch.rand(40), 1e-6, torch.empty(5, 40), norm_plus_one=norm_plus_one
+                ),
             ),
         )
 
 
 def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     kinds = {
-        "plain": Heads(4, 2, 16, 16),
-        "partly turned, gated, late": Heads(4, 2, 16, 8, gated=True, late=True),
-        "context of many layers": Heads(0, 6, 16, 16, own_norms=True),
+        "plain": HeadLayout(4, 2, 16, 16),
+        "partial rotary, gated, norm_plus_one": HeadLayout(4, 2, 16, 8, gated=True, norm_plus_one=True),
+        "context of many layers": HeadLayout(0, 6, 16, 16, per_head_norms=True),
     }
 
-    def run(kind: Heads, normed: bool) -> tuple[torch.Tensor, ...]:
+    def run(kind: HeadLayout, normed: bool) -> tuple[torch.Tensor, ...]:
         rows, room = 5, 40
-        queries = torch.zeros(rows, max(kind.queries, 1), kind.width)
-        cache = (torch.zeros(kind.keys, room, kind.width), torch.zeros(kind.keys, room, kind.width))
-        angles = torch.rand(room, kind.turned // 2).repeat(1, 2)
-        keys = torch.rand(kind.keys, kind.width) if kind.own_norms else torch.rand(kind.width)
-        norms = (torch.rand(kind.width), keys) if normed else None
+        queries = torch.zeros(rows, max(kind.num_heads, 1), kind.head_dim)
+        cache = (
+            torch.zeros(kind.num_kv_heads, room, kind.head_dim),
+            torch.zeros(kind.num_kv_heads, room, kind.head_dim),
+        )
+        angles = torch.rand(room, kind.rotary_dim // 2).repeat(1, 2)
+        keys = torch.rand(kind.num_kv_heads, kind.head_dim) if kind.per_head_norms else torch.rand(kind.head_dim)
+        norms = (torch.rand(kind.head_dim), keys) if normed else None
         start = torch.tensor([9], dtype=torch.int32)
-        qkv = torch.randn(rows, kind.columns)
-        place_heads.place_heads(qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind)
-        return queries[:, : kind.queries], *cache
+        qkv = torch.randn(rows, kind.qkv_size)
+        qk_norm_rope_cache.qk_norm_rope_cache(
+            qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind
+        )
+        return queries[:, : kind.num_heads], *cache
 
     for name, kind in kinds.items():
         yield f"heads, {name}", lambda kind=kind: run(kind, True)
@@ -109,37 +117,37 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
 
 def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(start: int, rows: int, groups: int, sight: Sight, gated: bool) -> tuple[torch.Tensor, ...]:
-        heads, width, room = 2 * groups, 16, 320
-        cache = (torch.randn(2, room, width), torch.randn(2, room, width))
-        pieces = Pieces.for_(rows, heads, width, room, torch.device("cpu"))
-        gates = torch.randn(rows, heads * 2 * width + 8) if gated else None
-        at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * width)
-        queries = torch.randn(rows, heads, width)
-        decode_attention.decode_attention(queries, cache, at, out, pieces, 300, sight, gates)
+    def run(start: int, rows: int, groups: int, mask: AttentionMask, gated: bool) -> tuple[torch.Tensor, ...]:
+        heads, head_dim, room = 2 * groups, 16, 320
+        cache = (torch.randn(2, room, head_dim), torch.randn(2, room, head_dim))
+        partials = SplitKV.allocate(rows, heads, head_dim, room, torch.device("cpu"))
+        gates = torch.randn(rows, heads * 2 * head_dim + 8) if gated else None
+        at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * head_dim)
+        queries = torch.randn(rows, heads, head_dim)
+        decode_attention.decode_attention(queries, cache, at, out, partials, 300, mask, gates)
         return (out,)
 
     cases = {
-        "causal": (270, 8, 2, Sight(), False),
-        "gated, three heads to a key": (131, 5, 3, Sight(), True),
-        "one row at the beginning": (0, 1, 4, Sight(), False),
-        "bidirectional": (150, 8, 2, Sight(causal=False), False),
-        "window": (200, 8, 2, Sight(causal=True, window=40), False),
-        "two-sided window": (200, 8, 2, Sight(causal=False, window=5), False),
-        "draft window": (200, 8, 2, Sight(causal=False, last=30), False),
+        "causal": (270, 8, 2, AttentionMask(), False),
+        "gated, three heads to a key": (131, 5, 3, AttentionMask(), True),
+        "one row at the beginning": (0, 1, 4, AttentionMask(), False),
+        "bidirectional": (150, 8, 2, AttentionMask(causal=False), False),
+        "sliding window": (200, 8, 2, AttentionMask(causal=True, sliding_window=40), False),
+        "two-sided window": (200, 8, 2, AttentionMask(causal=False, sliding_window=5), False),
+        "context window": (200, 8, 2, AttentionMask(causal=False, context_window=30), False),
     }
     for name, case in cases.items():
         yield f"attention, {name}", lambda case=case: run(*case)
 
 
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(noisy: bool, poisoned: bool, nowhere: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:
+    def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:
         logits = torch.randn(4, 5001)
         logits[1, 7] = logits[1, 4000] = 9.0  # of equals the first
         if poisoned:
             logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
         out = torch.zeros(4, dtype=torch.int64)
-        chooser = choose.Chooser(4, 5001, torch.device("cpu"), nowhere)
+        chooser = choose.Chooser(4, 5001, torch.device("cpu"), not_finite_id)
         if noisy:
             start = torch.tensor([17], dtype=torch.int32)
             chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
@@ -158,9 +166,9 @@ def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
         seen = []
         for case in range(60):
             rows = int(torch.randint(1, 9, ()))
-            start, kept, serial = torch.tensor([20, 3, case], dtype=torch.int32).split(1)
+            start, kept, cycle = torch.tensor([20, 3, case], dtype=torch.int32).split(1)
             tokens = torch.randint(0, 3, (8,))
-            progress = accept.Progress.for_(start, kept, serial, tokens, 4)
+            progress = accept.Progress.for_(start, kept, cycle, tokens, 4)
             progress.chosen.copy_(torch.randint(0, 3, (8,)))
             if case % 3:
                 progress.chosen[: rows - 1] = tokens[1:rows]
@@ -172,57 +180,61 @@ def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
             if case % 13 == 0:
                 progress.chosen[rows - 1] = -1
             accept.accept(progress, rows)
-            words = (progress.start, progress.kept, progress.serial, progress.done, progress.tokens[:1])
-            seen += [word.clone() for word in words] + [progress.ring[case % 4, : accept.HEAD + rows].clone()]
+            words = (progress.start, progress.kept, progress.cycle, progress.done, progress.tokens[:1])
+            seen += [word.clone() for word in words] + [
+                progress.record_ring[case % 4, : accept.HEADER_WORDS + rows].clone()
+            ]
         return tuple(seen)
 
     yield "acceptance", run
 
 
 def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    shape = delta_step.DeltaShape(keys=2, values=4, key_width=16, value_width=8, taps=4)
+    shape = GatedDeltaNetConfig(2, 4, 16, 8, 4)
 
-    def run(rows: int, kept: int, serial: int) -> tuple[torch.Tensor, ...]:
+    def run(rows: int, kept: int, cycle: int) -> tuple[torch.Tensor, ...]:
         wide = torch.randn
-        state = delta_step.DeltaState(
+        state = delta_step.GatedDeltaState(
             state=wide(4, 8, 16),
-            window=wide(2, 3, shape.channels),
-            inputs=wide(2, 6, shape.channels),
+            conv_state=wide(2, 3, shape.conv_dim),
+            inputs=wide(2, 6, shape.conv_dim),
             keys=wide(2, 6, 2, 16) / 4,
             values=wide(2, 6, 4, 8),
             gates=-torch.rand(2, 6, 2, 4),
             queries=wide(6, 2, 16),
         )
-        number, count = torch.tensor([serial, kept], dtype=torch.int32).split(1)
-        turn = delta_step.Turn(number, count)
-        weights = delta_step.DeltaWeights(wide(shape.channels, 4), -torch.rand(4), wide(4))
-        projected, out, to = wide(rows, shape.columns), torch.zeros(6, 4, 8), torch.zeros(rows, 32)
-        delta_step.read_inputs(projected, weights, state, shape, turn)
-        delta_step.run_block(rows, state, shape, turn, out)
+        number, count = torch.tensor([cycle, kept], dtype=torch.int32).split(1)
+        cycle_state = delta_step.CycleState(number, count)
+        weights = delta_step.GatedDeltaWeights(wide(shape.conv_dim, 4), -torch.rand(4), wide(4))
+        projected, out, to = wide(rows, shape.projection_size), torch.zeros(6, 4, 8), torch.zeros(rows, 32)
+        delta_step.read_inputs(projected, weights, state, shape, cycle_state)
+        delta_step.run_block(rows, state, shape, cycle_state, out)
         delta_step.gated_norm(out, projected, torch.rand(8), 1e-6, shape, to)
-        half = serial % 2
-        tape = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
-        return to, out[:rows], state.state, state.window[half], *tape
+        half = cycle % 2
+        log = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
+        return to, out[:rows], state.state, state.conv_state[half], *log
 
     def settled(kept: int, rows: int) -> tuple[torch.Tensor, ...]:
-        """What ``settle`` commits less what a next block of so many rows commits."""
+        """What ``commit`` commits less what a next block of so many rows commits."""
         torch.manual_seed(kept)
-        tape = (torch.randn(2, 6, 2, 16) / 4, torch.randn(2, 6, 4, 8), -torch.rand(2, 6, 2, 4), torch.randn(6, 2, 16))
-        given, inputs = torch.randn(4, 8, 16), torch.zeros(2, 6, shape.channels)
-        first, second = (delta_step.DeltaState(given.clone(), inputs[:, :3].clone(), inputs, *tape) for _ in range(2))
+        log = (torch.randn(2, 6, 2, 16) / 4, torch.randn(2, 6, 4, 8), -torch.rand(2, 6, 2, 4), torch.randn(6, 2, 16))
+        given, inputs = torch.randn(4, 8, 16), torch.zeros(2, 6, shape.conv_dim)
+        first, second = (
+            delta_step.GatedDeltaState(given.clone(), inputs[:, :3].clone(), inputs, *log) for _ in range(2)
+        )
         number, count = torch.tensor([3, kept], dtype=torch.int32).split(1)
-        delta_step.settle(first, shape, delta_step.Turn(number, count), kept)
-        delta_step.run_block(rows, second, shape, delta_step.Turn(number, count), torch.zeros(6, 4, 8))
+        delta_step.commit(first, shape, delta_step.CycleState(number, count), kept)
+        delta_step.run_block(rows, second, shape, delta_step.CycleState(number, count), torch.zeros(6, 4, 8))
         return (first.state - second.state,)
 
     for kept in (1, 4):
         yield f"committed bits, {kept} rows", lambda k=kept: settled(k, 6)
-    for rows, kept, serial in ((1, 0, 0), (6, 1, 3), (6, 2, 4), (5, 3, 1), (6, 6, 2)):
-        yield f"recurrence, {rows} rows after {kept}", lambda r=rows, k=kept, s=serial: run(r, k, s)
+    for rows, kept, cycle in ((1, 0, 0), (6, 1, 3), (6, 2, 4), (5, 3, 1), (6, 6, 2)):
+        yield f"recurrence, {rows} rows after {kept}", lambda r=rows, k=kept, s=cycle: run(r, k, s)
 
 
 def main() -> None:
-    groups = (products, eight_bits, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (products, int8_products, norms, heads, attention, choices, acceptance, recurrence)
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 

@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from kernels.test_fused_kernels import child
 
-from dflash_local.kernels import attention_cut
-from dflash_local.kernels.attention_cut import cut_of, fixed_pieces
-from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
-from dflash_local.kernels.place_heads import Heads, place_heads, rounded
+from dflash_local.kernels import split_kv
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.prefill_attention import prefill_attention
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache, rounded
+from dflash_local.kernels.split_kv import decode_config, fixed_splits
 
 EIGHT = torch.float8_e4m3fn
 
 
 @pytest.mark.timeout(300)
 def test_kernels_in_the_interpreter_bit_by_bit() -> None:
-    """Every code, every float16, saturation, NaN; a row at other indices, among others, under another reach."""
+    """Every code, every float16, saturation, NaN; a row at other indices, among others, under another max_seq_len."""
     found = json.loads(child("cache_interpreted.py", TRITON_INTERPRET="1"))
     assert len(found) > 40
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
@@ -32,20 +32,20 @@ def test_numbers_beyond_the_largest_code_saturate_and_never_become_nan() -> None
     assert bool(rounded(torch.tensor([float("nan")]), EIGHT).float().isnan())
 
 
-def test_the_twins_write_and_read_an_eight_bit_cache() -> None:
+def test_the_references_write_and_read_an_eight_bit_cache() -> None:
     torch.manual_seed(0)
-    heads, room, start = Heads(4, 2, 16, 16), 30, torch.tensor([9], dtype=torch.int32)
+    layout, room, start = HeadLayout(4, 2, 16, 16), 30, torch.tensor([9], dtype=torch.int32)
     small, wide = (tuple(torch.zeros(2, room, 16).to(dtype) for _ in range(2)) for dtype in (EIGHT, torch.bfloat16))
     angles = torch.rand(room, 8).repeat(1, 2)
     rotation = (angles.cos().bfloat16(), angles.sin().bfloat16())
-    qkv = (torch.randn(5, heads.columns) * 100).bfloat16()
+    qkv = (torch.randn(5, layout.qkv_size) * 100).bfloat16()
     queries = torch.zeros(5, 4, 16, dtype=torch.bfloat16)
     for cache in (small, wide):
-        place_heads(qkv, None, 0.0, rotation, start, queries, cache, heads)
+        qk_norm_rope_cache(qkv, None, 0.0, rotation, start, queries, cache, layout)
     assert all(torch.equal(one.float(), rounded(two, EIGHT).float()) for one, two in zip(small, wide, strict=True))
-    pieces = Pieces.for_(5, 4, 16, room, torch.device("cpu"))
+    partials = SplitKV.allocate(5, 4, 16, room, torch.device("cpu"))
     outs = [
-        decode_attention(queries, cache, start, torch.zeros(5, 64).bfloat16(), pieces, room, Sight())
+        decode_attention(queries, cache, start, torch.zeros(5, 64).bfloat16(), partials, room, AttentionMask())
         for cache in (small, tuple(part.bfloat16() for part in small))
     ]
     assert torch.equal(*outs)
@@ -66,37 +66,39 @@ def test_prefill_over_an_eight_bit_cache_equals_that_over_its_widened_copy(commi
     torch.testing.assert_close(found, want.transpose(0, 1).reshape(rows, -1), rtol=1e-5, atol=1e-5)
 
 
-def test_the_fixed_cut_covers_every_key_once_and_grows_by_doublings() -> None:
-    octave, least = attention_cut.OCTAVE, attention_cut.LEAST
+def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
+    per_doubling, smallest = split_kv.SPLITS_PER_DOUBLING, split_kv.FIXED_SPLIT_SIZE
     low, ends = 0, []
-    for piece in range(fixed_pieces(1 << 18)):
-        double = max(piece // octave - 1, 0)
-        assert low == (piece - double * octave) * least << double
-        low += least << double
+    for split in range(fixed_splits(1 << 18)):
+        doublings = max(split // per_doubling - 1, 0)
+        assert low == (split - doublings * per_doubling) * smallest << doublings
+        low += smallest << doublings
         ends.append(low)
     assert low == 1 << 18
-    for reach in (1, least, least + 1, 4096, 8192, 8193, 70001, 131072, 131073):
-        assert fixed_pieces(reach) == sum(end < reach for end in ends) + 1
-    assert len(ends) < 8 * octave
+    for max_seq_len in (1, smallest, smallest + 1, 4096, 8192, 8193, 70001, 131072, 131073):
+        assert fixed_splits(max_seq_len) == sum(end < max_seq_len for end in ends) + 1
+    assert len(ends) < 8 * per_doubling
 
 
-def test_room_and_count_of_pieces() -> None:
+def test_room_and_number_of_splits() -> None:
     cpu = torch.device("cpu")
-    even, fixed = (Pieces.for_(4, 2, 16, 20000, cpu, fixed) for fixed in (False, True))
-    assert fixed.count(20000, 64, 8) == len(fixed.sums) == fixed_pieces(20000)
-    assert even.count(20000, 64, 33) == 33
-    assert even.count(300, 128, 33) == 3
-    assert even.count(20000, 64, 10**6) == len(even.sums)
-    assert even.count(10, 128, 0) == 1
+    even, fixed = (SplitKV.allocate(4, 2, 16, 20000, cpu, fixed) for fixed in (False, True))
+    assert fixed.num_splits(20000, 64, 8) == len(fixed.outputs) == fixed_splits(20000)
+    assert even.num_splits(20000, 64, 33) == 33
+    assert even.num_splits(300, 128, 33) == 3
+    assert even.num_splits(20000, 64, 10**6) == len(even.outputs)
+    assert even.num_splits(10, 128, 0) == 1
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize(("lines", "width"), [(64, 128), (64, 256), (128, 256), (16, 256)])
-def test_a_cut_is_made_smaller_where_a_card_has_no_room_for_it(number: int, lines: int, width: int) -> None:
-    entered = attention_cut.CUTS[(number, width)]
-    assert cut_of(lines, width, number, 1 << 20) == entered
-    small = cut_of(lines, width, number, 99 * 1024)
-    assert lines * width * 2 + 2 * small.stages * small.step * width * number <= 99 * 1024
-    assert small.step <= entered.step and 2 <= small.stages <= entered.stages
-    least = cut_of(lines, width, number, 0)
-    assert (least.step, least.stages) == (attention_cut.FEWEST, 2)
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize(("block_m", "head_dim"), [(64, 128), (64, 256), (128, 256), (16, 256)])
+def test_a_configuration_is_made_smaller_where_a_card_has_no_room_for_it(
+    itemsize: int, block_m: int, head_dim: int
+) -> None:
+    entered = split_kv.CONFIGS[(itemsize, head_dim)]
+    assert decode_config(block_m, head_dim, itemsize, 1 << 20) == entered
+    small = decode_config(block_m, head_dim, itemsize, 99 * 1024)
+    assert block_m * head_dim * 2 + 2 * small.num_stages * small.block_kv * head_dim * itemsize <= 99 * 1024
+    assert small.block_kv <= entered.block_kv and 2 <= small.num_stages <= entered.num_stages
+    least = decode_config(block_m, head_dim, itemsize, 0)
+    assert (least.block_kv, least.num_stages) == (split_kv.MIN_SPLIT_SIZE, 2)

@@ -1,4 +1,4 @@
-"""The Triton kernels of the fused engine: equal to their twins, and within every card's shared memory."""
+"""The Triton kernels of the fused engine: equal to their references, and within every card's shared memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def child(script: str, *words: str, **environ: str) -> str:
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_every_kernel_equals_its_twin_in_the_interpreter() -> None:
+def test_every_kernel_equals_its_reference_in_the_interpreter() -> None:
     found = json.loads(child("interpreted.py", TRITON_INTERPRET="1"))
     assert len(found) > 20
     for name, error in found.items():

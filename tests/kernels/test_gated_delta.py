@@ -1,4 +1,4 @@
-"""The gated delta rule: block form, chunked form and fold agree with the recurrence in float64."""
+"""The gated delta rule: block form, chunked form and commit agree with the recurrence in float64."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def test_chunked_form_equals_the_recurrence(rows: int) -> None:
     assert (state - want_state).abs().max() < 1e-5
 
 
-def test_fold_equals_the_recurrence() -> None:
+def test_commit_equals_the_recurrence() -> None:
     q, k, v, g, beta, state = tokens(16)
     want = recurrence((q, k, v, g, beta, state))[1]
-    gated_delta.fold(state, k, v, g, beta)
+    gated_delta.commit(state, k, v, g, beta)
     assert (state - want).abs().max() < 1e-5
 
 
-def test_fold_in_parts_is_bitwise_the_fold_in_one() -> None:
+def test_commit_in_parts_is_bitwise_the_commit_in_one() -> None:
     _, k, v, g, beta, state = tokens(16)
     parts, whole = state.clone(), state.clone()
-    gated_delta.fold(whole, k, v, g, beta)
+    gated_delta.commit(whole, k, v, g, beta)
     for at, end in ((0, 1), (1, 6), (6, 6), (6, 16)):
-        gated_delta.fold(parts, k[:, at:end], v[:, at:end], g[:, at:end], beta[:, at:end])
+        gated_delta.commit(parts, k[:, at:end], v[:, at:end], g[:, at:end], beta[:, at:end])
     assert torch.equal(parts, whole)
 
 
@@ -73,8 +73,8 @@ def test_strong_decay_does_not_overflow() -> None:
 
 
 def test_convolution_order_newest_input_meets_the_last_weight() -> None:
-    window = torch.zeros(1, 3 + 2)
-    window[0, 3] = 1.0  # the block's first input
+    inputs = torch.zeros(1, 3 + 2)
+    inputs[0, 3] = 1.0  # the block's first input
     weight = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     want = torch.nn.functional.silu(torch.tensor([[4.0, 3.0]]))
-    assert torch.allclose(gated_delta.causal_conv(window, weight), want)
+    assert torch.allclose(gated_delta.causal_conv(inputs, weight), want)

@@ -16,7 +16,7 @@ from dflash_local.catalog.bundled import FOLDER, find  # noqa: E402
 from dflash_local.catalog.shapes import shape as known_shape  # noqa: E402
 from dflash_local.engine.fused import RING, FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
-from dflash_local.kernels import accept, attention_cut, choose, decode_attention, delta_chunk  # noqa: E402
+from dflash_local.kernels import accept, choose, decode_attention, delta_chunk, split_kv  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.models.fused import target as fused_target  # noqa: E402
 from dflash_local.planner import fused_memory, fused_sizes, fused_workspace  # noqa: E402
@@ -93,7 +93,7 @@ def test_every_line_is_what_the_engine_holds(name: str, dtype: str, draft: bool,
     assert target.capacity == sizes.capacity
     assert said["target weights"] + said.get("head", 0) == held(target.weights)
     assert said["target KV"] == held(target.keys, target.values)
-    tables, pieces = [target.rotation], [target._pieces]
+    tables, pieces = [target.rotation], [target._partials]
     drafter_weights: list[object] = []
     if drafter is not None:
         drafter_weights = [drafter._layers, drafter._fc, drafter._context_kv]
@@ -103,7 +103,7 @@ def test_every_line_is_what_the_engine_holds(name: str, dtype: str, draft: bool,
         if sizes.narrow_head:
             assert said["head for drafting"] == held(drafter.head)
             drafter_weights.append(drafter.head)
-        tables, pieces = [*tables, drafter._rotation], [*pieces, drafter._pieces]
+        tables, pieces = [*tables, drafter._rotation], [*pieces, drafter._partials]
     assert said["rotation tables"] == held(*tables)
     assert said["attention pieces"] == held(*pieces)
     counters = held(target.start)  # shared with the states
@@ -120,16 +120,21 @@ def test_every_line_is_what_the_engine_holds(name: str, dtype: str, draft: bool,
 
 def test_the_rooms_agree_on_constants() -> None:
     assert fused_sizes.EXACT_ROWS == fused_target.EXACT_ROWS
-    assert (fused_memory.PIECES, fused_memory.FEWEST) == (attention_cut.PIECES, attention_cut.FEWEST)
-    assert (fused_memory.LEAST, fused_memory.OCTAVE) == (attention_cut.LEAST, attention_cut.OCTAVE)
+    assert (fused_memory.PIECES, fused_memory.FEWEST) == (split_kv.MAX_SPLITS, split_kv.MIN_SPLIT_SIZE)
+    assert (fused_memory.LEAST, fused_memory.OCTAVE) == (split_kv.FIXED_SPLIT_SIZE, split_kv.SPLITS_PER_DOUBLING)
     assert fused_memory.CHOICE == choose.BLOCK and fused_workspace.CHUNK == delta_chunk.CHUNK
-    assert (fused_memory.RING, fused_memory.RECORD_HEAD, fused_memory.STOPS) == (RING, accept.HEAD, accept.MAX_STOPS)
+    assert (fused_memory.RING, fused_memory.RECORD_HEAD, fused_memory.STOPS) == (
+        RING,
+        accept.HEADER_WORDS,
+        accept.MAX_STOPS,
+    )
 
 
 @pytest.mark.parametrize("capacity", [1, 17, 100, 128, 1000, 1025, 4096, 4097, 8192, 8193, 32800, 131073, 262176])
 def test_pieces_are_cut_as_attention_cuts_them(capacity: int) -> None:
     even, fixed = (
-        len(decode_attention.Pieces.for_(3, 2, 8, capacity, torch.device("meta"), kind).sums) for kind in (False, True)
+        len(decode_attention.SplitKV.allocate(3, 2, 8, capacity, torch.device("meta"), kind).outputs)
+        for kind in (False, True)
     )
     assert (fused_memory.even_pieces(capacity), fused_memory.fixed_pieces(capacity)) == (even, fixed)
 

@@ -101,9 +101,9 @@ def test_the_tape_of_a_block_is_counted() -> None:
         target.prefill(torch.arange(5), False)
         target.verify(torch.arange(16), False)
     (held,) = target.recurrent
-    tape = (held._k, held._v, held._gates, held._inputs)
+    log = (held._k, held._v, held._gates, held._inputs)
     said = memory._tape(read, load.Load("float32", None, 100, 16))
-    assert said == sum(x.untyped_storage().nbytes() for x in tape)
+    assert said == sum(x.untyped_storage().nbytes() for x in log)
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.decode_attention import Pieces, Sight, decode_attention
-from dflash_local.kernels.place_heads import Heads, place_heads
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.kernels.rms_norm import rms_norm
 from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
-from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits
+from dflash_local.models.fused.linear import GateUp, Linear, quantise_layer
 from dflash_local.models.fused.target import FusedTarget, rotation_table
 from dflash_local.models.rope import inverse_frequencies
 
@@ -25,11 +25,11 @@ class _Layer:
         self, weights: LayerWeights, config: DrafterConfig, index: int, draft_window: int, device: torch.device
     ) -> None:
         self.input_norm, self.post_norm = weights.input_norm.to(device), weights.post_norm.to(device)
-        head_norms = weights.query_key_norm.to(device)
-        self.head_norms = (head_norms[0], head_norms[config.num_heads])
+        qk_norms = weights.query_key_norm.to(device)
+        self.qk_norms = (qk_norms[0], qk_norms[config.num_heads])
         self.qkv, self.output = Linear(weights.qkv), Linear(weights.output)
         self.gate_up, self.down = GateUp(weights.gate_up), Linear(weights.down)
-        self.sight = Sight(config.causal[index], config.windows[index] or 0, draft_window)
+        self.mask = AttentionMask(config.causal[index], config.windows[index] or 0, draft_window)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -42,8 +42,9 @@ class FusedDrafter:
     Keeps nothing of ``weights`` but its tensors' places: a matrix that is replaced is free when the caller lets it go.
 
     Attributes:
-        drafts: [block - 1, columns of the head] logits of the drafted positions. head: gives them; the target's own
-            unless ``use_head`` brought another. length: committed context rows, as the host knows.
+        drafts: [block - 1, out_features of the head] logits of the drafted positions.
+        head: gives them; the target's own unless ``use_head`` brought another.
+        length: committed context rows, as the host knows.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class FusedDrafter:
             draft_window: context rows it looks back on. eight_bits: its matrices are kept so, and may lie elsewhere:
                 then they are brought to the target's device one after the other.
         """
-        self.config, self.target, self.length = config, target, 0
+        self.config, self.target = config, target
+        self.length = 0
         self._layers = tuple(
             _Layer(layer, config, index, draft_window or 0, target.device) for index, layer in enumerate(weights.layers)
         )
@@ -71,22 +73,20 @@ class FusedDrafter:
         )
         if eight_bits:
             self.in_eight_bits()
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
-        self._context_heads = Heads(
-            0, config.num_layers * config.num_kv_heads, config.head_dim, config.head_dim, own_norms=True
+        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
+        self._context_heads = HeadLayout(
+            0, config.num_layers * config.num_kv_heads, config.head_dim, config.head_dim, per_head_norms=True
         )
         device, dtype = target.device, target.dtype
         shape = (config.num_layers, config.num_kv_heads, target.capacity + config.block_size, config.head_dim)
-        self.keys, self.values = (
-            torch.zeros(shape, device=device, dtype=target.cache_dtype),
-            torch.zeros(shape, device=device, dtype=target.cache_dtype),
-        )
+        self.keys = torch.zeros(shape, device=device, dtype=target.cache_dtype)
+        self.values = torch.zeros(shape, device=device, dtype=target.cache_dtype)
         frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
         self._rotation = rotation_table(frequencies, config.rope.attention_factor, shape[2], dtype)
-        self._room(config.block_size)
+        self._allocate_buffers(config.block_size)
         self.use_head(target.weights.head)
 
-    def _room(self, rows: int) -> None:
+    def _allocate_buffers(self, rows: int) -> None:
         config, target = self.config, self.target
 
         def empty(*sizes: int) -> torch.Tensor:
@@ -94,12 +94,13 @@ class FusedDrafter:
 
         self._ids = torch.full((rows,), config.mask_token_id, dtype=torch.int64, device=target.device)
         self._x, self._normed, self._hidden = (empty(rows, config.hidden_size) for _ in range(3))
-        self._qkv, self._queries = empty(rows, self._heads.columns), empty(rows, config.num_heads, config.head_dim)
+        self._qkv, self._queries = empty(rows, self._heads.qkv_size), empty(rows, config.num_heads, config.head_dim)
         self._attended = empty(rows, config.num_heads * config.head_dim)
-        self._inner = empty(rows, config.intermediate_size)
-        self._pieces = Pieces.for_(rows, config.num_heads, config.head_dim, self.keys.shape[2], target.device)
-        many = max(rows, target.rows)
-        self._feature, self._projected = empty(many, config.hidden_size), empty(many, self._context_kv.columns)
+        self._intermediate = empty(rows, config.intermediate_size)
+        self._partials = SplitKV.allocate(rows, config.num_heads, config.head_dim, self.keys.shape[2], target.device)
+        most_rows = max(rows, target.rows)
+        self._feature = empty(most_rows, config.hidden_size)
+        self._projected = empty(most_rows, self._context_kv.out_features)
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
@@ -115,15 +116,15 @@ class FusedDrafter:
     def in_eight_bits(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
         for matrix in self.matrices:
-            in_eight_bits(matrix, self.target.device)
+            quantise_layer(matrix, self.target.device)
 
     def use_head(self, head: Linear) -> None:
-        """Draft ids below a head's columns by that head [<= V, H]. Nothing may have been recorded yet."""
+        """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
         self.head = head
-        sizes = (self.config.block_size - 1, head.columns)
+        sizes = (self.config.block_size - 1, head.out_features)
         self.drafts = torch.empty(sizes, device=self.target.device, dtype=self.target.dtype)
 
-    def block(self, reach: int) -> None:
+    def block(self, max_seq_len: int) -> None:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
         x, eps = self._x, self.config.rms_norm_eps
@@ -132,15 +133,15 @@ class FusedDrafter:
             normed = rms_norm(x, layer.input_norm, eps, self._normed)
             qkv = layer.qkv(normed, self._qkv)
             cache = (self.keys[index], self.values[index])
-            place_heads(
-                qkv, layer.head_norms, eps, self._rotation, self.target.start, self._queries, cache, self._heads
+            qk_norm_rope_cache(
+                qkv, layer.qk_norms, eps, self._rotation, self.target.start, self._queries, cache, self._heads
             )
             attended = decode_attention(
-                self._queries, cache, self.target.start, self._attended, self._pieces, reach, layer.sight
+                self._queries, cache, self.target.start, self._attended, self._partials, max_seq_len, layer.mask
             )
             layer.output(attended, x, x)
             rms_norm(x, layer.post_norm, eps, normed)
-            layer.down(layer.gate_up(normed, self._inner), x, x)
+            layer.down(layer.gate_up(normed, self._intermediate), x, x)
         rms_norm(x, self._norm, eps, self._hidden)
         self.head(self._hidden[1:], self.drafts)
 
@@ -151,22 +152,22 @@ class FusedDrafter:
         """
         feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
         rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
-        self._place(self._context_kv(feature, self._projected[:rows]))
+        self._write_cache(self._context_kv(feature, self._projected[:rows]))
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
         """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
-        feature = self._fc.many(taps)
+        feature = self._fc.prefill(taps)
         rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
         at = torch.tensor([start], dtype=torch.int32, device=taps.device)
-        self._place(self._context_kv.many(feature), at)
+        self._write_cache(self._context_kv.prefill(feature), at)
         self.length = start + len(taps)
 
-    def _place(self, projected: torch.Tensor, start: torch.Tensor | None = None) -> None:
+    def _write_cache(self, projected: torch.Tensor, start: torch.Tensor | None = None) -> None:
         """Keys and values of all layers, normed and rotated, into the cache rows ``start ..``."""
         # All layers' caches lie one behind the other, so their heads are placed like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
         norms = (self._hidden_norm, self._context_key_norm)
         at = self.target.start if start is None else start
-        place_heads(
+        qk_norm_rope_cache(
             projected, norms, self.config.rms_norm_eps, self._rotation, at, self._queries, cache, self._context_heads
         )

@@ -27,16 +27,19 @@ def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
     """
     groups: dict[tuple[type, int, int], list[Product]] = {}
     for product in products:
-        groups.setdefault((type(product), product.columns, _depth(product)), []).append(product)
+        groups.setdefault((type(product), product.out_features, _in_features(product)), []).append(product)
     replaced: list[str] = []
-    for (_, columns, depth), members in groups.items():
+    for (_, out_features, in_features), members in groups.items():
         if independent(members[0], rows):
             continue
         if not _replaced(members, rows):
             raise EngineError(
-                f"the product {columns} x {depth} gives a row other bits beside other rows", "run without --exact"
+                f"the product {out_features} x {in_features} gives a row other bits beside other rows",
+                "run without --exact",
             )
-        replaced.append(f"{columns} x {depth}: the library's rows depend on each other, the own kernel is used")
+        replaced.append(
+            f"{out_features} x {in_features}: the library's rows depend on each other, the own kernel is used"
+        )
     return tuple(replaced)
 
 
@@ -46,10 +49,11 @@ def independent(product: Product, rows: int) -> bool:
     generator = torch.Generator(device).manual_seed(0)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return product(x, torch.empty(rows, product.columns, device=device, dtype=kind)).clone()
+        return product(x, torch.empty(rows, product.out_features, device=device, dtype=kind)).clone()
 
     first, other = (
-        torch.randn(rows, _depth(product), generator=generator, device=device).to(kind) * scale for scale in (1, 30)
+        torch.randn(rows, _in_features(product), generator=generator, device=device).to(kind) * scale
+        for scale in (1, 30)
     )
     want = run(first)
     for shift in range(rows):
@@ -60,7 +64,7 @@ def independent(product: Product, rows: int) -> bool:
     return torch.equal(run(first.roll(1, 0)).roll(-1, 0), want)
 
 
-def _depth(product: Product) -> int:
+def _in_features(product: Product) -> int:
     return product.weight.shape[1]
 
 
@@ -69,10 +73,10 @@ def _replaced(members: Sequence[Product], rows: int) -> bool:
     if not runs_kernels(first.weight):
         return False
     shared = torch.cuda.get_device_properties(first.weight.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-    for tile in candidates(first, int(shared), rows):
-        first.tile = tile
+    for config in candidates(first, int(shared), rows):
+        first.config = config
         if independent(first, rows):
             for member in members:
-                member.tile = tile
+                member.config = config
             return True
     return False

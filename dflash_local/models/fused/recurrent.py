@@ -1,68 +1,71 @@
-"""A Gated-DeltaNet layer's state on the device: a block with its tape, a long prompt, copies to return to."""
+"""A Gated-DeltaNet layer's state on the device: a block with its log, a long prompt, copies to return to."""
 
 from __future__ import annotations
 
 import torch
 
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_step
-from dflash_local.kernels.delta_step import DeltaShape, DeltaState, Turn
-from dflash_local.models.fused.weights import DeltaLayer
+from dflash_local.kernels.delta_step import CycleState, GatedDeltaState
+from dflash_local.models.fused.weights import GatedDeltaLayer
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
 class RecurrentState:
     """One layer's. Every method leaves the committed state as it is but for rows that were kept."""
 
-    def __init__(self, shape: DeltaShape, rows: int, device: torch.device, dtype: torch.dtype, turn: Turn) -> None:
+    def __init__(
+        self, shape: GatedDeltaNetConfig, rows: int, device: torch.device, dtype: torch.dtype, cycle_state: CycleState
+    ) -> None:
         def wide(*sizes: int) -> torch.Tensor:
             return torch.zeros(sizes, device=device)
 
-        self.shape, self._turn = shape, turn
-        self.tape = DeltaState(
-            state=wide(shape.values, shape.value_width, shape.key_width),
-            window=torch.zeros(2, shape.taps - 1, shape.channels, device=device, dtype=dtype),
-            inputs=torch.zeros(2, rows, shape.channels, device=device, dtype=dtype),
-            keys=wide(2, rows, shape.keys, shape.key_width),
-            values=wide(2, rows, shape.values, shape.value_width),
-            gates=wide(2, rows, 2, shape.values),
-            queries=wide(rows, shape.keys, shape.key_width),
+        self.shape, self._cycle_state = shape, cycle_state
+        self.log = GatedDeltaState(
+            state=wide(shape.num_value_heads, shape.value_head_dim, shape.key_head_dim),
+            conv_state=torch.zeros(2, shape.conv_kernel_size - 1, shape.conv_dim, device=device, dtype=dtype),
+            inputs=torch.zeros(2, rows, shape.conv_dim, device=device, dtype=dtype),
+            keys=wide(2, rows, shape.num_key_heads, shape.key_head_dim),
+            values=wide(2, rows, shape.num_value_heads, shape.value_head_dim),
+            gates=wide(2, rows, 2, shape.num_value_heads),
+            queries=wide(rows, shape.num_key_heads, shape.key_head_dim),
         )
-        self._out = wide(rows, shape.values, shape.value_width)
+        self._out = wide(rows, shape.num_value_heads, shape.value_head_dim)
 
-    def block(self, projected: torch.Tensor, layer: DeltaLayer, eps: float, out: torch.Tensor) -> torch.Tensor:
-        """Outputs [M, heads x width] of a block, after its norm and gate, from its projection [M, columns]."""
+    def block(self, projected: torch.Tensor, layer: GatedDeltaLayer, eps: float, out: torch.Tensor) -> torch.Tensor:
+        """Outputs [M, value_size] of a block, after its norm and gate, from its projection [M, projection_size]."""
         rows = len(projected)
-        delta_step.read_inputs(projected, layer.small, self.tape, self.shape, self._turn)
-        delta_step.run_block(rows, self.tape, self.shape, self._turn, self._out)
-        delta_step.gated_norm(self._out, projected, layer.gain, eps, self.shape, out)
+        delta_step.read_inputs(projected, layer.delta, self.log, self.shape, self._cycle_state)
+        delta_step.run_block(rows, self.log, self.shape, self._cycle_state, self._out)
+        delta_step.gated_norm(self._out, projected, layer.norm, eps, self.shape, out)
         return out
 
-    def many(self, projected: torch.Tensor, layer: DeltaLayer, eps: float) -> torch.Tensor:
+    def prefill(self, projected: torch.Tensor, layer: GatedDeltaLayer, eps: float) -> torch.Tensor:
         """The same of a prompt's rows, as many as there are, which are committed at once."""
-        out = delta_chunk.run_rows(projected, layer.small, self.tape, self.shape)
-        result = projected.new_empty(len(projected), self.shape.values * self.shape.value_width)
-        delta_step.gated_norm(out, projected, layer.gain, eps, self.shape, result)
+        out = delta_chunk.run_rows(projected, layer.delta, self.log, self.shape)
+        result = projected.new_empty(len(projected), self.shape.value_size)
+        delta_step.gated_norm(out, projected, layer.norm, eps, self.shape, result)
         return result
 
-    def settle(self, rows: int) -> None:
-        """Commit the first ``rows`` of the last block now; both halves of the window are the same then."""
-        delta_step.settle(self.tape, self.shape, self._turn, rows)
+    def commit(self, rows: int) -> None:
+        """Commit the first ``rows`` of the last block now; both halves of the conv_state are the same then."""
+        delta_step.commit(self.log, self.shape, self._cycle_state, rows)
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """Forget the last block's rows: what had been kept before it is committed and stays so."""
-        half = int(self._turn.serial) % 2
-        self.tape.window[1 - half] = self.tape.window[half]
+        half = int(self._cycle_state.cycle) % 2
+        self.log.conv_state[1 - half] = self.log.conv_state[half]
 
     def copy(self) -> RecurrentSnapshot:
         """The committed state, to return to."""
-        return RecurrentSnapshot((self.tape.state.clone(),), (self.tape.window.clone(),))
+        return RecurrentSnapshot((self.log.state.clone(),), (self.log.conv_state.clone(),))
 
     def restore(self, copy: RecurrentSnapshot) -> None:
         """Return to it."""
-        self.tape.state.copy_(copy.state[0])
-        self.tape.window.copy_(copy.conv[0])
+        self.log.state.copy_(copy.state[0])
+        self.log.conv_state.copy_(copy.conv[0])
 
     def clear(self) -> None:
         """The state before any token."""
-        self.tape.state.zero_()
-        self.tape.window.zero_()
+        self.log.state.zero_()
+        self.log.conv_state.zero_()

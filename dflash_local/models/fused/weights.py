@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.delta_step import DeltaWeights
+from dflash_local.kernels.delta_step import GatedDeltaWeights
 from dflash_local.models.checkpoint import Checkpoint, name_list
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.shape import TargetShape
@@ -21,11 +21,11 @@ HEADS_OF = ("lm_head.weight", "language_model.lm_head.weight")
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """One decoder layer. qkv: rows of queries, keys, values; head_norms: of queries and keys, or None."""
+    """One decoder layer. qkv: rows of queries, keys, values; qk_norms: of queries and keys, or None."""
 
     input_norm: torch.Tensor
     qkv: Linear
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     output: Linear
     post_norm: torch.Tensor
     gate_up: GateUp
@@ -38,13 +38,13 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaLayer:
-    """A decoder layer with Gated-DeltaNet in attention's place. mixer: rows of q, k, v, z, b, a; gain: of its norm."""
+class GatedDeltaLayer:
+    """A decoder layer with Gated-DeltaNet as its mixer. in_proj: rows of q, k, v, z, b, a; norm: of its gated norm."""
 
     input_norm: torch.Tensor
-    mixer: Linear
-    small: DeltaWeights
-    gain: torch.Tensor
+    in_proj: Linear
+    delta: GatedDeltaWeights
+    norm: torch.Tensor
     output: Linear
     post_norm: torch.Tensor
     gate_up: GateUp
@@ -53,10 +53,10 @@ class DeltaLayer:
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
         """All its matrices."""
-        return (self.mixer, self.output, self.gate_up, self.down)
+        return (self.in_proj, self.output, self.gate_up, self.down)
 
 
-Layer = AttentionLayer | DeltaLayer
+Layer = AttentionLayer | GatedDeltaLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +106,16 @@ def read_weights(
 
 
 def _finish(weights: TargetWeights, shape: TargetShape) -> None:
-    """What is stored one way and used another: gains that count from zero, rates as logarithms."""
-    if shape.late:
+    """What is stored one way and used another: norms that count from zero, rates as logarithms."""
+    if shape.norm_plus_one:
         for layer in weights.layers:
-            head_norms = layer.head_norms or () if isinstance(layer, AttentionLayer) else ()
-            for norm in (layer.input_norm, layer.post_norm, *head_norms):
+            qk_norms = layer.qk_norms or () if isinstance(layer, AttentionLayer) else ()
+            for norm in (layer.input_norm, layer.post_norm, *qk_norms):
                 norm.add_(1.0)
         weights.norm.add_(1.0)
     for layer in weights.layers:
-        if isinstance(layer, DeltaLayer):
-            layer.small.rate.exp_().neg_()
+        if isinstance(layer, GatedDeltaLayer):
+            layer.delta.rate.exp_().neg_()
 
 
 def random_weights(
@@ -131,7 +131,7 @@ def random_weights(
             place.normal_(generator=generator).mul_(place.shape[1] ** -0.5)
         if name.endswith("embed_tokens.weight"):
             place.mul_(place.shape[1] ** 0.5)
-        if name.endswith(("A_log", "dt_bias")) or (shape.late and name.endswith("norm.weight")):
+        if name.endswith(("A_log", "dt_bias")) or (shape.norm_plus_one and name.endswith("norm.weight")):
             place.fill_(1.0 if "linear_attn" in name and name.endswith("norm.weight") else 0.0)
     _finish(weights, shape)
     return weights
@@ -152,66 +152,74 @@ def allocate(
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, device=device, dtype=dtype)
 
-    def gain(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, device=device, dtype=torch.float32 if shape.late else dtype)
+    def norm_weight(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, device=device, dtype=torch.float32 if shape.norm_plus_one else dtype)
 
     places: Places = {}
-    embedding = places[f"{facts.prefix}embed_tokens.weight"] = empty(facts.embedding_rows, shape.hidden)
-    norm = places[f"{facts.prefix}norm.weight"] = gain(shape.hidden)
+    embedding = places[f"{facts.prefix}embed_tokens.weight"] = empty(facts.embedding_rows, shape.hidden_size)
+    norm = places[f"{facts.prefix}norm.weight"] = norm_weight(shape.hidden_size)
     head = embedding
     if not facts.tied:
-        head = empty(facts.embedding_rows, shape.hidden)
+        head = empty(facts.embedding_rows, shape.hidden_size)
         places[HEADS_OF[1] if facts.prefix.startswith("language_model.") else HEADS_OF[0]] = head
     layers: list[Layer] = []
-    for index, kind in enumerate(shape.kinds):
+    for index, kind in enumerate(shape.layer_types):
         build = _delta_layer if kind == "delta" else _attention_layer
-        layers.append(build(f"{facts.prefix}layers.{index}", shape, empty, gain, places))
+        layers.append(build(f"{facts.prefix}layers.{index}", shape, empty, norm_weight, places))
     return TargetWeights(embedding, tuple(layers), norm, Linear(head)), places
 
 
 Empty = Callable[..., torch.Tensor]
 
 
-def _common(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> dict[str, Any]:
+def _common(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> dict[str, Any]:
     """What every layer has."""
-    hidden, inner = shape.hidden, shape.inner
-    gate_up, down = empty(2 * inner, hidden), empty(hidden, inner)
-    norms = (gain(hidden), gain(hidden))
+    hidden, intermediate = shape.hidden_size, shape.intermediate_size
+    gate_up, down = empty(2 * intermediate, hidden), empty(hidden, intermediate)
+    norms = (norm_weight(hidden), norm_weight(hidden))
     places[f"{at}.input_layernorm.weight"], places[f"{at}.post_attention_layernorm.weight"] = norms
-    places[f"{at}.mlp.gate_proj.weight"], places[f"{at}.mlp.up_proj.weight"] = gate_up[:inner], gate_up[inner:]
+    places[f"{at}.mlp.gate_proj.weight"] = gate_up[:intermediate]
+    places[f"{at}.mlp.up_proj.weight"] = gate_up[intermediate:]
     places[f"{at}.mlp.down_proj.weight"] = down
     return {"input_norm": norms[0], "post_norm": norms[1], "gate_up": GateUp(gate_up), "down": Linear(down)}
 
 
-def _attention_layer(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> AttentionLayer:
-    heads, hidden = shape.heads, shape.hidden
-    wide, narrow = heads.queries * heads.width * (2 if heads.gated else 1), heads.keys * heads.width
-    qkv, output = empty(heads.columns, hidden), empty(hidden, heads.queries * heads.width)
-    for name, rows in (("q", qkv[:wide]), ("k", qkv[wide : wide + narrow]), ("v", qkv[wide + narrow :])):
+def _attention_layer(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> AttentionLayer:
+    heads, hidden = shape.heads, shape.hidden_size
+    query_size = heads.num_heads * heads.head_dim * (2 if heads.gated else 1)
+    kv_size = heads.num_kv_heads * heads.head_dim
+    qkv, output = empty(heads.qkv_size, hidden), empty(hidden, heads.num_heads * heads.head_dim)
+    for name, rows in (
+        ("q", qkv[:query_size]),
+        ("k", qkv[query_size : query_size + kv_size]),
+        ("v", qkv[query_size + kv_size :]),
+    ):
         places[f"{at}.self_attn.{name}_proj.weight"] = rows
     places[f"{at}.self_attn.o_proj.weight"] = output
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
-    if shape.head_norms:
-        head_norms = (gain(heads.width), gain(heads.width))
-        places[f"{at}.self_attn.q_norm.weight"], places[f"{at}.self_attn.k_norm.weight"] = head_norms
-    common = _common(at, shape, empty, gain, places)
-    return AttentionLayer(qkv=Linear(qkv), head_norms=head_norms, output=Linear(output), **common)
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    if shape.qk_norm:
+        qk_norms = (norm_weight(heads.head_dim), norm_weight(heads.head_dim))
+        places[f"{at}.self_attn.q_norm.weight"], places[f"{at}.self_attn.k_norm.weight"] = qk_norms
+    common = _common(at, shape, empty, norm_weight, places)
+    return AttentionLayer(qkv=Linear(qkv), qk_norms=qk_norms, output=Linear(output), **common)
 
 
-def _delta_layer(at: str, shape: TargetShape, empty: Empty, gain: Empty, places: Places) -> DeltaLayer:
+def _delta_layer(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> GatedDeltaLayer:
     if shape.delta is None:
         raise ValueError("a delta layer without its shape")
-    delta, hidden, at_mixer = shape.delta, shape.hidden, f"{at}.linear_attn"
-    wide = delta.values * delta.value_width
-    mixer, output, conv = empty(delta.columns, hidden), empty(hidden, wide), empty(delta.channels, delta.taps)
-    parts = mixer.split((delta.channels, wide, delta.values, delta.values))
+    config, hidden = shape.delta, shape.hidden_size
+    at_mixer = f"{at}.linear_attn"
+    in_proj = empty(config.projection_size, hidden)
+    output = empty(hidden, config.value_size)
+    conv = empty(config.conv_dim, config.conv_kernel_size)
+    parts = in_proj.split((config.conv_dim, config.value_size, config.num_value_heads, config.num_value_heads))
     for name, rows in zip(("qkv", "z", "b", "a"), parts):
         places[f"{at_mixer}.in_proj_{name}.weight"] = rows
-    norm = empty(delta.value_width)
-    rate, bias = (torch.empty(delta.values, device=mixer.device, dtype=torch.float32) for _ in range(2))
+    norm = empty(config.value_head_dim)
+    rate, bias = (torch.empty(config.num_value_heads, device=in_proj.device, dtype=torch.float32) for _ in range(2))
     places[f"{at_mixer}.conv1d.weight"], places[f"{at_mixer}.norm.weight"] = conv.unsqueeze(1), norm
     places[f"{at_mixer}.A_log"], places[f"{at_mixer}.dt_bias"] = rate, bias
     places[f"{at_mixer}.out_proj.weight"] = output
-    common = _common(at, shape, empty, gain, places)
-    small = DeltaWeights(conv, rate, bias)
-    return DeltaLayer(mixer=Linear(mixer), small=small, gain=norm, output=Linear(output), **common)
+    common = _common(at, shape, empty, norm_weight, places)
+    delta = GatedDeltaWeights(conv, rate, bias)
+    return GatedDeltaLayer(in_proj=Linear(in_proj), delta=delta, norm=norm, output=Linear(output), **common)

@@ -1,4 +1,4 @@
-"""A drafted run of a fused hybrid target whose committed rows are recorded, and the state they fold to one by one."""
+"""A drafted run of a fused hybrid target whose committed rows are recorded, and the state that they give."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def record(runner: FusedRunner, prompt: Sequence[int], new: int, block: int) -> 
     runner.end_at(len(prompt) + new, exactly=True)  # each cycle is read before the next one begins
     for _ in runner.prefill(prompt, 0):
         pass
-    before: Rows = {index: [(state.tape.state.clone(),)] for index, state in target.states.items()}
+    before: Rows = {index: [(state.log.state.clone(),)] for index, state in target.states.items()}
     rows: Rows = {index: [] for index in target.states}
     lengths: list[int] = []
     while len(runner.ids) < len(prompt) + new:
         runner.launch()
         lengths += [len(cycle.ids) for cycle in runner.collect()]
-        kept, half = int(target.kept), (int(target.serial) - 1) % 2
+        kept, half = int(target.kept), (int(target.cycle) - 1) % 2
         for index, state in target.states.items():
-            tape = state.tape
-            parts = (tape.keys[half, :kept], tape.values[half, :kept], tape.gates[half, :kept])
+            log = state.log
+            parts = (log.keys[half, :kept], log.values[half, :kept], log.gates[half, :kept])
             rows[index].append(tuple(part.clone() for part in parts))
     return before, rows, lengths
 
 
 @torch.inference_mode()
-def folded(before: torch.Tensor, rows: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
-    """The state [value heads, dv, dk] that the recorded rows give, folded one by one in float64."""
+def replayed(before: torch.Tensor, rows: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    """The state [value heads, dv, dk] that the recorded rows give, committed one by one in float64."""
     keys, values, gates = (torch.cat(parts).double() for parts in zip(*rows, strict=True))
     state = before.double().transpose(1, 2).contiguous()  # [heads, dk, dv]
     repeats = values.shape[1] // keys.shape[1]
     k = keys.repeat_interleave(repeats, 1).transpose(0, 1)
     g, beta = gates[:, 0].t(), gates[:, 1].t()
-    gated_delta.fold(state, k, values.transpose(0, 1), g, beta)
+    gated_delta.commit(state, k, values.transpose(0, 1), g, beta)
     return state.transpose(1, 2)

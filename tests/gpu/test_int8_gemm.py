@@ -1,4 +1,4 @@
-"""Eight-bit products and draft sides on a GPU: what the interpreter cannot run, and no changed reply."""
+"""Eight-bit products and drafter precisions on a GPU: what the interpreter cannot run, and no changed reply."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from engine_sessions import ask, random_prompt
 from dflash_local.catalog import bundled
 from dflash_local.engine.drafter_precision import choose_precision
 from dflash_local.engine.load import load
-from dflash_local.kernels import eight_bit
-from dflash_local.kernels.eight_bit import EightBit, Way
-from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels import int8_gemm
+from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
 from dflash_local.models.fused.linear import GateUp, Linear, candidates
 from dflash_local.request import SamplingParams
@@ -27,38 +27,40 @@ def shared_memory() -> int:
 def test_every_code_becomes_its_own_bfloat16() -> None:
     """A row with a single one picks a column of codes out: all 255 of them must come back exactly, in order."""
     codes = torch.arange(-127, 128, dtype=torch.int8, device="cuda").repeat(64 * 256)[: 64 * 256].view(64, 256)
-    weight = EightBit(codes.contiguous(), torch.ones(64, device="cuda"), torch.bfloat16)
+    weight = Int8Weight(codes.contiguous(), torch.ones(64, device="cuda"), torch.bfloat16)
     for k in range(0, 256, 16):
         x = torch.zeros(16, 256, device="cuda", dtype=torch.bfloat16)
         x[torch.arange(16), k + torch.arange(16)] = 1
-        out = eight_bit.linear(x, weight, torch.empty(16, 64, device="cuda", dtype=torch.bfloat16), Way(Tile(64, 128)))
+        out = int8_gemm.linear(
+            x, weight, torch.empty(16, 64, device="cuda", dtype=torch.bfloat16), Int8Config(GemmConfig(64, 128))
+        )
         assert torch.equal(out, codes[:, k : k + 16].t().bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 15, 16, 33])
-def test_every_way_equals_its_twin_and_itself(rows: int, dtype: torch.dtype) -> None:
-    for kind, columns in ((Linear, 512), (GateUp, 1024)):
+def test_every_config_equals_its_reference_and_itself(rows: int, dtype: torch.dtype) -> None:
+    for kind, out_features in ((Linear, 512), (GateUp, 1024)):
         generator = torch.Generator("cuda").manual_seed(0)
-        weight = torch.randn(columns, 1024, device="cuda", generator=generator) / 32
+        weight = torch.randn(out_features, 1024, device="cuda", generator=generator) / 32
         x = torch.randn(rows, 1024, device="cuda", generator=generator).to(dtype)
-        layer = kind(EightBit.of(weight.to(dtype)))
-        residual = torch.randn(rows, layer.columns, device="cuda", generator=generator).to(dtype)
-        for way in candidates(layer, shared_memory(), max(rows, 16)):
-            layer.tile = way
-            twin = eight_bit.linear_twin if kind is Linear else eight_bit.swiglu_twin
-            want = twin(x.float(), layer.weight, torch.empty(rows, layer.columns, device="cuda"), way)
+        layer = kind(Int8Weight.of(weight.to(dtype)))
+        residual = torch.randn(rows, layer.out_features, device="cuda", generator=generator).to(dtype)
+        for config in candidates(layer, shared_memory(), max(rows, 16)):
+            layer.config = config
+            reference = int8_gemm.linear_reference if kind is Linear else int8_gemm.swiglu_reference
+            want = reference(x.float(), layer.weight, torch.empty(rows, layer.out_features, device="cuda"), config)
             out = layer(x, torch.empty_like(residual))
             tolerance = 2e-2 if dtype is torch.bfloat16 else 2e-3
-            assert (out.float() - want).abs().max() <= tolerance * want.abs().max(), way
-            assert torch.equal(layer(x, torch.empty_like(residual)), out), ("the same bits again", way)
+            assert (out.float() - want).abs().max() <= tolerance * want.abs().max(), config
+            assert torch.equal(layer(x, torch.empty_like(residual)), out), ("the same bits again", config)
             if isinstance(layer, Linear):
                 added = layer(x, torch.empty_like(residual), residual)
                 wanted = (out.float() + residual.float()).to(dtype)
                 if dtype is torch.bfloat16:
-                    assert torch.equal(added, wanted), way
+                    assert torch.equal(added, wanted), config
                 else:  # scale and sum may be one multiply-add there
-                    assert torch.allclose(added, wanted, rtol=1e-5, atol=1e-5), way
+                    assert torch.allclose(added, wanted, rtol=1e-5, atol=1e-5), config
 
 
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])

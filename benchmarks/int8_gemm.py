@@ -1,10 +1,10 @@
 """Eight-bit drafters. On one CUDA GPU, microseconds of every way to multiply with an eight-bit weight against bf16:
 
-``PYTHONPATH=. python benchmarks/eight_bit.py --out FILE.json``
+``PYTHONPATH=. python benchmarks/int8_gemm.py --out FILE.json``
 
 and on any machine, what each drafter precision does to the acceptance of the bundled pairs:
 
-``PYTHONPATH=. python benchmarks/eight_bit.py --acceptance --out FILE.json``
+``PYTHONPATH=. python benchmarks/int8_gemm.py --acceptance --out FILE.json``
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
-from dflash_local.kernels import eight_bit
-from dflash_local.kernels.eight_bit import EightBit, Way
-from dflash_local.kernels.skinny_gemm import Tile
+from dflash_local.kernels import int8_gemm
+from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
-from dflash_local.models.fused.linear import LIBRARY, PAIRED_WAYS, WAYS, Cut, GateUp, Linear
+from dflash_local.models.fused.linear import INT8_CONFIGS, INT8_SWIGLU_CONFIGS, LIBRARY, GateUp, KernelConfig, Linear
 from dflash_local.request import Limits, Request, SamplingParams
 
-# Columns (of the result), depth, and how many different weights are multiplied in turn, so that none is in a cache.
+# out_features, in_features, and how many different weights are multiplied in turn, so that none is in a cache.
 SHAPES = (
     ("head", Linear, 248_320, 4096, 1),
     ("gate and up", GateUp, 12_288, 4096, 5),
@@ -44,90 +44,113 @@ SHAPES = (
     ("output", Linear, 4096, 4096, 30),
     ("qkv", Linear, 6144, 4096, 20),
 )
-FULL_TILES: dict[type, tuple[Tile, ...]] = {
-    Linear: (Tile(32, 128, 4), Tile(32, 128, 7), Tile(32, 256, 5)),
-    GateUp: (Tile(32, 128, 4),),
+BF16_CONFIGS: dict[type, tuple[GemmConfig, ...]] = {
+    Linear: (GemmConfig(32, 128, 4), GemmConfig(32, 128, 7), GemmConfig(32, 256, 5)),
+    GateUp: (GemmConfig(32, 128, 4),),
 }
 # Beside those that are chosen from at load.
-MORE: dict[type, tuple[Way, ...]] = {
+MORE: dict[type, tuple[Int8Config, ...]] = {
     Linear: (
-        *(Way(tile) for tile in (Tile(128, 128, 6, 8), Tile(128, 256, 4, 8), Tile(64, 256, 6, 8), Tile(32, 512, 4))),
-        *(Way(tile, split=4) for tile in (Tile(64, 256, 4), Tile(128, 128, 5))),
-        *(Way(tile, True) for tile in (Tile(64, 128, 8), Tile(64, 512, 4), Tile(256, 128, 4, 8), Tile(32, 512, 5))),
-        Way(Tile(128, 256, 4), True, 4),
+        *(
+            Int8Config(gemm)
+            for gemm in (
+                GemmConfig(128, 128, 6, 8),
+                GemmConfig(128, 256, 4, 8),
+                GemmConfig(64, 256, 6, 8),
+                GemmConfig(32, 512, 4),
+            )
+        ),
+        *(Int8Config(gemm, split_k=4) for gemm in (GemmConfig(64, 256, 4), GemmConfig(128, 128, 5))),
+        *(
+            Int8Config(gemm, True)
+            for gemm in (
+                GemmConfig(64, 128, 8),
+                GemmConfig(64, 512, 4),
+                GemmConfig(256, 128, 4, 8),
+                GemmConfig(32, 512, 5),
+            )
+        ),
+        Int8Config(GemmConfig(128, 256, 4), True, 4),
     ),
     GateUp: (
-        *(Way(tile) for tile in (Tile(64, 128, 5, 8), Tile(64, 256, 3, 8))),
-        *(Way(tile, True) for tile in (Tile(32, 512, 4), Tile(64, 256, 5, 8), Tile(128, 128, 5, 8))),
+        *(Int8Config(gemm) for gemm in (GemmConfig(64, 128, 5, 8), GemmConfig(64, 256, 3, 8))),
+        *(
+            Int8Config(gemm, True)
+            for gemm in (GemmConfig(32, 512, 4), GemmConfig(64, 256, 5, 8), GemmConfig(128, 128, 5, 8))
+        ),
     ),
 }
 REPLAYS = 11
 PROMPTS = 12
-HEAT, SEEDS = 2.0, (1, 2, 3)  # where many of the toys' drafts are rejected
+TEMPERATURE, SEEDS = 2.0, (1, 2, 3)  # where many of the toys' drafts are rejected
 HELD_OUT = bundled.FOLDER / "heldout.json"
-NARROW = Way(Tile(), narrow=True)
+W8A8 = Int8Config(GemmConfig(), w8a8=True)
 
 
-def layers_of(kind: type, columns: int, depth: int, copies: int) -> Iterator[Linear | GateUp]:
+def layers_of(kind: type, out_features: int, in_features: int, copies: int) -> Iterator[Linear | GateUp]:
     """Random weights of one shape on the GPU."""
     for seed in range(copies):
         generator = torch.Generator("cuda").manual_seed(seed)
-        weight = torch.empty(columns * (2 if kind is GateUp else 1), depth, device="cuda", dtype=torch.bfloat16)
-        yield kind(weight.normal_(generator=generator).mul_(depth**-0.5))
+        weight = torch.empty(
+            out_features * (2 if kind is GateUp else 1), in_features, device="cuda", dtype=torch.bfloat16
+        )
+        yield kind(weight.normal_(generator=generator).mul_(in_features**-0.5))
 
 
-def microseconds(layers: Sequence[Linear | GateUp], cut: Cut | None, x: torch.Tensor, out: torch.Tensor) -> float:
+def microseconds(
+    layers: Sequence[Linear | GateUp], config: KernelConfig | None, x: torch.Tensor, out: torch.Tensor
+) -> float:
     """Of one product, the mean over all weights; the median of so many replays."""
     for layer in layers:
-        layer.tile = cut
+        layer.config = config
     return 1000 * replay_ms(lambda: [layer(x, out) for layer in layers], REPLAYS) / len(layers)
 
 
-def error_of(layer: Linear | GateUp, cut: Way, x: torch.Tensor, out: torch.Tensor) -> float:
-    """The largest difference between a kernel and its twin, by the largest number of the twin's."""
-    layer.tile = cut
-    twin = eight_bit.swiglu_twin if isinstance(layer, GateUp) else eight_bit.linear_twin
-    assert isinstance(layer.weight, EightBit)
-    wanted = twin(x.float(), layer.weight, out.float(), cut)
+def error_of(layer: Linear | GateUp, config: Int8Config, x: torch.Tensor, out: torch.Tensor) -> float:
+    """The largest difference between a kernel and its reference, by the largest number of the reference's."""
+    layer.config = config
+    reference = int8_gemm.swiglu_reference if isinstance(layer, GateUp) else int8_gemm.linear_reference
+    assert isinstance(layer.weight, Int8Weight)
+    wanted = reference(x.float(), layer.weight, out.float(), config)
     return float((layer(x, out).float() - wanted).abs().max() / wanted.abs().max())
 
 
 def products(rows: int, limit_s: float) -> dict[str, Any]:
-    """Every shape with every way; what the time does not suffice for is left out and said."""
+    """Every shape with every configuration; what the time does not suffice for is left out and said."""
     began = time.perf_counter()
     found: dict[str, Any] = {}
-    for name, kind, columns, depth, copies in SHAPES:
-        layers = list(layers_of(kind, columns, depth, copies))
+    for name, kind, out_features, in_features, copies in SHAPES:
+        layers = list(layers_of(kind, out_features, in_features, copies))
         weight = layers[0].weight
-        x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-        out = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(rows, in_features, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, out_features, device="cuda", dtype=torch.bfloat16)
         times: dict[str, float] = {"bf16, library": microseconds(layers, LIBRARY, x, out)}
-        for tile in FULL_TILES[kind]:
-            times[f"bf16, {shown(tile)}"] = microseconds(layers, tile, x, out)
-        layers = [kind(EightBit.of(layer.weight)) for layer in layers if isinstance(layer.weight, torch.Tensor)]
+        for gemm in BF16_CONFIGS[kind]:
+            times[f"bf16, {shown(gemm)}"] = microseconds(layers, gemm, x, out)
+        layers = [kind(Int8Weight.of(layer.weight)) for layer in layers if isinstance(layer.weight, torch.Tensor)]
         errors: dict[str, float] = {}
         left_out: dict[str, str] = {}
-        for way in (*(WAYS if kind is Linear else PAIRED_WAYS), *MORE[kind]):
-            text = f"{'8-bit rows' if way.narrow else 'bf16 rows'}, {shown(way.tile)}, split {way.split}"
+        for config in (*(INT8_CONFIGS if kind is Linear else INT8_SWIGLU_CONFIGS), *MORE[kind]):
+            text = f"{'8-bit rows' if config.w8a8 else 'bf16 rows'}, {shown(config.gemm)}, split {config.split_k}"
             late = time.perf_counter() - began > limit_s
-            if late or not way.fits(columns, depth):
+            if late or not config.fits(out_features, in_features):
                 left_out[text] = "no time was left" if late else "does not divide the weight"
                 continue
             try:
-                errors[text] = error_of(layers[0], way, x, out)
-                times[text] = microseconds(layers, way, x, out)
-            except Exception as error:  # a tile that this card has no room for
+                errors[text] = error_of(layers[0], config, x, out)
+                times[text] = microseconds(layers, config, x, out)
+            except Exception as error:  # a configuration that this card has no room for
                 left_out[text] = str(error).strip().partition("\n")[0]
-        size = {"shape": [columns, depth], "bf16_bytes": weight.nbytes}
+        size = {"shape": [out_features, in_features], "bf16_bytes": weight.nbytes}
         entry = {**size, "us": times, "error": errors, "left_out": left_out}
         found[name] = entry
         show(name, entry)
     return found
 
 
-def shown(tile: Tile) -> str:
-    """A tile in a few letters."""
-    return f"{tile.columns} x {tile.depth}, {tile.stages} stages, {tile.warps} warps"
+def shown(gemm: GemmConfig) -> str:
+    """A configuration in a few letters."""
+    return f"{gemm.block_n} x {gemm.block_k}, {gemm.num_stages} stages, {gemm.num_warps} warps"
 
 
 def show(name: str, entry: dict[str, Any]) -> None:
@@ -182,11 +205,11 @@ def worn(word: str) -> Callable[[Any], None]:
     return change
 
 
-def narrow(drafter: Any) -> None:
+def w8a8(drafter: Any) -> None:
     """Eight bits for the activations as well."""
     worn("8bit")(drafter)
     for product in drafter.products:
-        product.tile = NARROW
+        product.config = W8A8
 
 
 def damaged(step: int) -> Callable[[Any], None]:
@@ -196,14 +219,14 @@ def damaged(step: int) -> Callable[[Any], None]:
         worn("8bit")(drafter)
         for matrix in drafter.matrices:
             weight = matrix.weight
-            codes = (weight.codes.float() / step).round().mul(step).clamp(-eight_bit.TOP, eight_bit.TOP)
-            matrix.weight = EightBit(codes.to(torch.int8), weight.scales, weight.dtype)
+            codes = (weight.codes.float() / step).round().mul(step).clamp(-int8_gemm.MAX_CODE, int8_gemm.MAX_CODE)
+            matrix.weight = Int8Weight(codes.to(torch.int8), weight.scales, weight.dtype)
 
     return change
 
 
 PRECISIONS: dict[str, Callable[[Any], None]] = {word: worn(word) for word in DRAFTER_PRECISIONS}
-PRECISIONS |= {"8bit, activations too": narrow}
+PRECISIONS |= {"8bit, activations too": w8a8}
 PRECISIONS |= {f"control: every {step}th code": damaged(step) for step in (32, 64)}
 
 
@@ -220,9 +243,11 @@ def replies_of(session: Session, prompts: int, mode: Mode, *sampled: SamplingPar
 def accepted(session: Session, prompts: int, alone: list[tuple[int, ...]]) -> dict[str, Any]:
     """Figures of one drafter precision; ``alone`` are the target's own greedy replies."""
     greedy = replies_of(session, prompts, "dflash")
-    sampled = replies_of(session, prompts, "dflash", *(SamplingParams(temperature=HEAT, seed=seed) for seed in SEEDS))
+    sampled = replies_of(
+        session, prompts, "dflash", *(SamplingParams(temperature=TEMPERATURE, seed=seed) for seed in SEEDS)
+    )
     entry: dict[str, Any] = {}
-    for name, replies in (("greedy", greedy), (f"temperature {HEAT:g}", sampled)):
+    for name, replies in (("greedy", greedy), (f"temperature {TEMPERATURE:g}", sampled)):
         cycles = [cycle for reply in replies for cycle in reply.cycles]
         entry[name] = {
             "mean_acceptance_length": sum(cycle.emitted for cycle in cycles) / len(cycles),
@@ -233,7 +258,7 @@ def accepted(session: Session, prompts: int, alone: list[tuple[int, ...]]) -> di
         reply.ids == ids for reply, ids in zip(greedy, alone, strict=True)
     )
     # Equal for all sides: the noise is the same, whoever drafted.
-    entry[f"temperature {HEAT:g}"]["replies"] = hashlib.sha256(
+    entry[f"temperature {TEMPERATURE:g}"]["replies"] = hashlib.sha256(
         repr([reply.ids for reply in sampled]).encode()
     ).hexdigest()[:16]
     entry["drafter_matrix_bytes"] = sum(matrix.weight.nbytes for matrix in session.runner.proposer.matrices)
@@ -247,7 +272,7 @@ def main() -> None:
     parser.add_argument("--acceptance", action="store_true")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="held-out prompts of each pair")
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=50, help="after which no further way is begun")
+    parser.add_argument("--seconds", type=float, default=50, help="after which no further configuration is begun")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
     if wish.acceptance:

@@ -1,0 +1,69 @@
+"""What the fused engine computes: the one place that says why a model is not for it, by its features."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from dflash_local.config.features import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
+from dflash_local.config.rope_parameters import RopeKind
+
+CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
+ACTIVATION = "silu"
+
+
+def fused_refusal(model: ModelConfig) -> str:
+    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason."""
+    reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_kind(layer)))
+    if reasons:
+        return next(iter(reasons))
+    if model.quantization is not None:
+        return f"its weights are in the format {model.quantization}"
+    reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
+    if reasons:
+        return next(iter(reasons))
+    if model.embedding_scale != 1.0:
+        return "its embeddings are scaled"
+    if model.final_logit_softcap is not None:
+        return "its logits have a soft cap"
+    if model.rope_type not in get_args(RopeKind):
+        return f"its rotary embedding is {model.rope_type}"
+    return ""
+
+
+def _unknown_kind(layer: LayerConfig) -> str:
+    if isinstance(layer.mixer, LatentAttentionConfig):
+        return "its attention is latent"
+    if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
+        return "its attention has sinks"
+    if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
+        return "its Gated-DeltaNet projections are interleaved"
+    return "it is a mixture of experts" if isinstance(layer.mlp, MoEConfig) else ""
+
+
+def _unknown_variant(layer: LayerConfig) -> str:
+    mixer, mlp = layer.mixer, layer.mlp
+    attention = mixer if isinstance(mixer, AttentionConfig) else None
+    biased = attention is not None and (attention.qkv_bias or attention.output_bias)
+    if biased or (isinstance(mlp, MLPConfig) and mlp.bias):
+        return "its projections have biases"
+    if mlp.activation != ACTIVATION:
+        return f"its activation is {mlp.activation}"
+    if layer.sandwich_norms:
+        return "the results of its layers are normed"
+    if attention is not None and attention.sliding_window is not None:
+        return "it has sliding windows"
+    if attention is not None and attention.logit_softcap is not None:
+        return "its attention scores have a soft cap"
+    if attention is not None and attention.scale is not None:
+        return "its attention scores are scaled by a number of their own"
+    if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:
+        return f"its convolution is {mixer.conv_kernel_size} wide, {CONV_KERNEL_SIZE} is known"
+    return ""

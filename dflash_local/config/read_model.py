@@ -1,0 +1,228 @@
+"""Reads a target's config.json, or the registry's copy of one, into features; the only reader of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.text_config import text_values
+from dflash_local.config.families import LINEAR, SLIDING, Experts, Family, family_of
+from dflash_local.config.features import (
+    AttentionConfig,
+    FeedForward,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
+from dflash_local.config.rope_parameters import RopeKind, RopeParameters
+from dflash_local.config.values import Values
+from dflash_local.errors import CheckpointError
+
+
+def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
+    """The text model of a ``config.json``, nested in ``text_config`` or not.
+
+    Args:
+        config: null is "not known"; ``_inferred``, of a shape of the registry, holds likely values of nulls.
+        source: what to call it in messages.
+
+    Raises:
+        PairError: the architecture is not supported. UnknownValue: a needed number is missing.
+        CheckpointError: a value is of the wrong type or out of its bounds; names ``source`` and the key.
+    """
+    family = family_of(config, source)
+    top = Fields(config, source)
+    nested = top.inner("text_config")
+    text = Fields(nested or config, source)
+    for fields in (text, top):
+        if fields.present("model_type"):
+            fields.word("model_type", family.model_types)
+    told, inferred = _with_inferred(text.values, config.get("_inferred"))
+    values = Values(text_values(told, source), source, inferred)
+    return ModelConfig(
+        source=source,
+        family=family.name,
+        hidden_size=values.needed("hidden_size"),
+        vocab_size=values.needed("vocab_size"),
+        tie_word_embeddings=_tied(top, values, family),
+        layers=_layers(values, family),
+        rms_norm_eps=values.values.get("rms_norm_eps"),
+        norm_plus_one=family.norm_plus_one,
+        rope=_rope(values),
+        rope_type=_rope_values(values).get("rope_type", "default"),
+        max_position_embeddings=values.get("max_position_embeddings"),
+        stored_dtype=_stored_dtype(text.values, config),
+        quantization=quantization_of(top, text),
+        embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
+        final_logit_softcap=values.get("final_logit_softcapping") if family.soft_caps else None,
+        inferred=values.inferred,
+    )
+
+
+def _with_inferred(text: Mapping[str, Any], inferred: object) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """A text model's values with likely ones in place of nulls, and the names of these."""
+    if not isinstance(inferred, Mapping):
+        return text, frozenset()
+    likely = {str(name).removeprefix("text_config."): value for name, value in inferred.items()}
+    missing = {name: value for name, value in likely.items() if text.get(name) is None}
+    return {**text, **missing}, frozenset(missing)
+
+
+def quantization_of(*places: Fields) -> str | None:
+    """The method of weights that are published quantised; None for plain ones.
+
+    Args:
+        places: the whole configuration, then its text model's part.
+
+    Raises:
+        CheckpointError: the settings are no object, or the method no word.
+    """
+    settings = next((found for fields in places if (found := fields.inner("quantization_config"))), None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") or "unknown"
+    if not isinstance(method, str):
+        raise CheckpointError(f"{places[0].where}: quant_method must be a word, got {shown(method)}")
+    return shown(method)[1:-1]
+
+
+def _tied(top: Fields, values: Values, family: Family) -> bool:
+    told = top.optional_flag("tie_word_embeddings")
+    return bool(values.get("tie_word_embeddings", family.tied) if told is None else told)
+
+
+def _stored_dtype(*places: Mapping[str, Any]) -> str:
+    names = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
+    return str(next((name for name in names if name), "bfloat16"))
+
+
+def _rope_values(values: Values) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = values.values.get("rope_parameters") or values.values.get("rope_scaling") or {}
+    return found
+
+
+def _rope(values: Values) -> RopeParameters | None:
+    """What is missing or impossible is said where a checkpoint is loaded (``text_config.check_rope``)."""
+    if _rope_values(values).get("rope_type", "default") not in get_args(RopeKind):
+        return None
+    try:
+        return RopeParameters.from_json(values.values, values.source)
+    except CheckpointError:
+        return None
+
+
+def _layers(values: Values, family: Family) -> tuple[LayerConfig, ...]:
+    count = values.needed("num_hidden_layers")
+    window = values.values.get("sliding_window", family.window)
+    if family.window_flag and not values.get("use_sliding_window"):
+        window = None
+    kinds = tuple(values.get("layer_types") or ()) or family.pattern({**values.values, "sliding_window": window}, count)
+    for kind in kinds:
+        Fields({"layer_types": kind}, values.source).word("layer_types", family.layer_types)
+    mixers = {kind: _mixer(kind, values, family, window) for kind in dict.fromkeys(kinds)}
+    return tuple(
+        LayerConfig(mixers[kind], _mlp(index, values, family), family.sandwich_norms)
+        for index, kind in enumerate(kinds)
+    )
+
+
+def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mixer:
+    if kind == LINEAR:
+        return GatedDeltaNetConfig(
+            num_key_heads=values.needed("linear_num_key_heads"),
+            num_value_heads=values.needed("linear_num_value_heads"),
+            key_head_dim=values.needed("linear_key_head_dim"),
+            value_head_dim=values.needed("linear_value_head_dim"),
+            conv_kernel_size=values.needed("linear_conv_kernel_dim"),
+            split_projections=family.split_projections,
+        )
+    if family.latent:
+        return _latent_attention(values, family)
+    heads = values.needed("num_attention_heads")
+    head_dim = values.get("head_dim") or values.needed("hidden_size") // heads
+    biased = _attention_bias(values, family)
+    scalar = values.get("query_pre_attn_scalar") if family.score_scalar else None
+    return AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=values.needed("num_key_value_heads") if family.kv_heads_told else _kv_heads(values, heads),
+        head_dim=head_dim,
+        rotary_dim=_rotary_dim(head_dim, values, family),
+        gated=family.gated,
+        qk_norm=family.qk_norm,
+        qkv_bias=biased,
+        output_bias=biased,
+        sinks=family.sinks,
+        sliding_window=window if kind == SLIDING else None,
+        logit_softcap=values.get("attn_logit_softcapping") if family.soft_caps else None,
+        scale=None if scalar is None else scalar**-0.5,
+    )
+
+
+def _kv_heads(values: Values, heads: int) -> int:
+    return int(values.get("num_key_value_heads", heads))
+
+
+def _rotary_dim(head_dim: int, values: Values, family: Family) -> int:
+    if family.partial_rotary_factor is None:
+        return head_dim
+    told = _rope_values(values).get("partial_rotary_factor") or values.get("partial_rotary_factor")
+    return int(head_dim * (told or family.partial_rotary_factor))
+
+
+def _attention_bias(values: Values, family: Family) -> bool:
+    return family.attention_bias is not None and bool(values.get("attention_bias", family.attention_bias))
+
+
+def _latent_attention(values: Values, family: Family) -> LatentAttentionConfig:
+    told_none = "q_lora_rank" in values.values and values.values["q_lora_rank"] is None
+    return LatentAttentionConfig(
+        num_heads=values.needed("num_attention_heads"),
+        q_lora_rank=None if told_none else values.needed("q_lora_rank"),
+        kv_lora_rank=values.needed("kv_lora_rank"),
+        qk_nope_head_dim=values.needed("qk_nope_head_dim"),
+        qk_rope_head_dim=values.needed("qk_rope_head_dim"),
+        v_head_dim=values.needed("v_head_dim"),
+        bias=_attention_bias(values, family),
+    )
+
+
+def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
+    key, default = family.activation
+    activation = str(values.get(key, default))
+    experts = family.experts
+    if experts is None or not _has_experts(layer, experts, values):
+        bias = family.mlp_bias and bool(values.get("mlp_bias"))
+        return MLPConfig(values.needed("intermediate_size"), activation, bias)
+    width = values.needed(experts.width)
+    return MoEConfig(
+        num_experts=values.needed(experts.count),
+        num_experts_per_tok=values.get("num_experts_per_tok"),
+        intermediate_size=width,
+        shared_intermediate_size=_shared(experts, values, width),
+        shared_gate=experts.shared_gate,
+        expert_bias=experts.bias,
+        router_bias=experts.bias,
+        activation=activation,
+    )
+
+
+def _has_experts(layer: int, experts: Experts, values: Values) -> bool:
+    if experts.first_dense and layer < values.get("first_k_dense_replace", 0):
+        return False
+    if not experts.sparse_step:
+        return True
+    if layer in values.get("mlp_only_layers", ()) or values.needed(experts.count) == 0:
+        return False
+    return (layer + 1) % (values.get("decoder_sparse_step") or 1) == 0
+
+
+def _shared(experts: Experts, values: Values, width: int) -> int:
+    if experts.shared is None:
+        return 0
+    told = int(values.get(experts.shared, 0))
+    return told * width if experts.shared.startswith("n_") else told

@@ -1,0 +1,60 @@
+"""The values of a configuration, some of them perhaps null: looked up by name, inferred ones noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.errors import CheckpointError
+
+
+class UnknownValue(CheckpointError):
+    """A number that is needed is not told: a checkpoint is incomplete, a shape of the registry is known in part."""
+
+    def __init__(self, name: str, source: str) -> None:
+        super().__init__(f"{source}: {name} is missing", "the checkpoint is incomplete; pull it again")
+        self.name = name
+
+    @property
+    def kind(self) -> str:
+        """The public name of this kind of error."""
+        return CheckpointError.__name__
+
+
+class Values:
+    """Checked values of one configuration.
+
+    Args:
+        values: as ``text_config.text_values`` gives them. inferred: names of those that no source quotes.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str, inferred: frozenset[str] = frozenset()) -> None:
+        self.values = values
+        self.source = source
+        self._inferred = inferred
+        self._used: set[str] = set()
+
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """Names of the values that were asked for and are inferred."""
+        return tuple(sorted(self._used))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or the default where it is not told."""
+        found = self.values.get(name)
+        if found is None:
+            return default
+        if name in self._inferred:
+            self._used.add(name)
+        return found
+
+    def needed(self, name: str) -> int:
+        """A whole number.
+
+        Raises:
+            UnknownValue: it is not told.
+        """
+        found = self.get(name)
+        if found is None:
+            raise UnknownValue(name, self.source)
+        return int(found)

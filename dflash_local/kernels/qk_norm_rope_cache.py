@@ -1,0 +1,191 @@
+"""Between projection and attention, in one launch: norms of query and key heads, rotary embedding, KV cache rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+
+LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the next code is NaN
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """How a fused QKV projection is laid out, and what is done to its heads.
+
+    Attributes:
+        rotary_dim: leading dimensions of a head that rotate.
+        gated: each query head is followed by its gate (Qwen3.5), which is left where it is.
+        norm_plus_one: the head norm rounds after its weight, which is given with the one added (Qwen3.5).
+        per_head_norms: every KV head has a norm weight of its own.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    gated: bool = False
+    norm_plus_one: bool = False
+    per_head_norms: bool = False
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused projection's weight: queries with their gates, keys, values."""
+        return (self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads) * self.head_dim
+
+
+def qk_norm_rope_cache(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    start: torch.Tensor,
+    queries: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    layout: HeadLayout,
+) -> None:
+    """Write the normed and rotated queries, and this block's keys and values at rows ``start ..`` of the cache.
+
+    Args:
+        qkv: [M, qkv_size]: queries, keys, values. norms: weights [head_dim] of query and key norm, or None;
+            of the keys [KV heads, head_dim] with ``per_head_norms``.
+        rotation: cos and sin [positions, rotary_dim], in the model's dtype.
+        start: [1] int32 on the device, the first row's position. queries: [M, heads, head_dim], written.
+        cache: keys and values [KV heads, capacity, head_dim], written. Of the model's dtype, or float8_e4m3fn
+            without a scale, each number the nearest: three bits of mantissa, so that a text differs from the one that
+            a cache of the model's dtype gives, and it differs alike in every decoding mode.
+    """
+    if not runs_kernels(qkv):
+        return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout)
+    keys, values = (as_bytes(part) for part in cache)
+    weights = norms or (qkv, qkv)
+    _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
+        qkv, *weights, eps, *rotation, start, queries, keys, values, keys.shape[1], layout.num_heads,
+        layout.num_kv_heads, layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim, layout.gated,
+        norms is not None, layout.norm_plus_one, layout.per_head_norms, num_warps=1,
+    )  # fmt: skip
+
+
+def qk_norm_rope_cache_reference(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    start: torch.Tensor,
+    queries: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    layout: HeadLayout,
+) -> None:
+    """The same in plain PyTorch."""
+    rows, num_heads = qkv.shape[0], layout.num_heads
+    head_dim, rotary_dim = layout.head_dim, layout.rotary_dim
+    at = start.long() + torch.arange(rows, device=qkv.device)
+    cos, sin = (part[at].unsqueeze(1) for part in rotation)
+
+    def normed_and_rotated(given: torch.Tensor, norm: int) -> torch.Tensor:
+        normed = _normed(given, norms[norm], eps, layout.norm_plus_one) if norms else given
+        rotated, rest = normed[..., :rotary_dim], normed[..., rotary_dim:]
+        low, high = rotated.chunk(2, -1)
+        return torch.cat((rotated * cos + torch.cat((-high, low), -1) * sin, rest), -1)
+
+    stride = head_dim * (2 if layout.gated else 1)
+    if num_heads:
+        given = qkv[:, : num_heads * stride].view(rows, num_heads, stride)[..., :head_dim]
+        queries.copy_(normed_and_rotated(given, 0))
+    k, v = qkv[:, num_heads * stride :].view(rows, 2, layout.num_kv_heads, head_dim).unbind(1)
+    for part, given in zip(cache, (normed_and_rotated(k, 1), v), strict=True):
+        as_bytes(part).index_copy_(1, at, as_bytes(rounded(given.transpose(0, 1), part.dtype)))
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers as a cache of that dtype holds them: float8_e4m3fn saturates; NaN stays NaN."""
+    return (x.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else x).to(dtype)
+
+
+def as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """A cache as kernels take it that know no float8; others stay as they are."""
+    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, norm_plus_one: bool) -> torch.Tensor:
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (scaled * weight.float()).to(x.dtype) if norm_plus_one else scaled.to(x.dtype) * weight.to(x.dtype)
+
+
+@jit
+def _stored(x, kind: tl.constexpr):
+    """A number as the cache holds it; bytes are e4m3 codes: the nearest, of two the even one."""
+    if kind == tl.uint8:
+        wide = x.to(tl.float32)
+        bits = wide.to(tl.int32, bitcast=True)
+        size = tl.abs(wide)
+        size = tl.where(size > 448.0, 448.0, size)
+        left = size.to(tl.int32, bitcast=True)
+        code = ((left + 0x7FFFF + ((left >> 20) & 1)) >> 20) - (120 << 3)
+        # Below the smallest normal number the codes are multiples of 2 ** -9: added to 2 ** 14 they round to those.
+        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        code = tl.where(size < 0.015625, small, code)
+        code = tl.where(wide == wide, code, 0x7F)
+        return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    else:  # not behind the return, for that would be compiled too
+        return x
+
+
+# fmt: off
+@jit
+def _qk_norm_rope_cache_kernel(
+    qkv, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, capacity, NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr, PER_HEAD_NORMS: tl.constexpr,
+):
+    # fmt: on
+    # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
+    # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated.
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    PARTS: tl.constexpr = 2 if GATED else 1
+    QKV_SIZE: tl.constexpr = (NUM_HEADS * PARTS + 2 * NUM_KV_HEADS) * head_dim
+    dim = tl.arange(0, BLOCK_D)
+    inside = dim < head_dim
+    position = (tl.load(start) + row).to(tl.int64)
+    kind = queries.dtype.element_ty
+    begin = tl.where(head < NUM_HEADS, head * PARTS, NUM_HEADS * PARTS + head - NUM_HEADS) * head_dim
+    source = qkv + row.to(tl.int64) * QKV_SIZE + begin
+    value = tl.load(source + dim, mask=inside, other=0.0)
+    if head >= NUM_HEADS + NUM_KV_HEADS:
+        place = values + ((head - NUM_HEADS - NUM_KV_HEADS) * capacity + position) * head_dim + dim
+        tl.store(place, _stored(value, values.dtype.element_ty), mask=inside)
+        return
+    # Every rotating dimension needs its partner half a head away.
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    rotates = dim < ROTARY_DIM
+    partner = tl.where(dim < HALF, dim + HALF, tl.where(rotates, dim - HALF, dim))
+    x = value.to(tl.float32)
+    other = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        length = tl.sqrt(tl.sum(x * x, 0) / head_dim + eps)
+        norm = query_norm if head < NUM_HEADS else key_norm
+        if PER_HEAD_NORMS:
+            norm += tl.where(head < NUM_HEADS, 0, head - NUM_HEADS) * head_dim
+        mine = tl.load(norm + dim, mask=inside, other=0.0).to(tl.float32)
+        its = tl.load(norm + partner, mask=inside, other=0.0).to(tl.float32)
+        x = x / length
+        other = other / length
+        if not NORM_PLUS_ONE:
+            x = x.to(kind).to(tl.float32)
+            other = other.to(kind).to(tl.float32)
+        x = (x * mine).to(kind).to(tl.float32)
+        other = (other * its).to(kind).to(tl.float32)
+    angle = position * ROTARY_DIM + dim
+    c = tl.load(cos + angle, mask=rotates, other=1.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=rotates, other=0.0).to(tl.float32)
+    other = tl.where(dim < HALF, -other, other)
+    x = ((x * c).to(kind).to(tl.float32) + (other * s).to(kind).to(tl.float32)).to(kind)
+    if head < NUM_HEADS:
+        tl.store(queries + (row * NUM_HEADS + head).to(tl.int64) * head_dim + dim, x, mask=inside)
+    else:
+        place = keys + ((head - NUM_HEADS) * capacity + position) * head_dim + dim
+        tl.store(place, _stored(x, keys.dtype.element_ty), mask=inside)

@@ -1,0 +1,82 @@
+"""How a long KV cache is split among programs: evenly, as measured for its kind, or by position alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+MAX_SPLITS = 64  # of an even split, at most; more would only be more to combine
+MIN_SPLIT_SIZE = 16  # keys of a split, whatever is asked for
+FIXED_SPLIT_SIZE = 128  # keys of the smallest splits where they are fixed by position
+SPLITS_PER_DOUBLING = 32  # fixed splits from one sequence length to its double
+FP8_LOAD_CAPABILITY = (8, 9)  # from which compute capability a load can be told that its bytes are float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """The kernel configuration of one cache's decode attention.
+
+    Attributes:
+        block_kv: keys of a program's step. num_warps, num_stages: of a program.
+        programs_per_sm: of an even split, for one multiprocessor. min_split_size: keys of an even split, at least.
+    """
+
+    block_kv: int = 32
+    num_warps: int = 4
+    num_stages: int = 2
+    programs_per_sm: int = 4
+    min_split_size: int = 128
+
+
+# The one place where measured configurations are entered (benchmarks/attention.py), by the cache's bytes for a number
+# and head_dim, the next of these that is not smaller.
+CONFIGS = {
+    (2, 128): DecodeConfig(block_kv=32, num_stages=4, programs_per_sm=2),
+    (2, 256): DecodeConfig(block_kv=32, num_stages=3, programs_per_sm=1),
+    (1, 128): DecodeConfig(block_kv=64, num_stages=3, programs_per_sm=2),
+    (1, 256): DecodeConfig(block_kv=32, num_stages=3, programs_per_sm=2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What a split depends on: shared memory of a program (bytes), multiprocessors, compute capability."""
+
+    shared_memory: int
+    num_sms: int
+    compute_capability: tuple[int, int]
+
+
+@cache
+def device_properties(device: torch.device) -> DeviceProperties:
+    """A CUDA device's."""
+    found = torch.cuda.get_device_properties(device)
+    shared = int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor))
+
+
+def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
+    """The configuration for caches of ``itemsize`` bytes a number; made smaller where it exceeds the shared memory.
+
+    A program holds its queries [block_m, head_dim] and, for each stage, a step's keys and values. Fewer stages are
+    tried before fewer keys, and two stages are kept.
+    """
+    config = CONFIGS[(min(itemsize, 2), 128 if head_dim <= 128 else 256)]
+    block_kv, num_stages = config.block_kv, config.num_stages
+    while block_m * head_dim * max(itemsize, 2) + 2 * num_stages * block_kv * head_dim * itemsize > shared_memory:
+        if num_stages > 2:
+            num_stages -= 1
+        elif block_kv > MIN_SPLIT_SIZE:
+            block_kv //= 2
+        else:
+            break
+    return DecodeConfig(block_kv, config.num_warps, num_stages, config.programs_per_sm, config.min_split_size)
+
+
+def fixed_splits(max_seq_len: int) -> int:
+    """Fixed splits below a position: ``SPLITS_PER_DOUBLING`` for each doubling, the first of ``FIXED_SPLIT_SIZE``."""
+    doublings = max((max(max_seq_len - 1, 0) // (SPLITS_PER_DOUBLING * FIXED_SPLIT_SIZE)).bit_length() - 1, 0)
+    return doublings * SPLITS_PER_DOUBLING + math.ceil(max_seq_len / (FIXED_SPLIT_SIZE << doublings))

@@ -1,0 +1,79 @@
+"""Why the fused engine cannot run a model: by its features, whatever it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dflash_local.config.features import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
+from dflash_local.config.fused_support import fused_refusal
+
+ATTENTION = AttentionConfig(4, 2, 8, rotary_dim=8)
+DELTA = GatedDeltaNetConfig(2, 4, 8, 8, conv_kernel_size=4)
+MLP = MLPConfig(48)
+DENSE = ModelConfig(
+    source="x",
+    family="a name that decides nothing",
+    hidden_size=32,
+    vocab_size=96,
+    tie_word_embeddings=False,
+    layers=(LayerConfig(ATTENTION, MLP),) * 2,
+    rms_norm_eps=None,
+    norm_plus_one=False,
+    rope=None,
+    max_position_embeddings=None,
+)
+
+
+def last(**changes: Any) -> ModelConfig:
+    """The dense model, its last layer changed."""
+    return replace(DENSE, layers=(DENSE.layers[0], replace(DENSE.layers[1], **changes)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        DENSE,
+        last(mixer=DELTA),
+        replace(DENSE, norm_plus_one=True),
+        last(mixer=replace(ATTENTION, gated=True, qk_norm=True, rotary_dim=4)),
+    ],
+)
+def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
+    assert fused_refusal(model) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (last(mixer=LatentAttentionConfig(4, 16, 16, 8, 4, 8)), "its attention is latent"),
+        (last(mixer=replace(ATTENTION, sinks=True)), "its attention has sinks"),
+        (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
+        (last(mlp=MoEConfig(8, 2, 16)), "it is a mixture of experts"),
+        (replace(DENSE, quantization="fp8"), "its weights are in the format fp8"),
+        (last(mixer=replace(ATTENTION, qkv_bias=True)), "its projections have biases"),
+        (last(mixer=replace(ATTENTION, output_bias=True)), "its projections have biases"),
+        (last(mlp=replace(MLP, bias=True)), "its projections have biases"),
+        (last(mlp=replace(MLP, activation="gelu_pytorch_tanh")), "its activation is gelu_pytorch_tanh"),
+        (last(sandwich_norms=True), "the results of its layers are normed"),
+        (last(mixer=replace(ATTENTION, sliding_window=64)), "it has sliding windows"),
+        (last(mixer=replace(ATTENTION, logit_softcap=50.0)), "its attention scores have a soft cap"),
+        (last(mixer=replace(ATTENTION, scale=0.1)), "its attention scores are scaled by a number of their own"),
+        (last(mixer=replace(DELTA, conv_kernel_size=3)), "its convolution is 3 wide, 4 is known"),
+        (replace(DENSE, embedding_scale=8.0), "its embeddings are scaled"),
+        (replace(DENSE, final_logit_softcap=30.0), "its logits have a soft cap"),
+        (replace(DENSE, rope_type="longrope"), "its rotary embedding is longrope"),
+    ],
+)
+def test_what_it_does_not_know_is_named(model: ModelConfig, why: str) -> None:
+    assert fused_refusal(model) == why
