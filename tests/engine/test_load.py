@@ -204,10 +204,7 @@ def test_ck_12_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_a
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (LoadConfig(dtype="float8"), "dtype 'float8'"),
-        (LoadConfig(device="tpu"), "'tpu'"),
         (LoadConfig(device="cuda:99"), "'cuda:99'"),
-        (LoadConfig(device="cpu", quantize="int3"), "'int3'"),
         (LoadConfig(device="cpu", context=10**9), "context 1000000000"),
     ],
 )
@@ -216,6 +213,14 @@ def test_options_this_machine_cannot_take_are_refused_by_name(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         open_pair(saved("qwen3"), None, options)
+
+
+def test_the_reference_engine_says_that_it_drafts_in_full(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    drafter = save_drafter(tmp_path / "drafter")
+    for given, told in (("8bit", 1), ("full", 0), ("auto", 0)):
+        session = open_pair(saved("qwen3"), drafter, LoadConfig(engine="reference", drafter_precision=given))
+        assert sum("--drafter-precision 8bit" in notice for notice in session.facts.notices) == told
+        assert session.facts.load.drafter_precision == "full"
 
 
 def test_ck_16_the_drafters_position_table_caps_the_context(saved: Callable[[str], Path], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ NEW = 8000
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
 def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
     session = load(bundled.find(pair), LoadConfig(dtype="bfloat16", device="cuda", exact=True))
-    assert session.facts.exact and session.facts.engine == "fused"
+    assert session.facts.load.exact and session.facts.engine == "fused"
     prompt = session.render(user_request("Count from 3 to 17.")).ids
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
     for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
