@@ -28,7 +28,7 @@ def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str =
     """
     if wanted == "reference":
         if option:
-            raise UsageError(f"the reference engine does not know {option}", "leave it out, or --engine reference")
+            raise UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
         return wanted
     if wanted == "fused" or option:
         if why:
