@@ -18,11 +18,11 @@ from statistics import median
 import torch
 
 from dflash_local.bench import random_pair
-from dflash_local.bench.planted import Planted
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog import registry
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.planted import Planted
 from dflash_local.engine.session import Session
 from dflash_local.events import Finished, Step
 from dflash_local.load_config import LoadConfig

@@ -28,7 +28,8 @@ from dflash_local.bench import certificate, report
 from dflash_local.bench import certify as certifying
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.reference import Cycle, Proposer
+from dflash_local.engine.cycle import Cycle
+from dflash_local.engine.reference import Proposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.request import SamplingParams
 from dflash_local.store.atomic import write_atomic

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from dflash_local.bench import plain, replay
 from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run
-from dflash_local.bench.planted import Planted
 from dflash_local.bench.trial import Written, write
 from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explained, judge, measure
-from dflash_local.engine.reference import Proposer
+from dflash_local.engine.runner import Target
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
-from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
 
-Plant = Callable[[tuple[int, ...], tuple[int, ...]], Proposer]
+Plant = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # from prompt and reply to a proposer of the runner's kind
 Progress = Callable[[str, float], None]
 
 
@@ -95,10 +94,15 @@ def certify(
     Raises:
         DFlashError: a request failed; a bug found is a verdict, not an error.
     """
+    target = _target(session)
     if plan.planted:
-        plant = _plant(session)
+        session.runner.planted(())  # refused before anything is run
+
+        def plant(prompt: tuple[int, ...], text: tuple[int, ...]) -> Any:
+            return session.runner.planted([*prompt, *text])
+
     trials: list[_Trial] = []
-    oracle = plain.Oracle(session.runner.target, load_plain)
+    oracle = plain.Oracle(target, load_plain)
     total = len(plan.prompts) * len(plan.cases) * len(plan.block_sizes)
     skipped = ""
     for number, prompt in enumerate(plan.prompts):
@@ -110,7 +114,7 @@ def certify(
                 trial = _Trial(number, case, block, ar, dflash, _first_difference(ar.ids, dflash.ids), [])
                 skipped = _examine(session, prompt, trial, oracle) or skipped
                 trials.append(trial)
-    dtype = session.runner.target.dtype
+    dtype = target.dtype
     noise = measure([p.single.noise for t in trials for p in t.positions if p.agreed], dtype)
     checked = _plain_check(trials, dtype, skipped)
     runs = tuple(_run(session, trial, noise) for trial in trials)
@@ -123,11 +127,11 @@ def certify(
     return Certificate(runs, noise, checked, max(verdicts, key=ORDER.index), len(looks), sum(looks), exact)
 
 
-def _plant(session: Session) -> Plant:
+def _target(session: Session) -> Target:
     target = session.runner.target
-    if not isinstance(target, FusedTarget):
-        raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
-    return lambda prompt, text: Planted(target, [*prompt, *text])  # type: ignore[return-value]
+    if target is None:
+        raise UsageError(f"{session.facts.target} is not in this process", "texts are scored with the target itself")
+    return target
 
 
 def _request(prompt: tuple[int, ...], case: Case, tokens: int, mode: str, block: int | None) -> Request:
@@ -164,7 +168,7 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial, oracle: plain.Oracle) -> str:
     """Score the drafted reply both ways (greedy ones by plain transformers too); why the last was left out."""
-    target, text, params = session.runner.target, trial.dflash.ids, trial.case.sampling
+    target, text, params = _target(session), trial.dflash.ids, trial.case.sampling
     whole: torch.Tensor | None = None
     skipped = ""
     if not text:

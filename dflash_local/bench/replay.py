@@ -11,11 +11,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from dflash_local.bench.trial import CycleShape
-from dflash_local.engine.reference import PREFILL_CHUNK
-from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.transformers_target import TransformersTarget
-
-Target = TransformersTarget | FusedTarget
+from dflash_local.engine.cycle import PREFILL_CHUNK
+from dflash_local.engine.runner import Target
 
 
 @torch.inference_mode()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Protocol
 
 import torch
 
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.runner import Runner
 from dflash_local.kernels.timing import span_ms
 
 LENGTHS = (1, 4, 6, 8, 12, 16)  # ENGINE 8.1; and the trained block
@@ -15,17 +17,30 @@ REPLAYS = 7
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
 
 
+class Replaying(Runner, Protocol):
+    """A runner whose cycles can be run by themselves. ``context``: tokens it may hold."""
+
+    context: int
+    costs: Mapping[int, float]
+
+    def idle(self, length: int) -> AbstractContextManager[None]:
+        """Within, ``replay`` runs cycles as if so many tokens were committed; they emit nothing and move nothing."""
+
+    def replay(self, rows: int) -> None:
+        """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
+
+
 @torch.inference_mode()
-def measure_costs(runner: FusedRunner, block: int, say: Callable[[float], None] = lambda _part: None) -> None:
+def measure_costs(runner: Replaying, block: int, say: Callable[[float], None] = lambda _part: None) -> None:
     """Fill ``runner.costs``: medians in milliseconds, at about a thousand committed tokens.
 
     The runner must be fresh: the cycles that are run emit nothing and move nothing, but what they write into
     the caches is garbage. Without CUDA nothing is measured.
     """
-    if runner.target.device.type != "cuda" or runner.proposer is None:
+    if runner.device.type != "cuda" or runner.proposer is None:
         return
     lengths = sorted({length for length in LENGTHS if length < block} | {block})
-    if runner.target.exact:  # every forward has the same rows
+    if runner.exact:  # every forward has the same rows
         lengths = [1, block]
     length = min(AT, runner.context // 2)
     found = {}

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from dflash_local.engine.reference import Cycle
+from dflash_local.engine.cycle import Cycle
 from dflash_local.events import Mode, Stats
 
 ALARM_CYCLES = 64  # acceptance is judged over this many cycles (ARCHITECTURE 4)

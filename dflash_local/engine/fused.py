@@ -1,6 +1,6 @@
 """The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late.
 
-Same seam as ``engine.reference``; its oracle is that runner. Without CUDA the same list of launches runs
+A ``Runner`` as that of ``engine.reference`` is, which it is compared with. Without CUDA the same list of launches runs
 eagerly through the kernels' PyTorch references, so that its logic is tested everywhere.
 """
 
@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.graphs import Graphs
+from dflash_local.engine.planted import Planted
 from dflash_local.engine.records import RING, Records
-from dflash_local.engine.reference import Cycle, PrefillStep, chunks
 from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
-from dflash_local.errors import EngineError, NumericsError
+from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import MAX_STOPS, NOT_FINITE, Progress, accept
 from dflash_local.kernels.choose import Chooser
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -84,10 +85,30 @@ class FusedRunner:
             self._graphs.clear()
         self._proposer = proposer
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the target knows."""
+        return self.target.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """The target's."""
+        return self.target.device
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True when committed tokens can only be forgotten by going back to a snapshot."""
+        return self.target.is_recurrent
+
+    @property
+    def exact(self) -> bool:
+        """True when a row's logits are the same in every bit with and without drafting."""
+        return self.target.exact
+
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs; see ``ReferenceRunner.begin``.
+        """Set what the next request needs; see ``Runner.begin``.
 
         Raises:
             EngineError: the model has more stop ids than the device has room for.
@@ -132,7 +153,7 @@ class FusedRunner:
         self._block = block
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        """Process prompt ``ids`` beyond what is committed; see ``ReferenceRunner.prefill``."""
+        """Process prompt ``ids`` beyond what is committed; see ``Runner.prefill``."""
         start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
@@ -151,7 +172,7 @@ class FusedRunner:
         """The first token, which belongs to no cycle."""
         logits = self.target.head(hidden)
         if not bool(torch.isfinite(logits).all()):
-            raise _not_finite()
+            raise not_finite()
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
@@ -235,7 +256,7 @@ class FusedRunner:
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
-            raise _not_finite()
+            raise not_finite()
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
         self._graphs.run(("close", key), lambda: self._close(key))
@@ -262,7 +283,7 @@ class FusedRunner:
         before = len(self.committed)
         self._kept = min(max(count, 0), max(self._limit - before, 0))
         if count == NOT_FINITE:
-            raise _not_finite()
+            raise not_finite()
         if count == 0:
             return None
         self.ids += ids  # the last cycle's may reach behind the limit; ``rewind`` cuts them
@@ -316,14 +337,12 @@ class FusedRunner:
         self.ids = self.committed[:length]
         self._set_length(length)
 
+    def planted(self, text: Sequence[int]) -> Planted:
+        """A proposer that knows a text of prompt and reply and is wrong now and then."""
+        return Planted(self.target, text)
+
     def close(self) -> None:
         """Drop the models and the graphs."""
         self._drain()
         self._graphs.clear()
         del self.target, self._proposer
-
-
-def _not_finite() -> NumericsError:
-    return NumericsError(
-        "the target produced logits that are not finite", "the request ended; try --dtype float32 or bfloat16"
-    )

@@ -13,8 +13,8 @@ import torch
 from dflash_local.chat.channels import channel_parser
 from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
+from dflash_local.engine.cycle import Cycle
 from dflash_local.engine.figures import ALARM_CYCLES, Figures
-from dflash_local.engine.reference import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
@@ -109,8 +109,8 @@ class Generation:
     def _prefill(self, reused: int) -> Generator[Event, None, Cycle | None]:
         """Process the prompt; returns the first token's cycle, or None when cancelled."""
         prompt, runner = self.rendered.ids, self.runner
-        ids = torch.tensor(prompt, dtype=torch.long, device=runner.target.device)
-        sampler = Sampler(self.request.sampling, self.seed, runner.target.vocab_size, ids)
+        ids = torch.tensor(prompt, dtype=torch.long, device=runner.device)
+        sampler = Sampler(self.request.sampling, self.seed, runner.vocab_size, ids)
         runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
         runner.end_at(len(prompt) + self.limit, exactly=bool(self.request.limits.stop))
         first: Cycle | None = None

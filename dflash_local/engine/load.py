@@ -10,10 +10,10 @@ import torch
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load_fused import chosen_engine, load_fused
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.runner import Runner
 from dflash_local.engine.session import Session
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
@@ -66,7 +66,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
-    runner: ReferenceRunner | FusedRunner
+    runner: Runner
     if chosen_engine(config, facts, contract, where) == "fused":
         runner, notices = load_fused(
             target_files,
@@ -92,7 +92,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         device=where.device,
         context=context,
         draft=runner.proposer is not None,
-        drafter_precision=runner.drafter_precision if isinstance(runner, FusedRunner) else "full",
+        drafter_precision=runner.drafter_precision,
     )
     shown = _facts(pair, contract, loaded, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))

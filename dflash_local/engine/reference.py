@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
-from dflash_local.errors import EngineError, NumericsError
+from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
-
-PREFILL_CHUNK = 1024
 
 
 class Proposer(Protocol):
@@ -39,41 +37,6 @@ class Proposer(Protocol):
         """``count`` drafted ids for the positions after ``start``, where the anchor stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
-
-    ``likelihoods`` belong to ``ids`` when they were asked for.
-    """
-
-    ids: tuple[int, ...]
-    drafted: int
-    accepted: int
-    rows: int
-    draft_s: float
-    verify_s: float
-    likelihoods: tuple[Likelihood, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillStep:
-    """Tokens done of tokens to do; a snapshot if one was taken here; the first token's cycle with the last step."""
-
-    done: int
-    total: int
-    point: TargetSnapshot | None
-    first: Cycle | None
-
-
-def chunks(start: int, total: int, stable: int) -> Iterator[tuple[int, int]]:
-    """The parts in which a prompt is processed, from ``start`` on; one ends at ``stable``, if that lies inside."""
-    while start < total:
-        end = min(start + PREFILL_CHUNK, total)
-        end = stable if start < stable < end else end
-        yield start, end
-        start = end
-
-
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
     """Number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
 
@@ -93,6 +56,8 @@ class ReferenceRunner:
     """
 
     name = "reference"
+    exact = False
+    drafter_precision = "full"
     costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
@@ -105,13 +70,25 @@ class ReferenceRunner:
         self._block = 1
         self._top: int | None = None
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the target knows."""
+        return self.target.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """The target's."""
+        return self.target.device
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True when committed tokens can only be forgotten by going back to a snapshot."""
+        return self.target.is_recurrent
+
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken.
-
-        ``top`` asks for log-probabilities, with that many rivals beside each emitted token.
-        """
+        """Set what the next request needs; see ``Runner.begin``."""
         self._sampler, self._stop_ids, self._block, self._top = sampler, stop_ids, block, top
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
@@ -128,12 +105,7 @@ class ReferenceRunner:
         self._block = block
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        """Process prompt ``ids`` beyond what is committed, a chunk per step, and choose the first token.
-
-        Args:
-            ids: the whole prompt; ``committed`` is a proper prefix of it.
-            stable: position to take a snapshot at, if it lies in the part to process.
-        """
+        """Process prompt ``ids`` beyond what is committed; see ``Runner.prefill``."""
         start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
@@ -166,9 +138,7 @@ class ReferenceRunner:
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.target.head(hidden)
         if not bool(torch.isfinite(logits).all()):
-            raise NumericsError(
-                "the target produced logits that are not finite", "the request ended; try --dtype float32 or bfloat16"
-            )
+            raise not_finite()
         return logits
 
     def launch(self) -> None:
@@ -253,6 +223,14 @@ class ReferenceRunner:
             self.proposer.truncate(length)
         del self.committed[length:]
         self.ids = list(self.committed)
+
+    def planted(self, text: Sequence[int]) -> Proposer:
+        """There is none yet.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
 
     def close(self) -> None:
         """Drop the models."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from dflash_local.engine.cycle import PREFILL_CHUNK
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import PREFILL_CHUNK
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import KEPT_SNAPSHOTS
 from dflash_local.request import SamplingParams

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.cycle import Snapshot
 from dflash_local.engine.generation import Generation
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.runner import Runner
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import ContextError, EngineError, Interrupted, UsageError
 from dflash_local.events import Event, Notice
 from dflash_local.loaded import SessionFacts, nothing_done
-from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import Request
 
 KEPT_SNAPSHOTS = 2
@@ -28,14 +27,14 @@ class Session:
 
     def __init__(
         self,
-        runner: ReferenceRunner | FusedRunner,
+        runner: Runner,
         facts: SessionFacts,
         tokenizer: Tokenizer | None,
         stop_ids: frozenset[int],
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
-        self._snapshots: list[TargetSnapshot] = []
+        self._snapshots: list[Snapshot] = []
         self._broken: EngineError | None = None
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -100,7 +99,7 @@ class Session:
             raise ContextError(
                 f"the prompt has {count} tokens, the context holds {context}", "shorten it or load a larger context"
             )
-        vocab = self.runner.target.vocab_size
+        vocab = self.runner.vocab_size
         for token in rendered.ids:
             if not 0 <= token < vocab:
                 raise UsageError(f"prompt id {token} is outside the vocabulary of {vocab}")
@@ -129,17 +128,17 @@ class Session:
             common += 1
         if with_drafts and runner.proposer is not None:
             common = min(common, runner.proposer.length)
-        point: TargetSnapshot | None = None
-        if runner.target.is_recurrent and common < len(runner.committed):
+        point: Snapshot | None = None
+        if runner.is_recurrent and common < len(runner.committed):
             point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
             common = point.length if point else 0
         runner.restart(common, point)
         self._snapshots = [s for s in self._snapshots if s.length <= common]
         return common
 
-    def remember(self, point: TargetSnapshot | None) -> None:
+    def remember(self, point: Snapshot | None) -> None:
         """Keep a snapshot for later turns (recurrent targets only)."""
-        if point is not None and self.runner.target.is_recurrent:
+        if point is not None and self.runner.is_recurrent:
             self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
 
     def reset(self) -> None:

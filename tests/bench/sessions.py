@@ -9,7 +9,8 @@ import torch
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.reference import Cycle, ReferenceRunner
+from dflash_local.engine.cycle import Cycle
+from dflash_local.engine.reference import ReferenceRunner
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KV_ONLY, HYBRID = "qwen3-v1-b8", "qwen35-v2-swa-b8"

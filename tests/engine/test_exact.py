@@ -9,10 +9,10 @@ from fused_models import fused_target
 from recorded_log import record, replayed
 
 from dflash_local.bench.certify import Plan, cases, certify
-from dflash_local.bench.planted import Planted
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load import load
+from dflash_local.engine.planted import Planted
 from dflash_local.engine.session import Session
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.load_config import LoadConfig

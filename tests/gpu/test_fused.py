@@ -8,11 +8,11 @@ from engine_sessions import Reply, random_prompt
 from fused_models import fused_target
 from recorded_log import record
 
-from dflash_local.bench.planted import Planted
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.load import load
+from dflash_local.engine.planted import Planted
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from families import FAMILIES, VOCAB, random_model  # noqa: E402
 
 from benchmarks import random_pair  # noqa: E402
-from dflash_local.engine import reference, session  # noqa: E402
+from dflash_local.engine import cycle, session  # noqa: E402
 from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.models import drafter_weights, kv_cache, load_target, rope  # noqa: E402
 from dflash_local.models.drafter import Drafter  # noqa: E402
@@ -47,7 +47,7 @@ def drafter_of(biased: bool = False) -> tuple[DrafterConfig, DrafterShape]:
 def test_the_rooms_agree_on_constants() -> None:
     assert kv_cache.KVCache().capacity == memory.FIRST_ROWS
     assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
-    assert reference.PREFILL_CHUNK == memory.PREFILL_CHUNK
+    assert cycle.PREFILL_CHUNK == memory.PREFILL_CHUNK
     assert session.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
     assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT
     assert set(load_target.DTYPES) == set(formats.DTYPE_BYTES)
