@@ -19,7 +19,7 @@ from dflash_local.checkpoint_files.text_config import text_values
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
-from dflash_local.engine.draft_side import Settled, settle
+from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
@@ -160,13 +160,13 @@ def build(
     context: int,
     device: torch.device,
     dtype: torch.dtype,
-    side: str = "auto",
+    precision: str = "auto",
     exact: bool = False,
-) -> tuple[FusedRunner, Settled]:
-    """A runner over random weights, made where they lie, and how it drafts (``engine.draft_side``).
+) -> tuple[FusedRunner, ChosenPrecision]:
+    """A runner over random weights, made where they lie, and how it drafts (``engine.drafter_precision``).
 
     Raises:
-        UsageError: no such draft side for this pair. torch.OutOfMemoryError: it does not fit.
+        UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
     """
     weights = target_weights.random_weights(pair.facts, pair.shape, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
@@ -174,7 +174,7 @@ def build(
     target = FusedTarget(weights, pair.shape, pair.config.taps, context, block, exact=exact)
     parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
-    del parts  # what a coarser draft side replaces is free then
+    del parts  # what a coarser precision replaces is free then
     choose_configs([*weights.products, *drafter.products], block)
-    settled = settle(drafter, side, block)
-    return FusedRunner(target, drafter, context), settled
+    chosen = choose_precision(drafter, precision, block)
+    return FusedRunner(target, drafter, context), chosen

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from dflash_local.errors import UsageError
 
-ENGINES = ("auto", "fused", "reference")
 OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
 
@@ -23,11 +22,9 @@ def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str =
     Raises:
         UsageError: an engine was asked for that cannot run this; says why.
     """
-    if wanted not in ENGINES:
-        raise UsageError(f"unknown engine {wanted!r}", f"use {', '.join(ENGINES)}")
     if wanted == "reference":
         if option:
-            raise UsageError(f"the reference engine does not know {option}", "leave it out, or --engine reference")
+            raise UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
         return wanted
     if wanted == "fused" or option:
         if why:
@@ -35,11 +32,6 @@ def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str =
             raise UsageError(f"the fused engine cannot run this: {why}", hint)
         return "fused"
     return "fused" if not why and has_kernels() else "reference"
-
-
-def fused_only(exact: bool, kv_cache: str) -> str:
-    """Of these options the one that only the fused engine has, as the command line spells it; empty when none is."""
-    return "--exact" if exact else f"--kv-cache {kv_cache}" if kv_cache != "auto" else ""
 
 
 def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:

@@ -22,6 +22,11 @@ def default_dtype(kind: str) -> str:
     return "float32" if kind == "cpu" else "bfloat16"
 
 
+def resolved_dtype(dtype: str, kind: str) -> str:
+    """A dtype, ``auto`` being what it means on a kind of machine."""
+    return default_dtype(kind) if dtype == "auto" else dtype
+
+
 def native_format(model: ModelConfig) -> str | None:
     """The format of weights that are published quantised; None for plain ones."""
     return "int4" if model.quantization in INT4_METHODS else model.quantization

@@ -20,6 +20,7 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 
 VOCAB, ROWS, STOP = 100, 4, 99
@@ -44,7 +45,7 @@ class DistantRunner:
     device = torch.device("cpu")
     is_recurrent = False
     exact = False
-    draft_side = "full"
+    drafter_precision = "full"
     costs: Mapping[int, float] = {}
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class DistantRunner:
 
 @pytest.fixture
 def distant() -> Session:
-    facts = SessionFacts("counting", "counting", "distant", "float32", "cpu", ROWS, 200, False)
+    facts = SessionFacts("counting", "counting", ROWS, False, LoadConfig(context=200))
     return Session(DistantRunner(), facts, None, frozenset({STOP}))
 
 
