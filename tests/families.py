@@ -36,6 +36,18 @@ FAMILIES = (
     "gpt_oss",
     "deepseek_v3",
 )
+# transformers' own, before ``ForCausalLM`` and ``Config``.
+NAMES = {
+    "llama": "Llama",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "gpt_oss": "GptOss",
+    "deepseek_v3": "DeepseekV3",
+}
+CONFIG_NAMES = {"qwen3_5": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText"}
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_wrapped", "qwen3_5_moe")
 
 
@@ -91,11 +103,8 @@ def _model(family: str) -> Any:
         vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": HIDDEN}
         config = t.Qwen3_5Config(text_config=settings, vision_config={**vision, "num_position_embeddings": 16})
         return t.Qwen3_5ForConditionalGeneration(config)
-    name = {"qwen3_5": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText", "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3"}
-    model = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3"}
-    plain = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next"}
-    config = getattr(t, f"{name.get(family) or plain[family]}Config")(**settings)
-    return getattr(t, f"{model.get(family) or plain[family]}ForCausalLM")(config)
+    config = getattr(t, f"{CONFIG_NAMES.get(family) or NAMES[family]}Config")(**settings)
+    return getattr(t, f"{NAMES[family]}ForCausalLM")(config)
 
 
 @torch.no_grad()

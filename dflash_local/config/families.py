@@ -199,6 +199,12 @@ NAMED = {family.name: family for family in TABLE}
 ARCHITECTURES = {architecture: family for family in TABLE for architecture in family.architectures}
 
 
+def usual_layer_types(model_type: str, values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The kinds of so many layers of a model whose configuration does not list them."""
+    family = next((family for family in TABLE if model_type in family.model_types), None)
+    return (FULL,) * layers if family is None else family.pattern(values, layers)
+
+
 def family_of(config: Mapping[str, Any], source: str) -> Family:
     """The family of a ``config.json``.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.config.families import usual_layer_types
 from dflash_local.errors import CheckpointError
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.kv_cache import KVCache
@@ -194,8 +195,9 @@ class TransformersTarget:
 
 
 def layer_types(config: Any, layers: int) -> tuple[str, ...]:
-    """Kind of each decoder layer; a config without ``layer_types`` has full attention throughout."""
-    types = tuple(getattr(config, "layer_types", None) or ("full_attention",) * layers)
+    """Kind of each decoder layer."""
+    listed = getattr(config, "layer_types", None)
+    types = tuple(listed or usual_layer_types(config.model_type, config.to_dict(), layers))
     unknown = sorted(set(types) - set(LAYER_TYPES))
     if unknown:
         raise CheckpointError(
