@@ -27,6 +27,7 @@ _RECURRENT = {
 _PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
 FAMILIES = (
     "llama",
+    "mistral",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
@@ -39,6 +40,8 @@ FAMILIES = (
 # transformers' own, before ``ForCausalLM`` and ``Config``.
 NAMES = {
     "llama": "Llama",
+    "mistral": "Mistral",
+    "mistral_full": "Mistral",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
@@ -64,6 +67,8 @@ def _text_settings(family: str) -> dict[str, Any]:
             "original_max_position_embeddings": 64,
         }
         return {**base, "rope_parameters": rope, "tie_word_embeddings": False}
+    if family in ("mistral", "mistral_full"):
+        return {**base, "sliding_window": 8 if family == "mistral" else None}
     if family == "qwen3_moe":
         return {**base, **_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 1}
     if family == "qwen3_next":

@@ -121,6 +121,14 @@ class Family:
 TABLE = (
     Family("llama", ("LlamaForCausalLM",), ("llama",), mlp_bias=True, kv_heads_told=False),
     Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        ("mistral",),
+        layer_types=(FULL, SLIDING),
+        pattern=all_sliding,
+        attention_bias=None,
+    ),
+    Family(
         "qwen3",
         ("Qwen3ForCausalLM",),
         ("qwen3",),

@@ -113,6 +113,15 @@ def test_the_windows_of_qwen3_are_those_of_transformers(
     assert tuple(attention(model, layer).sliding_window for layer in range(4)) == windows
 
 
+@pytest.mark.parametrize(
+    ("told", "window"), [({"sliding_window": 16}, 16), ({"sliding_window": None}, None), ({}, 4096)]
+)
+def test_all_layers_of_mistral_slide_unless_its_window_is_null(told: dict[str, Any], window: int | None) -> None:
+    model = read("MistralForCausalLM", **told, attention_bias=True)
+    assert [attention(model, layer).sliding_window for layer in range(4)] == [window] * 4
+    assert not attention(model).qkv_bias and not attention(model).qk_norm
+
+
 def test_gpt_oss_alternates_and_has_sinks_biases_and_experts() -> None:
     model = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2)
     assert [attention(model, layer).sliding_window for layer in range(4)] == [128, None, 128, None]

@@ -66,9 +66,9 @@ def test_l1_greedy_equals_the_target_on_every_family(family: str) -> None:
     check(family, 11, (2, 8, 16))
 
 
-@pytest.mark.parametrize("prompt_length", [1, 7, 8, 9])  # around the block of 8 and gpt-oss's window of 8
+@pytest.mark.parametrize("prompt_length", [1, 7, 8, 9])  # around the block of 8 and windows of 8
 def test_l1_greedy_around_block_and_window_edges(prompt_length: int) -> None:
-    for family in (*FULL_GRID, "gpt_oss"):
+    for family in (*FULL_GRID, "gpt_oss", "mistral"):
         check(family, prompt_length, (8,))
 
 
