@@ -28,6 +28,7 @@ _PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_fact
 FAMILIES = (
     "llama",
     "mistral",
+    "gemma2",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
@@ -42,6 +43,7 @@ NAMES = {
     "llama": "Llama",
     "mistral": "Mistral",
     "mistral_full": "Mistral",
+    "gemma2": "Gemma2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
@@ -69,6 +71,9 @@ def _text_settings(family: str) -> dict[str, Any]:
         return {**base, "rope_parameters": rope, "tie_word_embeddings": False}
     if family in ("mistral", "mistral_full"):
         return {**base, "sliding_window": 8 if family == "mistral" else None}
+    if family == "gemma2":
+        caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 12}
+        return {**base, **caps, "sliding_window": 8, "tie_word_embeddings": False}
     if family == "qwen3_moe":
         return {**base, **_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 1}
     if family == "qwen3_next":

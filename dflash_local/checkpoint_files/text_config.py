@@ -49,6 +49,7 @@ INTEGERS: dict[str, tuple[int, int]] = {
     "qk_nope_head_dim": (1, MAX_HEADS),
     "qk_rope_head_dim": (2, MAX_HEADS),
     "v_head_dim": (1, MAX_HEADS),
+    "query_pre_attn_scalar": (1, MAX_WIDTH),
 }
 NUMBERS: dict[str, tuple[float, float]] = {
     "rms_norm_eps": (1e-12, 0.1),
@@ -57,14 +58,19 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "routed_scaling_factor": (1e-6, 1e6),
     "swiglu_alpha": (1e-6, 1e6),
     "swiglu_limit": (1e-6, 1e6),
+    "attn_logit_softcapping": (1e-3, 1e6),
+    "final_logit_softcapping": (1e-3, 1e6),
 }
 FLAGS = ("attention_bias", "mlp_bias", "norm_topk_prob", "rope_interleave", "tie_word_embeddings", "use_sliding_window")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
 LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
 # Under which of these keys a family counts its experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # A null that says something: with it dropped, transformers would put its own number there.
-NULLABLE = ("sliding_window", "q_lora_rank")
+NULLABLE = ("sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping")
+# Keys that change the forward pass, each with the value at which it changes nothing; no other is taken.
+NEUTRAL = {"use_bidirectional_attention": False}
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 ROPE_INTEGERS = {"original_max_position_embeddings": (1, MAX_POSITION)}
@@ -104,8 +110,12 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     found |= {key: fields.integer(key, *bounds) for key, bounds in INTEGERS.items() if fields.present(key)}
     found |= {key: fields.number(key, *bounds) for key, bounds in NUMBERS.items() if fields.present(key)}
     found |= {key: fields.optional_flag(key) for key in FLAGS if fields.present(key)}
-    if fields.present("hidden_act"):
-        found["hidden_act"] = fields.word("hidden_act", ACTIVATIONS)
+    for key in ACTIVATION_KEYS:
+        if fields.present(key):
+            found[key] = fields.word(key, ACTIVATIONS)
+    for key, value in NEUTRAL.items():
+        if fields.present(key) and fields.values[key] is not value:
+            raise CheckpointError(f"{where}: {key} {shown(fields.values[key])} is not supported")
     if fields.present("layer_types"):
         found["layer_types"] = _layer_types(fields)
     if fields.present("mlp_only_layers"):

@@ -83,8 +83,10 @@ class Family:
         partial_rotary_factor: share of a head that rotates where it is not told; None for a family that rotates all.
         split_projections: of Gated DeltaNet, each a tensor of its own.
         tied: ``tie_word_embeddings`` where it is not told. activation: key and value where it is not told.
-        scaled_embedding: by the root of ``hidden_size``. soft_caps: it knows those of scores and of logits.
-        score_scalar: scores are divided by the root of ``query_pre_attn_scalar``, not of a head's dimensions.
+        scaled_embedding: by the root of ``hidden_size``.
+        soft_caps: of scores and of logits, where they are not told; null is none. None for a family without them.
+        score_scalar: ``query_pre_attn_scalar`` where it is not told: scores are divided by its root, not by that of a
+            head's dimensions. None for a family without it.
     """
 
     name: str
@@ -109,13 +111,13 @@ class Family:
     tied: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
     scaled_embedding: bool = False
-    soft_caps: bool = False
-    score_scalar: bool = False
+    soft_caps: tuple[float, float] | None = None
+    score_scalar: int | None = None
 
     @property
     def fits_sdpa(self) -> bool:
         """True where torch's scaled_dot_product_attention computes its attention."""
-        return not self.sinks and not self.soft_caps
+        return not self.sinks and self.soft_caps is None
 
 
 TABLE = (
@@ -127,6 +129,20 @@ TABLE = (
         layer_types=(FULL, SLIDING),
         pattern=all_sliding,
         attention_bias=None,
+    ),
+    Family(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        ("gemma2",),
+        layer_types=(FULL, SLIDING),
+        pattern=alternating,
+        norm_plus_one=True,
+        sandwich_norms=True,
+        tied=True,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        scaled_embedding=True,
+        soft_caps=(50.0, 30.0),
+        score_scalar=256,
     ),
     Family(
         "qwen3",
@@ -207,10 +223,9 @@ NAMED = {family.name: family for family in TABLE}
 ARCHITECTURES = {architecture: family for family in TABLE for architecture in family.architectures}
 
 
-def usual_layer_types(model_type: str, values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The kinds of so many layers of a model whose configuration does not list them."""
-    family = next((family for family in TABLE if model_type in family.model_types), None)
-    return (FULL,) * layers if family is None else family.pattern(values, layers)
+def of_model_type(model_type: str) -> Family | None:
+    """The family whose configurations carry it; None for one that is not known."""
+    return next((family for family in TABLE if model_type in family.model_types), None)
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:

@@ -59,7 +59,7 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         stored_dtype=_stored_dtype(text.values, config),
         quantization=_quantization(quantization_settings(top, text)),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
-        final_logit_softcap=values.get("final_logit_softcapping") if family.soft_caps else None,
+        final_logit_softcap=_logit_softcap(values, family),
         inferred=values.inferred,
     )
 
@@ -147,7 +147,7 @@ def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mix
     heads = values.needed("num_attention_heads")
     head_dim = values.get("head_dim") or values.needed("hidden_size") // heads
     biased = _attention_bias(values, family)
-    scalar = values.get("query_pre_attn_scalar") if family.score_scalar else None
+    scalar = None if family.score_scalar is None else values.get("query_pre_attn_scalar", family.score_scalar)
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=values.needed("num_key_value_heads") if family.kv_heads_told else _kv_heads(values, heads),
@@ -159,9 +159,17 @@ def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mix
         output_bias=biased,
         sinks=family.sinks,
         sliding_window=window if kind == SLIDING else None,
-        logit_softcap=values.get("attn_logit_softcapping") if family.soft_caps else None,
+        logit_softcap=_score_softcap(values, family),
         scale=None if scalar is None else scalar**-0.5,
     )
+
+
+def _score_softcap(values: Values, family: Family) -> float | None:
+    return None if family.soft_caps is None else values.values.get("attn_logit_softcapping", family.soft_caps[0])
+
+
+def _logit_softcap(values: Values, family: Family) -> float | None:
+    return None if family.soft_caps is None else values.values.get("final_logit_softcapping", family.soft_caps[1])
 
 
 def _kv_heads(values: Values, heads: int) -> int:

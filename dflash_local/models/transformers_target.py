@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.config.families import usual_layer_types
+from dflash_local.config.families import Family, of_model_type
 from dflash_local.errors import CheckpointError
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.kv_cache import KVCache
@@ -63,8 +63,11 @@ class TransformersTarget:
         self.dtype: torch.dtype = self._norm.weight.dtype
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self._head.weight.shape[0]
-        self._types = layer_types(self.config, len(self._layers))
+        family = of_model_type(self.config.model_type)
+        self._types = layer_types(self.config, family, len(self._layers))
         self._window = getattr(self.config, "sliding_window", None)
+        capped = family is not None and family.soft_caps is not None  # other configurations may carry the key too
+        self._softcap: float | None = self.config.final_logit_softcapping if capped else None
         self._eager = self.config._attn_implementation == "eager"
         # Text-only positions: the three axes of a multimodal rope carry the same numbers.
         self._axes = 3 if "mrope_section" in (getattr(self.config, "rope_parameters", None) or {}) else 0
@@ -103,7 +106,10 @@ class TransformersTarget:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H], on ``device`` wherever the head itself lies."""
-        return self._head(hidden).to(self.device)  # type: ignore[no-any-return]
+        logits: torch.Tensor = self._head(hidden)
+        if self._softcap is not None:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        return logits.to(self.device)
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M]: every one of them is part of the text from now on."""
@@ -194,10 +200,11 @@ class TransformersTarget:
         return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, never)[None, None]
 
 
-def layer_types(config: Any, layers: int) -> tuple[str, ...]:
-    """Kind of each decoder layer."""
-    listed = getattr(config, "layer_types", None)
-    types = tuple(listed or usual_layer_types(config.model_type, config.to_dict(), layers))
+def layer_types(config: Any, family: Family | None, layers: int) -> tuple[str, ...]:
+    """Kind of each decoder layer; where they are not listed, that of the family, or full attention throughout."""
+    types = tuple(getattr(config, "layer_types", None) or ())
+    if not types:
+        types = ("full_attention",) * layers if family is None else family.pattern(config.to_dict(), layers)
     unknown = sorted(set(types) - set(LAYER_TYPES))
     if unknown:
         raise CheckpointError(

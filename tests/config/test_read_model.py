@@ -122,6 +122,19 @@ def test_all_layers_of_mistral_slide_unless_its_window_is_null(told: dict[str, A
     assert not attention(model).qkv_bias and not attention(model).qk_norm
 
 
+def test_gemma_2_is_told_by_its_features() -> None:
+    model = read("Gemma2ForCausalLM", query_pre_attn_scalar=64, tie_word_embeddings=None)
+    assert [attention(model, layer).sliding_window for layer in range(4)] == [4096, None, 4096, None]
+    assert (attention(model).scale, attention(model).logit_softcap, model.final_logit_softcap) == (0.125, 50.0, 30.0)
+    assert not attention(model).fits_sdpa and model.layers[0].sandwich_norms and model.norm_plus_one
+    assert model.layers[0].mlp == MLPConfig(48, "gelu_pytorch_tanh")
+    assert model.embedding_scale == 32**0.5 and model.tie_word_embeddings
+    bare = read("Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (attention(bare).scale, attention(bare).logit_softcap, bare.final_logit_softcap) == (1 / 16, None, None)
+    with pytest.raises(CheckpointError, match="use_bidirectional_attention True is not supported"):
+        read("Gemma2ForCausalLM", use_bidirectional_attention=True)
+
+
 def test_gpt_oss_alternates_and_has_sinks_biases_and_experts() -> None:
     model = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2)
     assert [attention(model, layer).sliding_window for layer in range(4)] == [128, None, 128, None]

@@ -68,7 +68,7 @@ def test_l1_greedy_equals_the_target_on_every_family(family: str) -> None:
 
 @pytest.mark.parametrize("prompt_length", [1, 7, 8, 9])  # around the block of 8 and windows of 8
 def test_l1_greedy_around_block_and_window_edges(prompt_length: int) -> None:
-    for family in (*FULL_GRID, "gpt_oss", "mistral"):
+    for family in (*FULL_GRID, "gpt_oss", "mistral", "gemma2"):
         check(family, prompt_length, (8,))
 
 

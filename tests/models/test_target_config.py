@@ -14,7 +14,15 @@ import transformers
 from models.hostile_checkpoints import make
 from models.hostile_fields import KERNELS, Case, put
 
-from dflash_local.checkpoint_files.text_config import FLAGS, INTEGERS, NUMBERS, check_rope, text_values
+from dflash_local.checkpoint_files.text_config import (
+    ACTIVATION_KEYS,
+    FLAGS,
+    INTEGERS,
+    NEUTRAL,
+    NUMBERS,
+    check_rope,
+    text_values,
+)
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.families import TABLE
 from dflash_local.errors import CheckpointError
@@ -28,7 +36,7 @@ NO_SHAPE = {
     *("initializer_range", "use_cache", "attention_dropout", "pretraining_tp", "num_mtp_layers"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "output_router_logits", "router_aux_loss_coef"),
 }
-OBJECTS = {"hidden_act", "layer_types", "mlp_only_layers", "rope_parameters"}
+OBJECTS = {*ACTIVATION_KEYS, *NEUTRAL, "layer_types", "mlp_only_layers", "rope_parameters"}
 
 
 @pytest.fixture

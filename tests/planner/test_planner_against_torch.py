@@ -25,7 +25,7 @@ from dflash_local.models.transformers_target import TransformersTarget  # noqa: 
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
-DENSE = ["llama", "mistral", "qwen3", "qwen3_5"]
+DENSE = ["llama", "mistral", "gemma2", "qwen3", "qwen3_5"]
 LOADED = [family for family in FAMILIES if family != "qwen3_5_wrapped"]
 
 
