@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--context", type=int, nargs="+", default=[1024], help="committed tokens to measure at")
     parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time")
-    parser.add_argument("--draft-side", default="auto", help="how drafts are computed")
+    parser.add_argument("--drafter-precision", default="auto", help="how drafts are computed")
     parser.add_argument("--baselines", action="store_true", help="transformers and the reference engine beside it")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -33,15 +33,15 @@ def main() -> None:
     pair = of_row(row)
     block = pair.config.block_size
     stated = random_report.assumption((), row.published, block)
-    wish = random_run.Wish(
-        tuple(asked.context), random_run.rows_of(block, stated.rows), asked.prefill, asked.draft_side
+    measures = random_run.Measures(
+        tuple(asked.context), random_run.rows_of(block, stated.rows), asked.prefill, asked.drafter_precision
     )
     place = random_run.gpu("auto", "auto")
-    found = random_run.measure(pair, wish, place, lambda _text, _part: None)
-    others = tuple(run_all(tasks(pair, wish.contexts[0], place))) if asked.baselines else ()
-    print("\n".join(random_report.random_lines(pair, wish, place, found, stated, others)))
+    found = random_run.measure(pair, measures, place, lambda _text, _part: None)
+    others = tuple(run_all(tasks(pair, measures.contexts[0], place))) if asked.baselines else ()
+    print("\n".join(random_report.random_lines(pair, measures, place, found, stated, others)))
     if asked.out is not None:
-        report = random_report.random_report(pair, wish, place, found, stated, others)
+        report = random_report.random_report(pair, measures, place, found, stated, others)
         asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

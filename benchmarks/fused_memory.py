@@ -21,7 +21,7 @@ from benchmarks.memory import Meter, shapes
 from dflash_local.bench.provenance import machine as this_computer
 from dflash_local.bench.provenance import versions
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.errors import DFlashError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.planner.fused_memory import ledger
@@ -30,7 +30,6 @@ from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import plan
-from dflash_local.planner.wish import Wish
 from dflash_local.request import Limits, Request, SamplingParams
 
 GIB = 2**30
@@ -77,13 +76,17 @@ def reply(session: Session, context: int, sampling: SamplingParams, seed: int, m
 
 def run(pair: Pair, wish: argparse.Namespace, meter: Meter) -> dict[str, Any]:
     """Load and reply; what ran out of memory is told instead."""
-    options = LoadOptions(
-        device=wish.device, engine="fused", dtype="bfloat16", context=wish.context, draft_side=wish.draft_side
+    config = LoadConfig(
+        device=wish.device,
+        engine="fused",
+        dtype="bfloat16",
+        context=wish.context,
+        drafter_precision=wish.drafter_precision,
     )
     measured: dict[str, Any] = {"error": None}
     try:
         meter.restart()
-        session = load(pair, options)
+        session = load(pair, config)
         measured["load"] = meter.read()
         measured["notices"] = session.facts.notices
         for seed, (name, sampling) in enumerate(SAMPLINGS.items()):
@@ -132,20 +135,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--cap", type=float, metavar="GIB")
     parser.add_argument(
-        "--draft-side", default="full", help="auto tries coarser ones, which the planner does not count"
+        "--drafter-precision", default="full", help="auto tries coarser ones, which the planner does not count"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args(arguments)
     target, drafter = shapes(wish.folder)
     where = card(wish.cap, wish.device)
-    asked = Wish("bfloat16", context=wish.context, engine="fused", draft_side=wish.draft_side)
+    asked = LoadConfig(dtype="bfloat16", context=wish.context, engine="fused", drafter_precision=wish.drafter_precision)
     said = plan(target, drafter, where, asked)
     print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
     if wish.cap is not None and wish.device != "cpu":
         torch.cuda.set_per_process_memory_fraction(wish.cap * GIB / where.memory)
     block = drafter.block_size or 0
-    book = ledger(target, drafter, Load("bfloat16", None, wish.context, block, draft_side=wish.draft_side))
+    book = ledger(target, drafter, Load.of("cuda", asked, wish.context, block))
     pair = Pair(wish.folder.name, wish.folder / "target", wish.folder / "drafter", bundled=False)
     measured = run(pair, wish, Meter(wish.device))
     predicted = book.peak or 0
@@ -153,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what": "fused engine, random weights of true shapes, bf16, batch 1: predicted and measured memory, bytes",
         "context": wish.context,
         "cap_gib": wish.cap,
-        "draft_side": wish.draft_side,
+        "drafter_precision": wish.drafter_precision,
         "planned": said.as_dict(),
         "predicted": book.as_dict(),
         "predicted_peak": predicted,

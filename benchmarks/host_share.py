@@ -25,6 +25,7 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.session import Session
 from dflash_local.events import Finished, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.request import Limits, Request
@@ -114,9 +115,10 @@ def main() -> None:
     if row is None:
         raise SystemExit(f"{wish.target} is no pair of the registry")
     pair = random_pair.of_row(row)
-    runner, settled = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
+    runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
     block = pair.config.block_size
-    facts = SessionFacts(pair.target, pair.drafter, "fused", "bfloat16", "cuda", block, 4096, False)
+    load = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=4096, exact=True)
+    facts = SessionFacts(pair.target, pair.drafter, block, False, load)
     session = Session(runner, facts, None, frozenset())
     measure_costs(runner, block)
     costs = dict(runner.costs)
@@ -134,7 +136,7 @@ def main() -> None:
     result = {
         "what": "decode through the session, random weights, real drafter's work, planted drafts, exact mode, bf16",
         "pair": [pair.target, pair.drafter],
-        "draft_side": str(settled),
+        "drafter_precision": chosen.name,
         "switch_interval_s": sys.getswitchinterval(),
         "cycle_gpu_ms": {str(rows): span for rows, span in costs.items()},
         "cycle_gpu_ms_with_planted_drafts": {str(rows): span for rows, span in corrected.items()},

@@ -1,8 +1,8 @@
-"""Eight-bit draft sides. On one CUDA GPU, microseconds of every kernel for an eight-bit weight against bf16:
+"""Eight-bit drafters. On one CUDA GPU, microseconds of every way to multiply with an eight-bit weight against bf16:
 
 ``PYTHONPATH=. python benchmarks/int8_gemm.py --out FILE.json``
 
-and on any machine, what each draft side does to the acceptance of the bundled pairs:
+and on any machine, what each drafter precision does to the acceptance of the bundled pairs:
 
 ``PYTHONPATH=. python benchmarks/int8_gemm.py --acceptance --out FILE.json``
 """
@@ -23,8 +23,8 @@ from dflash_local.bench import trial
 from dflash_local.bench.prompts import held_out
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog import bundled
-from dflash_local.engine.draft_side import NAMED, apply, side_of
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.drafter_precision import apply, precision_of
+from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
@@ -32,6 +32,7 @@ from dflash_local.kernels import int8_gemm
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.timing import replay_ms
+from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
 from dflash_local.models.fused.linear import INT8_CONFIGS, INT8_SWIGLU_CONFIGS, LIBRARY, GateUp, KernelConfig, Linear
 from dflash_local.request import Limits, Request, SamplingParams
 
@@ -166,7 +167,7 @@ def show(name: str, entry: dict[str, Any]) -> None:
 
 
 def acceptance(prompts: int) -> dict[str, Any]:
-    """Acceptance of the bundled pairs over held-out prompts for each draft side, and for drafters damaged on purpose.
+    """Acceptance of the bundled pairs over held-out prompts for each precision, and for drafters damaged on purpose.
 
     The toys' greedy drafts are nearly all accepted, so that a small loss could not be seen there: ``least_cycles``
     is what no drafter can go below. At temperature 2 many are rejected. The controls show that figures can move.
@@ -176,7 +177,7 @@ def acceptance(prompts: int) -> dict[str, Any]:
         session = fresh(name)
         alone = [reply.ids for reply in replies_of(session, prompts, "ar")]
         found[name] = {}
-        for word, change in SIDES.items():
+        for word, change in PRECISIONS.items():
             session = fresh(name)
             try:
                 change(session.runner.proposer)
@@ -190,16 +191,16 @@ def acceptance(prompts: int) -> dict[str, Any]:
 
 def fresh(name: str) -> Session:
     """A bundled pair as it is stored."""
-    return load(bundled.find(name), LoadOptions(device="cpu", dtype="float32", engine="fused"))
+    return load(bundled.find(name), LoadConfig(device="cpu", dtype="float32", engine="fused"))
 
 
 def worn(word: str) -> Callable[[Any], None]:
-    """What gives a drafter the draft side of that name."""
+    """What gives a drafter the drafter precision of that name."""
 
     def change(drafter: Any) -> None:
-        side = side_of(word, drafter.target.vocab_size)
-        assert side is not None
-        apply(drafter, side)
+        precision = precision_of(word, drafter.target.vocab_size)
+        assert precision is not None
+        apply(drafter, precision)
 
     return change
 
@@ -224,9 +225,9 @@ def damaged(step: int) -> Callable[[Any], None]:
     return change
 
 
-SIDES: dict[str, Callable[[Any], None]] = {word: worn(word) for word in NAMED}
-SIDES |= {"8bit, activations too": w8a8}
-SIDES |= {f"control: every {step}th code": damaged(step) for step in (32, 64)}
+PRECISIONS: dict[str, Callable[[Any], None]] = {word: worn(word) for word in DRAFTER_PRECISIONS}
+PRECISIONS |= {"8bit, activations too": w8a8}
+PRECISIONS |= {f"control: every {step}th code": damaged(step) for step in (32, 64)}
 
 
 def replies_of(session: Session, prompts: int, mode: Mode, *sampled: SamplingParams) -> list[trial.Written]:
@@ -240,7 +241,7 @@ def replies_of(session: Session, prompts: int, mode: Mode, *sampled: SamplingPar
 
 
 def accepted(session: Session, prompts: int, alone: list[tuple[int, ...]]) -> dict[str, Any]:
-    """Figures of one draft side; ``alone`` are the target's own greedy replies."""
+    """Figures of one drafter precision; ``alone`` are the target's own greedy replies."""
     greedy = replies_of(session, prompts, "dflash")
     sampled = replies_of(
         session, prompts, "dflash", *(SamplingParams(temperature=TEMPERATURE, seed=seed) for seed in SEEDS)
@@ -275,7 +276,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
     if wish.acceptance:
-        what = "acceptance of the bundled toy pairs by draft side, fused engine, float32, CPU, held-out prompts"
+        what = "acceptance of the bundled toy pairs by drafter precision, fused engine, float32, CPU, held-out prompts"
         result: dict[str, Any] = {"what": what, "prompts": wish.prompts, "pairs": acceptance(wish.prompts)}
     else:
         what = "products with random weights, microseconds, medians of CUDA graph replays over different weights"

@@ -21,7 +21,7 @@ import torch
 
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadOptions, load
+from dflash_local.engine import LoadConfig, load
 from dflash_local.events import LoadProgress
 
 BUFFER = 64 * 2**20
@@ -48,7 +48,7 @@ def loading(pair: Pair, device: str, context: int) -> tuple[float, float]:
         marks.append((event.stage, time.perf_counter()))
 
     began = time.perf_counter()
-    session = load(pair, LoadOptions(device=device, engine="fused", dtype="bfloat16", context=context), heard)
+    session = load(pair, LoadConfig(device=device, engine="fused", dtype="bfloat16", context=context), heard)
     ready = time.perf_counter() - began
     session.close()
     del session

@@ -27,7 +27,7 @@ from benchmarks import random_pair
 from benchmarks.memory_report import lines, verdict
 from dflash_local.bench import provenance
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.events import Mode, Started, Step
 from dflash_local.planner.ledger import Ledger
 from dflash_local.planner.memory import Load, ledger
@@ -159,7 +159,7 @@ class Bench:
     def session(self, context: int) -> Session:
         """The pair, loaded as any other."""
         pair = Pair(self.case.name, self.folder / "target", self.folder / "drafter", bundled=False)
-        options = LoadOptions(
+        options = LoadConfig(
             dtype="bfloat16", device=self.device, engine="reference", draft=self.draft, context=context
         )
         return load(pair, options)

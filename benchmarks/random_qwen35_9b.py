@@ -27,7 +27,7 @@ from benchmarks.random_pair import DRAFTER_9B, QWEN35_9B, TINY, TINY_DRAFTER, bu
 from dflash_local.bench import certificate, report
 from dflash_local.bench import certify as certifying
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.cycle import Cycle
 from dflash_local.engine.reference import Proposer
 from dflash_local.engine.sampling import Sampler
@@ -250,7 +250,7 @@ def run(size: Size, work: Path, device: str, clock: Clock) -> dict[str, Any]:
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
         before = time.perf_counter()
-        session = load(pair, LoadOptions(dtype=dtype, device=device, engine="reference"))
+        session = load(pair, LoadConfig(dtype=dtype, device=device, engine="reference"))
         results["load_s"][dtype] = time.perf_counter() - before
         results["head"] = report.header("random Qwen3.5-9B", pair, session.facts)
         results["logit_std"] = logit_spread(session)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from dflash_local.events import Finished, Stats, Usage
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import Request
+
+BASICS = ("engine", "dtype", "quantize", "device", "context")  # shown of every loaded pair, in places of their own
+Facts = TypeVar("Facts", bound="SessionFacts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,26 +20,60 @@ class SessionFacts:
 
     Attributes:
         target, drafter: the name of a bundled pair or a folder; no drafter is None.
-        engine: fused or reference. dtype: of the weights, or how they are quantised. block_size: the trained one.
-        context: tokens that the session may hold. notices: of the load.
+        block_size: the trained one. notices: of the load.
+        load: how it was loaded; engine, dtype, device, context and drafter precision are those it came to.
         acceptance_band: a mean acceptance length under this is worth a warning.
-        exact: a row's logits are the same in every bit with and without drafting.
-        draft_side: what drafts are computed with; it changes no reply. kv_cache: auto is the dtype's own, or fp8.
     """
 
     target: str
     drafter: str | None
-    engine: str
-    dtype: str
-    device: str
     block_size: int
-    context: int
     has_tokenizer: bool
+    load: LoadConfig
     notices: tuple[str, ...] = ()
     acceptance_band: float | None = None
-    exact: bool = False
-    draft_side: str = "full"
-    kv_cache: str = "auto"
+
+    @property
+    def engine(self) -> str:
+        """fused or reference."""
+        return self.load.engine
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, or how they are quantised."""
+        return self.load.quantize or self.load.dtype
+
+    @property
+    def device(self) -> str:
+        """A torch device, or balanced."""
+        return self.load.device
+
+    @property
+    def context(self) -> int:
+        """Tokens that the session may hold."""
+        return self.load.context or 0
+
+    @property
+    def loaded_as(self) -> str:
+        """In a few words: ``fused bfloat16 cuda, exact, kv cache fp8``."""
+        return ", ".join([f"{self.engine} {self.dtype} {self.device}", *self.load.described(BASICS)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: the load options stand beside the rest."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
+        return {**own, "notices": list(self.notices), **asdict(self.load)}
+
+    @classmethod
+    def from_dict(cls: type[Facts], content: Mapping[str, Any]) -> Facts:
+        """What ``as_dict`` wrote.
+
+        Raises:
+            TypeError: a field is missing or unknown. UsageError: a load option has a value that is not allowed.
+        """
+        own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
+        own["notices"] = tuple(own.get("notices") or ())
+        load = LoadConfig(**{name: value for name, value in content.items() if name in LOAD_OPTIONS})
+        return cls(**own, load=load)
 
 
 def nothing_done(facts: SessionFacts, request: Request) -> Finished:

@@ -1,4 +1,4 @@
-"""Where files live and what the user wishes by default: the only reader of ``os.environ``.
+"""Where files live and what the user wants by default: the only reader of ``os.environ``.
 
 Reads XDG folders, ``DFLASH_*`` variables and ``settings.json``; refuses to know what uses them.
 """
@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_local.errors import SettingsError
+from dflash_local.errors import SettingsError, UsageError
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig, LoadOption
 from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
 
 APP = "dflash-local"
 SETTINGS_FILE = "settings.json"
 HUB_ENDPOINT = "https://huggingface.co"
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-CACHES = ("auto", "fp8")
-DRAFT_SIDES = ("auto", "full", "8bit-head", "8bit-drafter", "8bit", "frequent", "8bit-frequent")
-ENGINES = ("auto", "fused", "reference")
 # Quiet and private libraries; set only where the user has not decided otherwise.
 LIBRARY_DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -36,28 +33,20 @@ LIBRARY_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: what is allowed, in words, and the reader of its value.
+    """One setting: what is allowed, in words, the reader of its value, and a name that it had before.
 
     ``read`` takes the JSON value or the variable's text and raises ValueError for a bad one.
     """
 
     allowed: str
     read: Callable[[Any], Any]
+    former_name: str = ""
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(value)
     return value.strip()
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(value)
-        return str(value)
-
-    return read
 
 
 def _flag(value: Any) -> bool:
@@ -69,40 +58,52 @@ def _flag(value: Any) -> bool:
     return words[value.strip().lower()]
 
 
-def _temperature(value: Any) -> float:
+def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(value)
-    number = float(value)
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(value)
+    return int(value)
+
+
+def _temperature(value: Any) -> float:
+    number = _number(value)
     if not math.isfinite(number) or not 0.0 <= number <= MAX_TEMPERATURE:
         raise ValueError(value)
     return number
 
 
 def _tokens(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(value)
-    number = int(value)
+    number = _whole(value)
     if not 0 <= number <= MAX_NEW_TOKENS:
         raise ValueError(value)
     return number
 
 
-def _window(value: Any) -> int:
-    number = _tokens(value)
-    if number < 1:
-        raise ValueError(value)
-    return number
+BY_KIND: dict[type, Callable[[Any], Any]] = {str: _text, int: _whole, float: _number, bool: _flag}
+
+
+def _load_key(option: LoadOption) -> Key:
+    """The setting that is an option of ``LoadConfig``."""
+
+    def read(value: Any) -> Any:
+        found = BY_KIND[option.kind](value)
+        try:
+            option.check(found)
+        except UsageError as error:
+            raise ValueError(value) from error
+        return found
+
+    return Key(option.allowed, read, option.former_name)
 
 
 KEYS: dict[str, Key] = {
     "model": Key("the name of a pair or a folder", _text),
-    "device": Key("auto, cpu, cuda, cuda:N, mps or balanced", _text),
-    "engine": Key(", ".join(ENGINES), _one_of(ENGINES)),
-    "dtype": Key(", ".join(DTYPES), _one_of(DTYPES)),
-    "exact": Key("true or false", _flag),
-    "kv_cache": Key(", ".join(CACHES), _one_of(CACHES)),
-    "draft_side": Key(", ".join(DRAFT_SIDES), _one_of(DRAFT_SIDES)),
-    "draft_window": Key("a whole number of tokens from 1", _window),
+    **{name: _load_key(option) for name, option in LOAD_OPTIONS.items() if option.has_variable},
     "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _temperature),
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
     "thinking": Key("true or false", _flag),
@@ -131,10 +132,13 @@ class HubSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The user's folders and wishes. A folder is None when there is no home to put it in.
+    """The user's folders and settings. A folder is None when there is no home to put it in.
 
-    A wish of None was not expressed, and the command's own default holds. A ``DFLASH_`` variable
-    wins over the file, an option of the command line over both.
+    A setting of None was not given, and the command's own default holds. A ``DFLASH_`` variable wins over the file,
+    an option of the command line over both.
+
+    Attributes:
+        load_config: how pairs are loaded where a command is not told.
     """
 
     environ: Mapping[str, str]
@@ -142,14 +146,8 @@ class Settings:
     data_dir: Path | None
     cache_dir: Path | None
     hub: HubSettings
+    load_config: LoadConfig = LoadConfig()
     model: str | None = None
-    device: str | None = None
-    engine: str | None = None
-    dtype: str | None = None
-    exact: bool = False
-    draft_side: str | None = None
-    kv_cache: str | None = None
-    draft_window: int | None = None
     temperature: float | None = None
     max_new_tokens: int | None = None
     thinking: bool | None = None
@@ -176,15 +174,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     """
     env = dict(os.environ if environ is None else environ)
     config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
-    wishes = _from_file(config / SETTINGS_FILE) if config else {}
-    wishes.update(_from_variables(env))
+    given = _from_file(config / SETTINGS_FILE) if config else {}
+    given.update(_from_variables(env))
+    load_config = LoadConfig(**{name: given.pop(name) for name in LOAD_OPTIONS if name in given})
     return Settings(
         environ=env,
         config_dir=config,
         data_dir=_folder(env, "XDG_DATA_HOME", ".local/share", "data"),
         cache_dir=_folder(env, "XDG_CACHE_HOME", ".cache", "cache"),
         hub=_hub(env),
-        **wishes,
+        load_config=load_config,
+        **given,
     )
 
 
@@ -261,12 +261,14 @@ def _token(env: Mapping[str, str], home: Path | None) -> str | None:
 
 
 def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
-    wishes = {}
+    given = {}
     for name, key in KEYS.items():
-        variable = f"DFLASH_{name.upper()}"
-        if env.get(variable, "") != "":
-            wishes[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
-    return wishes
+        for spelled in filter(None, (name, key.former_name)):
+            variable = f"DFLASH_{spelled.upper()}"
+            if env.get(variable, "") != "":
+                given[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
+                break
+    return given
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -281,14 +283,16 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not JSON: {error}", "correct it or remove it") from error
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold one JSON object", f"allowed keys: {', '.join(KEYS)}")
-    wishes = {}
-    for name, value in content.items():
-        if name not in KEYS:
+    names = {key.former_name: name for name, key in KEYS.items() if key.former_name} | {name: name for name in KEYS}
+    given = {}
+    for name in sorted(content, key=KEYS.__contains__):  # a former name first, so that the present one wins
+        value = content[name]
+        if name not in names:
             close = difflib.get_close_matches(name, KEYS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise SettingsError(f"{path}: unknown key {name!r}", f"{hint}allowed keys: {', '.join(KEYS)}")
-        wishes[name] = _read(KEYS[name], value, f"{path}: {name} = {json.dumps(value)}")
-    return wishes
+        given[names[name]] = _read(KEYS[names[name]], value, f"{path}: {name} = {json.dumps(value)}")
+    return given
 
 
 def _read(key: Key, value: Any, where: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.errors import SettingsError
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 
 
 def write(home: Path, text: str) -> Path:
@@ -42,7 +44,7 @@ def test_st_03_without_home_there_are_no_folders_and_no_failure() -> None:
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_DEVICE", "cuda:1")
-    assert settings.load().device == "cuda:1"
+    assert settings.load().load_config.device == "cuda:1"
 
 
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
@@ -50,7 +52,30 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "DFLASH_TEMPERATURE": "0.9", "DFLASH_THINKING": "on", "DFLASH_DTYPE": ""}
     user = settings.load(env)
     assert (user.temperature, user.model, user.history, user.thinking) == (0.9, "demo-hybrid", False, True)
-    assert user.max_new_tokens == 7 and user.dtype is None
+    assert user.max_new_tokens == 7 and user.load_config == LoadConfig()
+
+
+def test_every_load_option_is_a_variable_and_a_key_unless_it_says_otherwise(tmp_path: Path) -> None:
+    values = {"context": 900, "draft_window": 70, "exact": True, "device": "cuda:1"}
+    given = {
+        name: values.get(name) or option.choices[-1] for name, option in LOAD_OPTIONS.items() if option.has_variable
+    }
+    variables = {f"DFLASH_{name.upper()}": str(value) for name, value in given.items()}
+    assert settings.load(variables).load_config == LoadConfig(**given)
+    write(tmp_path, json.dumps(given))
+    assert settings.load({"HOME": str(tmp_path)}).load_config == LoadConfig(**given)
+    for name in set(LOAD_OPTIONS) - set(given):
+        assert settings.load({f"DFLASH_{name.upper()}": "1"}).load_config == LoadConfig()
+
+
+def test_a_former_name_is_understood_and_the_present_one_wins(tmp_path: Path) -> None:
+    write(tmp_path, '{"drafter_precision": "8bit", "draft_side": "full"}')
+    home = {"HOME": str(tmp_path)}
+    assert settings.load(home).load_config.drafter_precision == "8bit"
+    former = {**home, "DFLASH_DRAFT_SIDE": "frequent"}
+    assert settings.load(former).load_config.drafter_precision == "frequent"
+    both = {**former, "DFLASH_DRAFTER_PRECISION": "8bit-head"}
+    assert settings.load(both).load_config.drafter_precision == "8bit-head"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +85,9 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
         ("DFLASH_TEMPERATURE", "nan", "a number from 0 to 5"),
         ("DFLASH_HISTORY", "maybe", "true or false"),
         ("DFLASH_DTYPE", "fp8", "auto, float32, bfloat16, float16"),
+        ("DFLASH_EXACT", "perhaps", "true or false"),
+        ("DFLASH_DRAFT_WINDOW", "0", "a whole number from 1 to 1,000,000"),
+        ("DFLASH_DRAFT_SIDE", "4bit", "auto, full, 8bit-head"),
         ("DFLASH_MAX_NEW_TOKENS", "-1", "a whole number"),
     ],
 )

@@ -107,7 +107,7 @@ class _Routes:
 
     async def health(self, _request: HttpRequest) -> Response:
         """200 while requests are taken (also while loading, and unloaded when idle), 503 when broken or stopping."""
-        status = self._endpoint.resident.status
+        status, facts = self._endpoint.resident.status, self._endpoint.resident.facts
         state = "stopping" if self._endpoint.draining else status.state
         body = {
             "status": "ok" if state not in ("broken", "stopping") else "error",
@@ -115,6 +115,7 @@ class _Routes:
             "running": status.running,
             "waiting": status.waiting,
             "last_progress_s": status.last_progress_s,
+            "load": None if facts is None else asdict(facts.load),
         }
         return _json(body, 200 if body["status"] == "ok" else 503)
 
@@ -212,7 +213,7 @@ async def _body(request: HttpRequest) -> bytes:
 
 def _facts(facts: SessionFacts | None) -> dict[str, Any] | None:
     """Of the last load; None before the first."""
-    return None if facts is None else asdict(facts)
+    return None if facts is None else facts.as_dict()
 
 
 def _json(value: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -79,7 +79,8 @@ class Endpoint:
     def fingerprint(self) -> str:
         """What made a reply: this version, and the engine once it is loaded."""
         facts = self.resident.facts
-        return "-".join(["dflash-local", __version__, *([facts.engine, facts.dtype, facts.device] if facts else [])])
+        loaded = facts.loaded_as.replace(", ", "-").replace(" ", "-") if facts else ""
+        return "-".join(filter(None, ["dflash-local", __version__, loaded]))
 
     def drain(self) -> None:
         """Answer new requests with 503 from now on; what runs goes on."""

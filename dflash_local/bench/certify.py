@@ -120,7 +120,7 @@ def certify(
     runs = tuple(_run(session, trial, noise) for trial in trials)
     verdicts: list[Verdict] = [run.verdict for run in runs]
     looks = [position.single.same_bits for trial in trials for position in trial.positions]
-    exact = session.facts.exact
+    exact = session.facts.load.exact
     broken = exact and not (all(looks) and set(verdicts) <= {"identical"})
     if checked.unexplained or broken:
         verdicts.append("BUG")

@@ -18,7 +18,7 @@ from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.text_config import INTEGERS, text_values
-from dflash_local.engine.draft_side import Settled, settle
+from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
@@ -171,13 +171,13 @@ def build(
     context: int,
     device: torch.device,
     dtype: torch.dtype,
-    side: str = "auto",
+    precision: str = "auto",
     exact: bool = False,
-) -> tuple[FusedRunner, Settled]:
-    """A runner over random weights, made where they lie, and how it drafts (``engine.draft_side``).
+) -> tuple[FusedRunner, ChosenPrecision]:
+    """A runner over random weights, made where they lie, and how it drafts (``engine.drafter_precision``).
 
     Raises:
-        UsageError: no such draft side for this pair. torch.OutOfMemoryError: it does not fit.
+        UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
     """
     weights = target_weights.random_weights(pair.facts, pair.shape, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
@@ -185,7 +185,7 @@ def build(
     target = FusedTarget(weights, pair.shape, pair.config.taps, context, block, exact=exact)
     parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
-    del parts  # what a coarser draft side replaces is free then
+    del parts  # what a coarser precision replaces is free then
     choose_configs([*weights.products, *drafter.products], block)
-    settled = settle(drafter, side, block)
-    return FusedRunner(target, drafter, context), settled
+    chosen = choose_precision(drafter, precision, block)
+    return FusedRunner(target, drafter, context), chosen

@@ -13,7 +13,7 @@ import torch
 from dflash_local.bench import provenance
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import RandomPair
-from dflash_local.bench.random_run import KEPT, AtContext, Figure, Found, Place, Wish
+from dflash_local.bench.random_run import KEPT, AtContext, Figure, Found, Measures, Place
 from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
 from dflash_local.catalog.row import Published
 from dflash_local.planner.cards import find_bandwidth
@@ -76,7 +76,7 @@ def card(place: Place) -> str:
 
 
 def random_report(
-    pair: RandomPair, wish: Wish, place: Place, found: Found, stated: Assumption, baselines: Sequence[Baseline]
+    pair: RandomPair, measures: Measures, place: Place, found: Found, stated: Assumption, baselines: Sequence[Baseline]
 ) -> dict[str, Any]:
     """Every figure."""
     specified = find_bandwidth(card(place))
@@ -94,7 +94,7 @@ def random_report(
             "target": pair.target,
             "drafter": pair.drafter,
             "generation": pair.generation,
-            "draft_side": found.draft_side,
+            "drafter_precision": found.drafter_precision,
             "block_size": pair.config.block_size,
             "dtype": str(place.dtype).removeprefix("torch."),
             "device": str(place.device),
@@ -106,9 +106,9 @@ def random_report(
                 "prefill": None
                 if found.prefill_s is None
                 else {
-                    "tokens": wish.prefill,
+                    "tokens": measures.prefill,
                     "s": found.prefill_s,
-                    "tokens_per_s": wish.prefill / found.prefill_s,
+                    "tokens_per_s": measures.prefill / found.prefill_s,
                 },
                 "at": [_measured(at, found.bandwidth, specified) for at in found.at],
                 "peak_bytes": found.peak,
@@ -159,7 +159,7 @@ def _projected(at: AtContext, stated: Assumption) -> dict[str, Any]:
 
 def random_lines(
     pair: RandomPair,
-    wish: Wish,
+    measures: Measures,
     place: Place,
     found: Found,
     stated: Assumption,
@@ -172,7 +172,7 @@ def random_lines(
     texts = [
         f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
         f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "
-        f"draft side {found.draft_side}",
+        f"drafter precision {found.drafter_precision}",
         f"bandwidth: {found.bandwidth / GIGA:.0f} GB/s measured here, "
         + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
     ]
@@ -181,8 +181,8 @@ def random_lines(
         lines += ["", *_table(at, found.bandwidth, specified, stated), *_folded(_spans(at, stated), width)]
     plain = f"plain decoding, projected: {1e3 / found.at[0].step.ms:.0f} tok/s"
     if found.prefill_s:
-        rate = wish.prefill / found.prefill_s
-        plain = f"prefill of {wish.prefill} tokens, measured: {found.prefill_s:.2f} s, {rate:.0f} tok/s; {plain}"
+        rate = measures.prefill / found.prefill_s
+        plain = f"prefill of {measures.prefill} tokens, measured: {found.prefill_s:.2f} s, {rate:.0f} tok/s; {plain}"
     how = "CUDA graph replays" if place.device.type == "cuda" else "runs by the host's clock, without kernels"
     legend = (
         f"ms, verify: measured, medians of {place.replays} {how}; GB: weights, keys, values and states read; "

@@ -48,13 +48,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), ``engine.draft_side``."""
+class Measures:
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), drafter precision."""
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
     prefill: int
-    draft_side: str = "auto"
+    drafter_precision: str = "auto"
 
     @property
     def room(self) -> int:
@@ -93,7 +93,7 @@ class Found:
 
     Attributes:
         copy, read: the device's bandwidth in bytes per second. peak: bytes allocated, None off a GPU.
-        products: how each weight shape's product is cut. draft_side: the one that was settled on.
+        products: how each weight shape's product is cut. drafter_precision: the one that was chosen.
     """
 
     copy: float
@@ -102,7 +102,7 @@ class Found:
     prefill_s: float | None
     peak: int | None
     products: dict[str, str]
-    draft_side: str
+    drafter_precision: str
 
     @property
     def bandwidth(self) -> float:
@@ -140,7 +140,7 @@ def machine(place: Place) -> Machine:
     return Machine(torch.cuda.get_device_name(place.device), "cuda", total, free, "", str(place.device))
 
 
-def measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, float], None]) -> Found:
+def measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[str, float], None]) -> Found:
     """Build the pair and measure it; everything is freed at the end.
 
     Raises:
@@ -153,7 +153,7 @@ def measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, floa
             if on_gpu:
                 stack.enter_context(torch.cuda.device(place.device))
                 torch.cuda.reset_peak_memory_stats()
-            return _measure(pair, wish, place, say)
+            return _measure(pair, measures, place, say)
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
             f"{pair.target} with random weights ran out of the device's memory",
@@ -165,25 +165,25 @@ def measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, floa
             torch.cuda.empty_cache()
 
 
-def _measure(pair: RandomPair, wish: Wish, place: Place, say: Callable[[str, float], None]) -> Found:
+def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[str, float], None]) -> Found:
     say("the card's bandwidth", 0.0)
     copy, read = bandwidth(place)
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
     say(f"random weights of {pair.target}", 0.05)
-    runner, settled = build(pair, wish.room, place.device, place.dtype, wish.draft_side)
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, measures.drafter_precision)
     prefill = None
-    if wish.prefill:
-        say(f"a prompt of {wish.prefill:,} tokens", 0.4)
-        prefill = prefill_s(runner, wish.prefill)
+    if measures.prefill:
+        say(f"a prompt of {measures.prefill:,} tokens", 0.4)
+        prefill = prefill_s(runner, measures.prefill)
     at = []
-    for index, context in enumerate(wish.contexts):
-        say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(wish.contexts))
-        at.append(at_context(runner, context, wish.rows, place))
+    for index, context in enumerate(measures.contexts):
+        say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
+        at.append(at_context(runner, context, measures.rows, place))
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     products = chosen_products(runner)
     runner.close()
-    return Found(copy, read, tuple(at), prefill, peak, products, settled.word)
+    return Found(copy, read, tuple(at), prefill, peak, products, chosen.name)
 
 
 def bandwidth(place: Place) -> tuple[float, float]:

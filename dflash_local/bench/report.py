@@ -41,6 +41,7 @@ def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
         "engine": facts.engine,
         "dtype": facts.dtype,
         "device": facts.device,
+        "load": asdict(facts.load),
         "notices": list(facts.notices),
     }
 

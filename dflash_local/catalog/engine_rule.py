@@ -10,7 +10,6 @@ from typing import Any
 
 from dflash_local.errors import UsageError
 
-ENGINES = ("auto", "fused", "reference")
 FUSED_FAMILIES = ("qwen3", "llama", "qwen3_5")
 HYBRID = "qwen3_5"  # the one of them with Gated-DeltaNet layers
 CONV_TAPS = 4
@@ -27,8 +26,6 @@ def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str =
     Raises:
         UsageError: an engine was asked for that cannot run this; says why.
     """
-    if wanted not in ENGINES:
-        raise UsageError(f"unknown engine {wanted!r}", f"use {', '.join(ENGINES)}")
     if wanted == "reference":
         if option:
             raise UsageError(f"the reference engine does not know {option}", "leave it out, or --engine reference")
@@ -39,11 +36,6 @@ def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str =
             raise UsageError(f"the fused engine cannot run this: {why}", hint)
         return "fused"
     return "fused" if not why and has_kernels() else "reference"
-
-
-def fused_only(exact: bool, kv_cache: str) -> str:
-    """Of these options the one that only the fused engine has, as the command line spells it; empty when none is."""
-    return "--exact" if exact else f"--kv-cache {kv_cache}" if kv_cache != "auto" else ""
 
 
 def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:

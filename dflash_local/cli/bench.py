@@ -13,12 +13,13 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
-from dflash_local.cli.random_bench import RandomWish, random_bench
+from dflash_local.cli.random_bench import RandomOptions, random_bench
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import LoadWish, load_wish
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import UsageError
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TOKENS = 256
 MAX_LIMIT = 100_000
+RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision")  # of the load options
 
 
 class WeightsChoice(str, Enum):
@@ -67,7 +69,7 @@ Baselines = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("bench")(bench)
+    add_command(app, "bench", bench)
 
 
 def bench(
@@ -77,17 +79,7 @@ def bench(
     limit: Limit = None,
     max_new_tokens: Tokens = None,
     block_size: opt.BlockSize = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    engine: opt.Engine = None,
-    exact: opt.Exact = None,
-    draft_window: opt.DraftWindow = None,
-    draft_side: opt.DraftSide = None,
-    kv_cache: opt.KvCache = None,
-    quantize: opt.Quantize = None,
     context: Contexts = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     weights: Weights = WeightsChoice.real,
     prefill: Prefill = None,
@@ -96,45 +88,31 @@ def bench(
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Measure speed and acceptance with and without drafting. Writes nothing unless --report is given."""
     user = settings.load()
     console = Console(user.environ)
-    wish = load_wish(
-        user,
-        dtype=dtype,
-        device=device,
-        engine=engine,
-        quantize=quantize,
-        allow_mismatch=allow_mismatch,
-        exact=exact,
-        draft_window=draft_window,
-        draft_side=draft_side,
-        kv_cache=kv_cache,
-    )
     if weights is WeightsChoice.random:
-        _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, quantize=quantize, think=think)
-        _refuse("random", no_fit_check=no_fit_check or None, allow_mismatch=allow_mismatch or None)
-        _refuse("random", exact=exact, draft_window=draft_window, kv_cache=kv_cache)
-        if engine is opt.EngineChoice.reference:
-            raise UsageError("--weights random measures the fused engine", "--baselines adds the reference engine")
-        measured = RandomWish(
-            drafter, tuple(context or ()), block_size, prefill, wish.draft_side, acceptance, baselines
+        _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
+        _refuse_load_options(load, user.load_config)
+        options = RandomOptions(
+            load, drafter, tuple(context or ()), block_size, prefill, acceptance, baselines, report, as_json
         )
-        measured = replace(measured, dtype=wish.dtype, device=wish.device, report=report, as_json=as_json)
-        return random_bench(model, measured, user, console)
+        return random_bench(model, options, user, console)
     _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None)
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")
-    wish = replace(wish, context=context[0] if context else None, fit_check=not no_fit_check)
+    load = replace(load, context=context[0]) if context else load
     length = TOKENS if max_new_tokens is None else max_new_tokens
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     if block_size is not None:
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
+    pair = resolve(model, drafter, user, console, allow_mismatch=load.allow_mismatch)
     check_report_path(report)
     chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
-    _compare(pair, wish, chosen, length, block_size, thinking, console, report, as_json)
+    _compare(pair, load, user, chosen, length, block_size, thinking, console, report, as_json)
 
 
 def _refuse(weights: str, **given: object) -> None:
@@ -145,9 +123,19 @@ def _refuse(weights: str, **given: object) -> None:
             raise UsageError(f"--{name.replace('_', '-')} does not go with --weights {weights}", f"--weights {other}")
 
 
+def _refuse_load_options(load: LoadConfig, usual: LoadConfig) -> None:
+    """Of the load options random weights know a few; others than the user's settings say nothing about them."""
+    if load.engine == "reference" and usual.engine != "reference":
+        raise UsageError("--weights random measures the fused engine", "--baselines adds the reference engine")
+    for name, option in LOAD_OPTIONS.items():
+        if name not in RANDOM_KNOWS and getattr(load, name) != getattr(usual, name):
+            _refuse("random", **{option.flag.removeprefix("--"): True})
+
+
 def _compare(
     pair: Pair,
-    wish: LoadWish,
+    load: LoadConfig,
+    user: settings.Settings,
     chosen: tuple[Prompt, ...],
     max_new_tokens: int,
     block_size: int | None,
@@ -157,7 +145,7 @@ def _compare(
     as_json: bool,
 ) -> None:
     """Load the pair, write every reply both ways, tell."""
-    with loaded_engine(pair, wish, console) as session:
+    with loaded_engine(pair, load, user, console) as session:
         from dflash_local.bench import speed, speed_report
 
         with console.progress() as line:

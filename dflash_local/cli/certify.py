@@ -12,11 +12,12 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import load_wish
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import ExactnessError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ TOKENS = 128
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("certify")(certify)
+    add_command(app, "certify", certify)
 
 
 def certify(
@@ -50,44 +51,21 @@ def certify(
         typer.Option("--planted", help="Draft AR's own text with mistakes: every acceptance length occurs."),
     ] = False,
     seed: opt.Seed = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    engine: opt.Engine = None,
-    exact: opt.Exact = None,
-    draft_window: opt.DraftWindow = None,
-    draft_side: opt.DraftSide = None,
-    kv_cache: opt.KvCache = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Compare replies with and without drafting, greedy and sampled; exit 7 when the engine is at fault."""
     user = settings.load()
     console = Console(user.environ)
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-    pair = resolve(model, drafter, user, console, allow_mismatch=allow_mismatch)
+    pair = resolve(model, drafter, user, console, allow_mismatch=load.allow_mismatch)
     check_report_path(report)
-    wish = load_wish(
-        user,
-        dtype=dtype,
-        device=device,
-        engine=engine,
-        quantize=quantize,
-        allow_mismatch=allow_mismatch,
-        context=context,
-        fit_check=not no_fit_check,
-        exact=exact,
-        draft_window=draft_window,
-        draft_side=draft_side,
-        kv_cache=kv_cache,
-    )
     thinking = thinks(pair, think, user, console)
-    with loaded_engine(pair, wish, console) as session:
+    with loaded_engine(pair, load, user, console) as session:
         prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
         trials = _Trials(prompts, thinking, tuple(block_size or ()), max_new_tokens, planted)

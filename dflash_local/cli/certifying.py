@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Any
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli.session import LoadWish
 from dflash_local.cli.thinking import default_thinking
 from dflash_local.errors import DFlashError, EngineError, Interrupted
+from dflash_local.load_config import LoadConfig
+from dflash_local.settings import Settings
 
 PROGRESS = re.compile(r"(\S.*?) +(\d{1,3})%\s*")
 POLL_S = 0.1
@@ -25,20 +27,16 @@ COLUMNS = "160"
 Hear = Callable[[str, float], None]
 
 
-def command(pair: Pair, wish: LoadWish, thinking: bool) -> list[str]:
-    """``dflash certify`` of a pair with the wishes it was loaded with."""
+def command(pair: Pair, load: LoadConfig, thinking: bool, user: Settings) -> list[str]:
+    """``dflash certify`` of a pair as it was loaded.
+
+    Args:
+        user: whose settings hold there, too.
+    """
     argv = [sys.executable, "-m", "dflash_local", "certify", pair.name, "--json"]
     if not pair.bundled and pair.drafter is not None:
         argv += ["--drafter", str(pair.drafter)]
-    given = {"--dtype": wish.dtype, "--device": wish.device, "--engine": wish.engine, "--quantize": wish.quantize}
-    given |= {"--draft-side": wish.draft_side, "--kv-cache": wish.kv_cache}
-    for option, value in given.items():
-        argv += [option, value] if value not in (None, "auto") else []
-    argv += ["--context", str(wish.context)] if wish.context is not None else []
-    argv += ["--exact"] if wish.exact else []
-    argv += ["--draft-window", str(wish.draft_window)] if wish.draft_window is not None else []
-    argv += ["--no-fit-check"] if not wish.fit_check else []
-    argv += ["--allow-mismatch"] if wish.allow_mismatch else []
+    argv += replace(load, draft=True).arguments(user.load_config)
     if thinking != default_thinking(pair):
         argv += ["--think" if thinking else "--no-think"]
     return argv

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,13 +11,14 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.examples import examples
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.repl import repl
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.screen import ScreenConsole, ScreenDesk, application, can_show, show
-from dflash_local.cli.session import load_wish
 from dflash_local.cli.slash import Desk
 from dflash_local.cli.talk import Talk, loader
 from dflash_local.cli.thinking import thinks
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes, merged
@@ -30,7 +30,7 @@ DEFAULT_MODEL = "demo"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("chat")(chat)
+    add_command(app, "chat", chat)
 
 
 ModelOrDemo = Annotated[
@@ -58,16 +58,12 @@ def chat(
     frequency_penalty: opt.FrequencyPenalty = None,
     seed: opt.Seed = None,
     block_size: opt.BlockSize = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Talk with a model: a screen on a terminal, else line by line. Sampling as its authors advise."""
     user = settings.load()
@@ -85,16 +81,14 @@ def chat(
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
     draft = mode is opt.ModeChoice.dflash
     name = model or user.model or DEFAULT_MODEL
-    pair = resolve(name, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
+    pair = resolve(name, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     thinking = thinks(pair, think, user, console)
     wishes = Wishes(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
-    load = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
-    load = replace(load, context=context, fit_check=not no_fit_check)
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
     told: Console = ScreenConsole(user.environ) if run_screen else console
     folder = chats_folder(user)
     recorder = Recorder(folder, told.warn, keep=user.history and not no_history)
-    conversation = Conversation(pair, loader(load, told), wishes, recorder)
+    conversation = Conversation(pair, loader(load, user, told), wishes, recorder)
     talk = Talk(told, conversation, user)
     chosen = "" if model or user.model else " (no MODEL was given)"
     if run_screen and isinstance(told, ScreenConsole):

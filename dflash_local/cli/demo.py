@@ -14,11 +14,13 @@ from dflash_local import settings, terminal
 from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.reply import ReplyPrinter, figures, first_interrupt
-from dflash_local.cli.session import load_wish, start_service
+from dflash_local.cli.session import start_service
 from dflash_local.cli.talk import histogram
 from dflash_local.errors import UsageError
 from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, user_request
 from dflash_local.service.race import Race, Racer
 
@@ -30,15 +32,15 @@ TOY = "toy pair: first-run material, not a speed claim"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("demo")(demo)
+    add_command(app, "demo", demo)
 
 
 def demo(
     pair_name: Annotated[str, typer.Argument(metavar="[PAIR]", help=f"One of: {', '.join(BUNDLED)}.")] = "demo",
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Watch a toy pair write the same text without and with its drafter."""
     user = settings.load()
@@ -46,9 +48,8 @@ def demo(
     if pair_name not in BUNDLED:
         raise UsageError(f"{pair_name!r} is not a bundled pair", f"one of: {', '.join(BUNDLED)}")
     pair = find(pair_name)
-    wish = load_wish(user, dtype=dtype, device=device)
     prompt = built_in_prompt()
-    with start_service(pair, wish, console) as service:
+    with start_service(pair, load, user, console) as service:
         racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
         if not as_json:
             console.data(f"{pair.label}: {prompt}", "bold")

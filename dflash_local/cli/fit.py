@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
 from dflash_local.errors import CheckpointError, DoesNotFitError
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import BASICS
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
@@ -134,19 +136,17 @@ def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
 def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
     """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row."""
     from dflash_local.planner.plan import nearest, plan
-    from dflash_local.planner.wish import Wish
 
     if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
         return "server", None
     if known is None:
         return UNKNOWN, None
-    wish = Wish()
-    found = plan(known.target, known.drafter, where, wish)
+    found = plan(known.target, known.drafter, where)
     if found.fits:
         return "fits", found
-    near = nearest(known.target, known.drafter, where, wish)
+    near = nearest(known.target, known.drafter, where)
     if near is not None:
-        return (f"fits in {near.format}" if near.draft or known.drafter is None else "target alone"), near
+        return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
     least = least_needed(known, where)
     return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
 
@@ -155,11 +155,12 @@ def least_needed(known: Shapes, where: Machine) -> int | None:
     """Bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
     from dflash_local.planner.formats import refusal
     from dflash_local.planner.plan import fits_table, plan
-    from dflash_local.planner.wish import Wish
 
-    found = [one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.quantize)]
+    found = [
+        one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.load.quantize)
+    ]
     if found and where.kind == "cpu":
-        found.append(plan(known.target, known.drafter, where, Wish(dtype="bfloat16")))
+        found.append(plan(known.target, known.drafter, where, LoadConfig(dtype="bfloat16")))
     totals = [one.ledger.total for one in found if one.ledger.total is not None]
     return min(totals) if totals else None
 
@@ -180,8 +181,7 @@ def engine_line(found: Plan) -> str:
     """``engine: fused``, and when all of its context is taken."""
     if found.engine != "fused":
         return f"engine: {found.engine}"
-    words = ["engine: fused"] + ["exact mode"] * found.exact
-    words += [f"draft side {found.draft_side}"] * (found.draft_side != "auto")
+    words = ["engine: fused", *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
@@ -213,13 +213,14 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
     )
     rows, reasons = [], []
     for plan in plans:
-        total, refused = plan.ledger.total, refusal(known.target, plan.quantize)
+        total, refused = plan.ledger.total, refusal(known.target, plan.load.quantize)
         if refused:
             rows.append((plan.format, "no", "-", "-", ""))
             reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
-        why = "" if plan.draft_side == "auto" else f"draft side {plan.draft_side}"
+        precision = plan.load.drafter_precision
+        why = "" if precision == "auto" else f"drafter precision {precision}"
         if not plan.fits and total is not None:
             why = f"{amount(total - plan.machine.free)} too little"
         reasons += wrapped(plan.reason, width) if total is None else []

@@ -12,9 +12,11 @@ import typer
 
 from dflash_local.catalog.bundled import FOLDER, Pair
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, held, load_pair
+from dflash_local.cli.session import held, load_pair
 from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.hardware import folder
+from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -26,10 +28,10 @@ Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="W
 
 
 @contextmanager
-def loaded_engine(pair: Pair, wish: LoadWish, console: Console) -> Iterator[Session]:
+def loaded_engine(pair: Pair, load: LoadConfig, user: Settings, console: Console) -> Iterator[Session]:
     """The engine's session itself, closed at the end: measuring looks behind events."""
-    with held(pair, wish.user):
-        session = cast("Session", load_pair(pair, wish, console))
+    with held(pair, user):
+        session = cast("Session", load_pair(pair, load, user, console))
         try:
             yield session
         finally:

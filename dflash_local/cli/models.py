@@ -101,7 +101,7 @@ def _as_json(item: Standing, word: str, plan: Plan | None) -> dict[str, Any]:
         "missing": list(item.missing),
         "verified": item.verified,
         "fits": word,
-        "plan": None if plan is None else {"format": plan.format, "context": plan.context, "draft": plan.draft},
+        "plan": None if plan is None else {"format": plan.format, "context": plan.context, "draft": plan.load.draft},
     }
 
 

@@ -1,4 +1,7 @@
-"""The options several commands share, declared once so that they mean the same everywhere."""
+"""The options several commands share, declared once so that they mean the same everywhere.
+
+How a pair is loaded is declared in ``load_config`` and made into options by ``cli.load_options``.
+"""
 
 from __future__ import annotations
 
@@ -19,49 +22,6 @@ class ModeChoice(str, Enum):
 
     dflash = "dflash"
     ar = "ar"
-
-
-class DtypeChoice(str, Enum):
-    """Number format of the weights and activations."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class QuantizeChoice(str, Enum):
-    """Weight formats of bitsandbytes."""
-
-    nf4 = "nf4"
-    int8 = "int8"
-
-
-class EngineChoice(str, Enum):
-    """Which runner does the work."""
-
-    auto = "auto"
-    fused = "fused"
-    reference = "reference"
-
-
-class CacheChoice(str, Enum):
-    """How keys and values of the context are kept."""
-
-    auto = "auto"
-    fp8 = "fp8"
-
-
-class DraftSideChoice(str, Enum):
-    """What drafts are computed with; no reply changes by it."""
-
-    auto = "auto"
-    full = "full"
-    eight_bit_head = "8bit-head"
-    eight_bit_drafter = "8bit-drafter"
-    eight_bit = "8bit"
-    frequent = "frequent"
-    eight_bit_frequent = "8bit-frequent"
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -106,17 +66,6 @@ BlockSize = Annotated[
     int | None,
     typer.Option("--block-size", metavar="B", help="Anchor and drafts per cycle; trained size if not given."),
 ]
-Dtype = Annotated[DtypeChoice | None, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a GPU.")]
-Device = Annotated[
-    str | None,
-    typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N, mps, balanced (several GPUs)."),
-]
-Context = Annotated[
-    int | None, typer.Option("--context", metavar="N", help="Tokens the session may hold; what fits if not given.")
-]
-NoFitCheck = Annotated[
-    bool, typer.Option("--no-fit-check", help="Load even where the memory plan says that it does not fit.")
-]
 GpuMemory = Annotated[
     float | None,
     typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU with this much memory instead of this machine."),
@@ -125,30 +74,6 @@ Gpu = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-Engine = Annotated[EngineChoice | None, typer.Option("--engine", help="auto: fused on a GPU where it knows the pair.")]
-Exact = Annotated[
-    bool | None,
-    typer.Option("--exact/--no-exact", help="The same bits with and without drafting, in any dtype; costs some speed."),
-]
-KvCache = Annotated[
-    CacheChoice | None,
-    typer.Option(
-        "--kv-cache", help="fp8: half the memory a context takes; replies change, drafted and plain ones alike."
-    ),
-]
-DraftSide = Annotated[
-    DraftSideChoice | None,
-    typer.Option(
-        "--draft-side", help="Weights and head of the drafter; auto takes 8 bits where that is measured to pay."
-    ),
-]
-DraftWindow = Annotated[
-    int | None, typer.Option("--draft-window", metavar="N", help="Tokens the drafter looks back on; all if not given.")
-]
-Quantize = Annotated[
-    QuantizeChoice | None, typer.Option("--quantize", help="Load the target's weights in 4 or 8 bits.")
-]
-AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Run a pair that does not fit together.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
 System = Annotated[str, typer.Option("--system", metavar="TEXT", help="The system message.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -186,8 +111,3 @@ def parse_ids(text: str) -> tuple[int, ...]:
 def first(*values: Any) -> Any:
     """The first value that was given."""
     return next(value for value in values if value is not None)
-
-
-def value_of(choice: Enum | None) -> Any:
-    """The text behind a choice, None staying None."""
-    return None if choice is None else choice.value

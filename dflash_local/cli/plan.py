@@ -1,7 +1,8 @@
-"""``dflash plan``: the memory ledger of one wish on one machine, and what to wish for instead."""
+"""``dflash plan``: the memory ledger of a load on one machine, and what would fit instead."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,9 +11,11 @@ from dflash_local import settings
 from dflash_local.cli import fit, pair_text
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.places import places_or_none
 from dflash_local.cli.tables import indented, wrapped
 from dflash_local.errors import DoesNotFitError, SettingsError
+from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PlanDoesNotFit(DoesNotFitError):
-    """The wish does not fit; under ``--json`` the error carries the plan and the nearest one that does."""
+    """It does not fit; under ``--json`` the error carries the plan and the nearest one that does."""
 
     def __init__(self, message: str, hint: str, report: dict[str, Any]) -> None:
         super().__init__(message, hint)
@@ -40,7 +43,7 @@ class PlanDoesNotFit(DoesNotFitError):
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("plan")(plan)
+    add_command(app, "plan", plan, planning=True)
 
 
 def plan(
@@ -48,17 +51,11 @@ def plan(
     drafter: opt.Drafter = None,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
-    device: opt.Device = None,
-    context: opt.Context = None,
-    dtype: opt.Dtype = None,
-    quantize: opt.Quantize = None,
-    engine: opt.Engine = None,
-    exact: opt.Exact = None,
-    draft_side: opt.DraftSide = None,
-    kv_cache: opt.KvCache = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not."""
     from dflash_local.cli.resolve import choose
@@ -67,29 +64,14 @@ def plan(
     console = Console(user.environ)
     choice = choose(model, drafter, user)
     known = fit.shapes(choice, places_or_none(user))
-    where = fit.machine(user, gpu, gpu_memory, opt.first(device, user.device, "auto"))
+    where = fit.machine(user, gpu, gpu_memory, load.device)
     if _on_a_server(choice):
         _tell_server(console, choice, known, where, as_json)
         return
     if known is None:
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
-    _tell_plan(
-        console,
-        choice,
-        known,
-        where,
-        {
-            "dtype": opt.first(opt.value_of(dtype), user.dtype, "auto"),
-            "quantize": opt.value_of(quantize),
-            "context": context,
-            "engine": opt.first(opt.value_of(engine), user.engine, "auto"),
-            "exact": user.exact if exact is None else exact,
-            "draft_side": opt.first(opt.value_of(draft_side), user.draft_side, "auto"),
-            "kv_cache": opt.first(opt.value_of(kv_cache), user.kv_cache, "auto"),
-            "draft": mode is opt.ModeChoice.dflash and known.drafter is not None,
-        },
-        as_json,
-    )
+    draft = mode is opt.ModeChoice.dflash and known.drafter is not None
+    _tell_plan(console, choice, known, where, replace(load, draft=draft), as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -131,16 +113,14 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
 
 
 def _tell_plan(
-    console: Console, choice: Choice, known: Shapes, where: Machine, wish: dict[str, Any], as_json: bool
+    console: Console, choice: Choice, known: Shapes, where: Machine, config: LoadConfig, as_json: bool
 ) -> None:
     from dflash_local.planner.plan import fits_table, nearest
     from dflash_local.planner.plan import plan as ask
-    from dflash_local.planner.wish import Wish
 
-    asked = Wish(**wish)
-    found = ask(known.target, known.drafter, where, asked)
-    near = None if found.fits else nearest(known.target, known.drafter, where, asked)
-    table = fits_table(known.target, known.drafter if asked.draft else None, where, asked)
+    found = ask(known.target, known.drafter, where, config)
+    near = None if found.fits else nearest(known.target, known.drafter, where, config)
+    table = fits_table(known.target, known.drafter if config.draft else None, where, config)
     report = {
         "model": choice.name,
         "runs_on": "local",
@@ -163,7 +143,7 @@ def _tell_plan(
 
 def _page(choice: Choice, known: Shapes, found: Plan, table: tuple[Plan, ...], width: int) -> list[str]:
     context = f"context {found.context:,}" if found.context else "context unknown"
-    drafting = f"block {found.block_size}" if found.draft else "no drafter"
+    drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
     head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
     page = [*wrapped(head, width), *wrapped(f"on {fit.machine_line(found.machine)}", width)]
     page += [*wrapped(fit.engine_line(found), width), ""]

@@ -76,13 +76,15 @@ def served(user: settings.Settings) -> dict[str, Any] | None:
 
 def lines(server: dict[str, Any], width: int) -> list[str]:
     """A table of one row."""
-    facts = server["facts"] or {}
+    from dflash_local.remote.attached import facts_of
+
+    facts = facts_of(server)
     running, waiting = server["running"], server["waiting"]
     cells = (
         server["model"],
         str(server["state"]),
-        " ".join(str(facts[name]) for name in ("engine", "dtype", "device") if facts.get(name)),
-        tokens(facts["context"]) if isinstance(facts.get("context"), int) else "",
+        "" if facts is None else facts.loaded_as,
+        "" if facts is None else tokens(facts.context),
         "" if running is None else f"{running} running, {waiting} waiting",
         server["url"],
         str(server["pid"] or ""),

@@ -21,6 +21,7 @@ from dflash_local.cli.resolve import Choice, choose, drafter_option, wanted
 from dflash_local.cli.tables import Column, amount, in_gib, listing, table
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted, UsageError
 from dflash_local.events import Notice, PullProgress
+from dflash_local.load_config import LOAD_OPTIONS
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
@@ -72,6 +73,11 @@ class Watch:
     cancelled: Callable[[], bool]
 
 
+AllowMismatch = Annotated[
+    bool, typer.Option(LOAD_OPTIONS["allow_mismatch"].flag, help=LOAD_OPTIONS["allow_mismatch"].help)
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("pull")(pull)
@@ -84,7 +90,7 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Also what does not fit the memory here.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched.")] = False,
     yes: opt.Yes = False,
-    allow_mismatch: opt.AllowMismatch = False,
+    allow_mismatch: AllowMismatch = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:

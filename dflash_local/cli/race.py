@@ -16,14 +16,16 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.chat import ModelOrDemo
 from dflash_local.cli.console import Console
 from dflash_local.cli.demo import TOY, Show, built_in_prompt, run_in_lines
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.reply import ReplyPrinter
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import ScreenConsole, can_show, draw_plainly
-from dflash_local.cli.session import LoadWish, load_wish, start_service
+from dflash_local.cli.session import start_service
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import UsageError
 from dflash_local.events import LoadProgress, Mode
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
 from dflash_local.service.service import Service
@@ -37,7 +39,7 @@ TITLES: dict[Mode, str] = {
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("race")(race)
+    add_command(app, "race", race)
 
 
 def race(
@@ -48,16 +50,12 @@ def race(
     temperature: opt.Temperature = None,
     seed: opt.Seed = None,
     block_size: opt.BlockSize = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
     user = settings.load()
@@ -70,11 +68,9 @@ def race(
         block_size=block_size,
     )
     name = model or user.model or "demo"
-    pair = resolve(name, drafter, user, console, allow_mismatch=allow_mismatch)
+    pair = resolve(name, drafter, user, console, allow_mismatch=load.allow_mismatch)
     request = replace(request, thinking=thinks(pair, think, user, console))
-    wish = load_wish(user, dtype=dtype, device=device, quantize=quantize, allow_mismatch=allow_mismatch)
-    wish = replace(wish, context=context, fit_check=not no_fit_check)
-    contest = Contest(pair, wish, request, text)
+    contest = Contest(pair, load, user, request, text)
     if not plain and not as_json and can_show(console, user.environ):
         shown = _screen(console)
         if shown is not None:
@@ -87,7 +83,8 @@ class Contest:
     """What races, and how it is shown."""
 
     pair: Pair
-    wish: LoadWish
+    load: LoadConfig
+    user: settings.Settings
     request: Request
     prompt: str
 
@@ -97,7 +94,7 @@ class Contest:
         Raises:
             Interrupted: Ctrl-C. DFlashError: a reply failed.
         """
-        with start_service(self.pair, self.wish, console) as service:
+        with start_service(self.pair, self.load, self.user, console) as service:
             racer = self._racer(service)
             if not as_json:
                 console.data(f"{self.pair.label}: ", "bold", end="")
@@ -121,7 +118,7 @@ class Contest:
                 from dflash_local.ui.tui.desk import Said
 
                 told.attach(lambda text, _level: hear(Said(text)), lambda text, part: hear(LoadProgress(text, part)))
-                return self._racer(stack.enter_context(start_service(self.pair, self.wish, told)))
+                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.user, told)))
 
             code, result = run(self.pair.label, self.prompt, prepare)
         if result is not None:

@@ -15,13 +15,13 @@ from dflash_local.cli.resolve import Choice, choose, refuse_what_does_not_run
 from dflash_local.cli.session import named_when_missing
 from dflash_local.cli.tables import amount
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import check_integer
 from dflash_local.settings import Settings, quiet_libraries
 
 if TYPE_CHECKING:
     from dflash_local.bench.random_pair import RandomPair
-    from dflash_local.bench.random_run import Place
-    from dflash_local.bench.random_run import Wish as Measures
+    from dflash_local.bench.random_run import Measures, Place
     from dflash_local.catalog.row import Repo
     from dflash_local.planner.machine import Machine
 
@@ -32,25 +32,23 @@ MAX_LENGTHS = 3  # as many columns as eighty characters leave
 
 
 @dataclass(frozen=True, slots=True)
-class RandomWish:
+class RandomOptions:
     """The options of the command that random weights know. Nothing given is None or empty."""
 
+    load: LoadConfig = LoadConfig()
     drafter: str | None = None
     contexts: tuple[int, ...] = ()
     block_size: int | None = None
     prefill: int | None = None
-    draft_side: str | None = None
     acceptance: str | None = None
     baselines: bool = False
-    dtype: str = "auto"
-    device: str = "auto"
     report: Path | None = None
     as_json: bool = False
 
 
 def random_bench(
     model: str,
-    wish: RandomWish,
+    options: RandomOptions,
     user: Settings,
     console: Console,
     place: Place | None = None,
@@ -59,16 +57,16 @@ def random_bench(
     """Measure and tell.
 
     Args:
-        place: where and how it is measured; the CUDA GPU that the wish names if not given.
+        place: where and how it is measured; the CUDA GPU that the options name if not given.
         machine: whose free memory counts; that of ``place`` if not given.
 
     Raises:
-        UsageError: a bad wish, no CUDA GPU, or a pair that the fused engine does not know.
+        UsageError: a bad option, no CUDA GPU, or a pair that the fused engine does not know.
         SettingsError: nothing is known of its shape. DoesNotFitError: the GPU has not enough free memory.
     """
-    check_report_path(wish.report)
-    lengths = acceptance_lengths(wish.acceptance)
-    choice = choose(model, wish.drafter, user)
+    check_report_path(options.report)
+    lengths = acceptance_lengths(options.acceptance)
+    choice = choose(model, options.drafter, user)
     refuse_what_does_not_run(choice)
     quiet_libraries()
     with named_when_missing():
@@ -80,20 +78,20 @@ def random_bench(
     stated = random_report.assumption(lengths, published, block)
     if any(length > block for length in lengths):
         raise UsageError(f"--acceptance {max(lengths):g} is more than the drafter's block of {block}")
-    measures = _measures(wish, pair, stated.rows)
-    place = place or random_run.gpu(wish.device, wish.dtype)
+    measures = _measures(options, pair, stated.rows)
+    place = place or random_run.gpu(options.load.device, options.load.dtype)
     _check_fit(choice, user, measures, machine or random_run.machine(place), place)
     with console.progress() as line:
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
-        others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if wish.baselines else ()
+        others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
     report = random_report.random_report(pair, measures, place, found, stated, others)
-    if wish.as_json:
+    if options.as_json:
         console.json(report)
     else:
         for text in random_report.random_lines(pair, measures, place, found, stated, others, console.columns):
             console.data(text)
-    if wish.report is not None:
-        save_report(wish.report, report, console)
+    if options.report is not None:
+        save_report(options.report, report, console)
 
 
 def acceptance_lengths(text: str | None) -> tuple[float, ...]:
@@ -143,50 +141,48 @@ def _known_shape(choice: Choice, role: str, part: Repo | Path | None, user: Sett
     return (f"{choice.name}'s {role}" if isinstance(part, Path) else name), config
 
 
-def _measures(wish: RandomWish, pair: RandomPair, published: tuple[int, ...]) -> Measures:
+def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ...]) -> Measures:
     """What is measured, every number checked against what both models were made for."""
-    from dflash_local.bench.random_run import Wish as Measures
-    from dflash_local.bench.random_run import rows_of
-    from dflash_local.engine.draft_side import side_of
+    from dflash_local.bench.random_run import Measures, rows_of
+    from dflash_local.engine.drafter_precision import precision_of
 
     block = pair.config.block_size
     limit = min(filter(None, (pair.facts.max_position_embeddings, pair.config.max_position_embeddings)), default=None)
     most = (limit or CONTEXT * 4) - block
-    contexts = tuple(dict.fromkeys(wish.contexts)) or (min(CONTEXT, most),)
+    contexts = tuple(dict.fromkeys(options.contexts)) or (min(CONTEXT, most),)
     for context in contexts:
         check_integer("context", context, 1, most)
     if len(contexts) > MAX_CONTEXTS:
         raise UsageError(f"{len(contexts)} contexts are asked for", f"give at most {MAX_CONTEXTS}")
-    prefill = min(PREFILL, most) if wish.prefill is None else wish.prefill
+    prefill = min(PREFILL, most) if options.prefill is None else options.prefill
     check_integer("prefill", prefill, 0, most)
-    side_of(wish.draft_side or "auto", pair.facts.vocab_size)
+    precision_of(options.load.drafter_precision, pair.facts.vocab_size)
     rows = rows_of(block, published)
-    if wish.block_size is not None:
-        check_integer("block_size", wish.block_size, 2, block)
-        rows = (wish.block_size,)
-    return Measures(contexts, rows, prefill, wish.draft_side or "auto")
+    if options.block_size is not None:
+        check_integer("block_size", options.block_size, 2, block)
+        rows = (options.block_size,)
+    return Measures(contexts, rows, prefill, options.load.drafter_precision)
 
 
 def _check_fit(choice: Choice, user: Settings, measures: Measures, machine: Machine, place: Place) -> None:
     """Ask the planner before anything is allocated.
 
     Raises:
-        DoesNotFitError: what is needed, what is free, and what to wish for instead.
+        DoesNotFitError: what is needed, what is free, and what would fit.
     """
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan
-    from dflash_local.planner.wish import Wish
 
     known = fit.shapes(choice, places_or_none(user))
     if known is None:
         return
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
-    wanted = Wish(dtype=dtype, context=context, engine="fused" if machine.kind == "cuda" else "auto")
-    found = plan(known.target, known.drafter, machine, wanted)
+    config = LoadConfig(dtype=dtype, context=context, engine="fused" if machine.kind == "cuda" else "auto")
+    found = plan(known.target, known.drafter, machine, config)
     if not fit.too_big(found):
         return
-    least = plan(known.target, known.drafter, machine, replace(wanted, context=min(CONTEXT + SLACK, context)))
+    least = plan(known.target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
     smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""
     hint = smaller or f"random weights are never quantised; dflash show {choice.name} tells what fits"
     raise DoesNotFitError(

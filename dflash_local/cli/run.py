@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -15,11 +15,13 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import load_wish, start_service
+from dflash_local.cli.session import start_service
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import Interrupted, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
 from dflash_local.service.service import Service
@@ -29,7 +31,7 @@ MAX_NEW_TOKENS = 512
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run")(run)
+    add_command(app, "run", run)
 
 
 def run(
@@ -50,17 +52,6 @@ def run(
     frequency_penalty: opt.FrequencyPenalty = None,
     seed: opt.Seed = None,
     block_size: opt.BlockSize = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    engine: opt.Engine = None,
-    exact: opt.Exact = None,
-    draft_window: opt.DraftWindow = None,
-    draft_side: opt.DraftSide = None,
-    kv_cache: opt.KvCache = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     system: opt.System = "",
     stop: Annotated[
@@ -68,6 +59,8 @@ def run(
     ] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Answer one prompt. Greedy unless --temperature is given."""
     user = settings.load()
@@ -92,24 +85,9 @@ def run(
         mode=opt.mode_name(mode),
         block_size=block_size,
     )
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
+    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     request = replace(request, thinking=thinks(pair, think, user, console))
-    wish = load_wish(
-        user,
-        dtype=dtype,
-        device=device,
-        engine=engine,
-        exact=exact,
-        draft_window=draft_window,
-        draft_side=draft_side,
-        kv_cache=kv_cache,
-        quantize=quantize,
-        allow_mismatch=allow_mismatch,
-        draft=draft,
-        context=context,
-        fit_check=not no_fit_check,
-    )
-    with start_service(pair, wish, console) as service:
+    with start_service(pair, replace(load, draft=draft), user, console) as service:
         if request.messages and not service.facts.has_tokenizer:
             raise UsageError(f"{pair.name} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
         reply = _as_json(service, request, console) if as_json else _as_text(service, request, console, pair)
@@ -163,8 +141,7 @@ def _as_text(service: Service, request: Request, console: Console, pair: Pair) -
     if not facts.has_tokenizer:
         console.data(",".join(map(str, reply.token_ids)))
     console.note(
-        f"{pair.label}, {stats.mode}, block {stats.block_size}, {stats.engine} {facts.dtype} {facts.device}, "
-        f"seed {stats.seed}",
+        f"{pair.label}, {stats.mode}, block {stats.block_size}, {facts.loaded_as}, seed {stats.seed}",
         "dim",
     )
     console.note(figures(reply.finished), "dim")
@@ -209,4 +186,5 @@ def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
         "seed": stats.seed,
         "dtype": facts.dtype,
         "device": facts.device,
+        "load": asdict(facts.load),
     }

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +21,11 @@ from dflash_local import settings
 from dflash_local.cli import options as opt
 from dflash_local.cli import session as loading
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
 from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
 
 HOST, PORT = "127.0.0.1", 8000
 TOKEN_VARIABLE = "DFLASH_TOKEN"
@@ -50,7 +52,7 @@ KeepAliveOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve")(serve)
+    add_command(app, "serve", serve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,10 @@ def serve(
     keep_alive: KeepAliveOption = "30m",
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     user = settings.load()
@@ -94,20 +92,11 @@ def serve(
     address = address_of(host, port, token, token_file, allow_host, user)
     seconds = parse_duration(keep_alive)
     draft = mode is opt.ModeChoice.dflash
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=allow_mismatch)
-    wish = loading.load_wish(
-        user,
-        dtype=dtype,
-        device=device,
-        quantize=quantize,
-        allow_mismatch=allow_mismatch,
-        draft=draft,
-        context=context,
-        fit_check=not no_fit_check,
-    )
+    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     with loading.named_when_missing():
         from dflash_local.cli.serving import Serving
-    Serving(pair, wish, thinks(pair, think, user, console), user, console).run(address, seconds)
+    thinking = thinks(pair, think, user, console)
+    Serving(pair, replace(load, draft=draft), thinking, user, console).run(address, seconds)
 
 
 def address_of(

@@ -32,6 +32,7 @@ from dflash_local.cli.serve import WILDCARDS, Address, curl_line
 from dflash_local.cli.thinking import default_thinking
 from dflash_local.errors import DFlashError, EngineError
 from dflash_local.events import Event, LoadProgress
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.remote.attached import is_listening
 from dflash_local.request import Request
@@ -63,14 +64,14 @@ class Serving:
     def __init__(
         self,
         pair: Pair,
-        wish: loading.LoadWish,
+        load: LoadConfig,
         thinking: bool,
         user: settings.Settings,
         console: Console,
         page: PageOf | None = None,
         open_browser: bool = False,
     ) -> None:
-        self._pair, self._wish, self._thinking, self._user = pair, wish, thinking, user
+        self._pair, self._load, self._thinking, self._user = pair, load, thinking, user
         self._console = _Server(console, user.environ)
         self._page, self._open_browser, self._url = page, open_browser, ""
         self._failed: DFlashError | None = None
@@ -129,9 +130,7 @@ class Serving:
                 resident.load()
                 facts = resident.facts
                 if facts is not None:
-                    self._console.note(
-                        f"loaded: {facts.engine} {facts.dtype} {facts.device}, context {facts.context:,}"
-                    )
+                    self._console.note(f"loaded: {facts.loaded_as}; context {facts.context:,}")
             except DFlashError as error:
                 self._failed = None if server.should_exit else error
                 server.end()
@@ -140,17 +139,22 @@ class Serving:
 
     def _find(self, name: str) -> Model:
         """Another model that is on this machine; its drafter decides whether it thinks."""
-        pair = resolve(name, None, self._user, self._console, draft=self._wish.draft)
+        pair = resolve(name, None, self._user, self._console, draft=self._load.draft)
         return self._model(pair, default_thinking(pair))
 
     def _model(self, pair: Pair, thinking: bool) -> Model:
         """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
         attach_from = self._url if self._page is not None else None
-        return model_of(pair, self._wish, self._console, thinking, attach_from)
+        return model_of(pair, self._load, self._user, self._console, thinking, attach_from)
 
 
 def model_of(
-    pair: Pair, wish: loading.LoadWish, console: Console, thinking: bool, attach_from: str | None = None
+    pair: Pair,
+    config: LoadConfig,
+    user: settings.Settings,
+    console: Console,
+    thinking: bool,
+    attach_from: str | None = None,
 ) -> Model:
     """A pair as the resident service keeps it. Its id is a name, never a path of this machine.
 
@@ -161,18 +165,18 @@ def model_of(
     folder = os.path.isdir(os.path.expanduser(pair.name))
     return Model(
         name=(pair.target.resolve().name or "model") if folder else pair.name,
-        load=lambda progress: _load(pair, wish, console, progress, attach_from),
-        aliases=() if folder else _aliases(pair, wish),
+        load=lambda progress: _load(pair, config, user, console, progress, attach_from),
+        aliases=() if folder else _aliases(pair, user),
         sampling=sampling_defaults(pair.target),
         thinking=thinking,
-        mode="dflash" if wish.draft else "ar",
+        mode="dflash" if config.draft else "ar",
         call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
-        context=loading.planned_context(pair, wish),
+        context=loading.planned_context(pair, config, user),
     )
 
 
-def _aliases(pair: Pair, wish: loading.LoadWish) -> tuple[str, ...]:
-    row = registry(wish.user).find(pair.name) if wish.user is not None else None
+def _aliases(pair: Pair, user: settings.Settings) -> tuple[str, ...]:
+    row = registry(user).find(pair.name)
     return tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)
 
 
@@ -206,17 +210,18 @@ class _Held:
 
 def _load(
     pair: Pair,
-    wish: loading.LoadWish,
+    config: LoadConfig,
+    user: settings.Settings,
     console: Console,
     progress: Callable[[LoadProgress], None],
     attach_from: str | None,
 ) -> Session:
-    elsewhere = attached(pair, wish, console, attach_from) if attach_from is not None else None
+    elsewhere = attached(pair, config, user, console, attach_from) if attach_from is not None else None
     if elsewhere is not None:
         return elsewhere
     with ExitStack() as stack:
-        stack.enter_context(loading.held(pair, wish.user))
-        session = loading.open_session(pair, loading.fitted(pair, wish, console), progress)
+        stack.enter_context(loading.held(pair, user))
+        session = loading.open_session(pair, loading.fitted(pair, config, user, console), progress)
         for notice in session.facts.notices:
             console.warn(notice)
         return _Held(session, stack.pop_all())

@@ -11,10 +11,12 @@ from dflash_local import settings
 from dflash_local.cli import fit, pair_text
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.pair_text import spaced
 from dflash_local.cli.places import Places, Standing, places_or_none, standing
 from dflash_local.cli.tables import amount, field, indented, wrapped
 from dflash_local.errors import UnknownModelError
+from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("show")(show)
+    add_command(app, "show", show, planning=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ def show(
     gpu: opt.Gpu = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Show a pair: its drafter, sizes, licences, published figures, and the memory it takes."""
     from dflash_local.cli.resolve import choose, of_row
@@ -56,8 +60,8 @@ def show(
     row = choice.row
     places = places_or_none(user)
     item = standing(row, places)
-    where = fit.machine(user, gpu, gpu_memory)
-    memory = memory_of(fit.shapes(choice if row.bundled else of_row(row), places), where, row)
+    where = fit.machine(user, gpu, gpu_memory, load.device)
+    memory = memory_of(fit.shapes(choice if row.bundled else of_row(row), places), where, row, load)
     if as_json:
         console.json(report(item, memory))
         return
@@ -65,15 +69,15 @@ def show(
         console.data(line)
 
 
-def memory_of(known: Shapes | None, where: Machine, row: Row) -> Memory:
-    """Ask the planner for the plain plan and for every format."""
+def memory_of(known: Shapes | None, where: Machine, row: Row, load: LoadConfig | None = None) -> Memory:
+    """Ask the planner for the plan of a load and for every format."""
     if known is None:
         return Memory(where, None, None, ())
     from dflash_local.planner.plan import fits_table, plan
 
-    found = plan(known.target, known.drafter, where, runs_on=row.runs_on)
+    found = plan(known.target, known.drafter, where, load, runs_on=row.runs_on)
     local = row.runs_on == "local" and row.kind == "dflash"
-    return Memory(where, known, found, fits_table(known.target, known.drafter, where) if local else ())
+    return Memory(where, known, found, fits_table(known.target, known.drafter, where, load) if local else ())
 
 
 def lines(item: Standing, memory: Memory, places: Places | None, width: int) -> list[str]:
@@ -112,7 +116,7 @@ def _here(item: Standing, places: Places | None, width: int) -> list[str]:
 
 
 def _memory(memory: Memory, width: int) -> list[str]:
-    """The ledger of the plain plan and the table of formats."""
+    """The ledger of the plan and the table of formats."""
     found, known = memory.plan, memory.known
     if known is None or found is None:
         return ["memory", "  unknown: no source tells the target's shape"]

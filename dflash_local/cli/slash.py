@@ -85,9 +85,7 @@ def _model(desk: Desk, argument: str) -> None:
     words = _words(argument)
     if not words:
         facts = desk.conversation.service.facts
-        desk.console.note(
-            f"{desk.talk.pair.label}: {facts.engine} {facts.dtype} {facts.device}, block {facts.block_size}"
-        )
+        desk.console.note(f"{desk.talk.pair.label}: {facts.loaded_as}; block {facts.block_size}")
         desk.console.note("/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER")
         return
     if len(words) > 2:

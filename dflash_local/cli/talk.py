@@ -8,15 +8,16 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import ReplyPrinter, figures, follow
-from dflash_local.cli.session import LoadWish, start_service
+from dflash_local.cli.session import start_service
 from dflash_local.events import Finished
+from dflash_local.load_config import LoadConfig
 from dflash_local.service.conversation import Answer, Conversation, Load
 from dflash_local.settings import Settings
 
 
-def loader(wish: LoadWish, console: Console) -> Load:
-    """The way to load a pair as the options of the command wish it."""
-    return lambda pair, draft: start_service(pair, replace(wish, draft=draft), console)
+def loader(config: LoadConfig, user: Settings, console: Console) -> Load:
+    """The way to load a pair as the options of the command say."""
+    return lambda pair, draft: start_service(pair, replace(config, draft=draft), user, console)
 
 
 class Talk:

@@ -15,8 +15,10 @@ from dflash_local.cli import serve as serving
 from dflash_local.cli import session as loading
 from dflash_local.cli.chat import ModelOrDemo
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import add_command
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
+from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,7 @@ PORT = 7860
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("web")(web)
+    add_command(app, "web", web)
 
 
 def web(
@@ -42,14 +44,10 @@ def web(
     keep_alive: serving.KeepAliveOption = "30m",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     drafter: opt.Drafter = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    quantize: opt.Quantize = None,
-    context: opt.Context = None,
-    no_fit_check: opt.NoFitCheck = False,
-    allow_mismatch: opt.AllowMismatch = False,
     think: opt.Think = None,
     debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
 ) -> None:
     """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
     user = settings.load()
@@ -59,22 +57,13 @@ def web(
     settings.quiet_libraries()
     with loading.named_when_missing("'dflash-local[web]'"):
         from dflash_local.ui.web.page import page as page_of
-    pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=allow_mismatch)
-    wish = loading.load_wish(
-        user,
-        dtype=dtype,
-        device=device,
-        quantize=quantize,
-        allow_mismatch=allow_mismatch,
-        context=context,
-        fit_check=not no_fit_check,
-    )
+    pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=load.allow_mismatch)
     with loading.named_when_missing():
         from dflash_local.cli.serving import Serving
         from dflash_local.cli.web_desk import WebDesk
 
     def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(WebDesk(resident, pair, wish, user, url), ending)
+        return page_of(WebDesk(resident, pair, load, user, url), ending)
 
-    life = Serving(pair, wish, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
+    life = Serving(pair, load, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
     life.run(address, seconds)

@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import __version__
@@ -22,10 +22,10 @@ from dflash_local.cli.demo import TOY
 from dflash_local.cli.examples import examples
 from dflash_local.cli.measuring import HELD_OUT
 from dflash_local.cli.places import places_or_none, registry, standing
-from dflash_local.cli.session import LoadWish
 from dflash_local.cli.tables import amount, listing
 from dflash_local.errors import BusyError, UnknownModelError, UsageError
 from dflash_local.events import Notice, PullProgress
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner import hardware, software
 from dflash_local.service.resident import Resident
 from dflash_local.settings import Settings
@@ -50,8 +50,8 @@ class WebDesk:
         url: where this server is reached.
     """
 
-    def __init__(self, resident: Resident, pair: Pair, wish: LoadWish, user: Settings, url: str) -> None:
-        self._resident, self._pair, self._wish, self._user, self._url = resident, pair, wish, user, url
+    def __init__(self, resident: Resident, pair: Pair, load: LoadConfig, user: Settings, url: str) -> None:
+        self._resident, self._pair, self._load, self._user, self._url = resident, pair, load, user, url
         self._first = resident.model.name
         self._certifying = threading.Lock()
 
@@ -146,6 +146,7 @@ class WebDesk:
                 "device": where.as_dict(),
             },
             **{name: getattr(facts, name) if facts is not None else None for name in names},
+            "load": asdict(facts.load) if facts is not None else None,
         }
 
     def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
@@ -158,7 +159,7 @@ class WebDesk:
             hear(f"unloading {pair.name}", 0.0)
             self._resident.unload()  # two of one pair may not fit
             hear("starting", 0.0)
-            argv = certifying.command(pair, self._wish, thinking)
+            argv = certifying.command(pair, self._load, thinking, self._user)
             return certifying.run(argv, self._user.environ, hear, cancelled)
         finally:
             self._certifying.release()
@@ -188,11 +189,9 @@ class WebDesk:
             "pair": state,
             "target": facts.target,
             "drafter": facts.drafter or "none",
-            "engine": facts.engine,
-            "dtype": facts.dtype,
-            "device": facts.device,
             "block size": str(facts.block_size),
             "context": f"{facts.context:,} tokens",
+            "loaded as": facts.loaded_as,
             "promise": precision(facts.dtype),
         }
 

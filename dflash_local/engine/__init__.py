@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 
-__all__ = ["LoadOptions", "Session", "SessionFacts", "load"]
+__all__ = ["LoadConfig", "Session", "SessionFacts", "load"]

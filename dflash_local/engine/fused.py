@@ -49,11 +49,11 @@ class FusedRunner:
 
     Attributes:
         costs: milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured.
-        draft_side: what drafts are computed with, see ``engine.draft_side``.
+        drafter_precision: what drafts are computed with, see ``engine.drafter_precision``.
     """
 
     name = "fused"
-    draft_side = "full"
+    drafter_precision = "full"
 
     def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
         self.target, self._proposer, self.context = target, proposer, context

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from dflash_local.catalog import engine_rule
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
@@ -19,6 +18,7 @@ from dflash_local.engine.session import Session
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter, drafter_dtype
@@ -30,39 +30,8 @@ from dflash_local.models.transformers_target import TransformersTarget
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a pair is loaded.
-
-    Attributes:
-        dtype: auto, float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N, mps, or balanced
-            (spread over all GPUs). quantize: nf4 or int8 through bitsandbytes, or None.
-        allow_mismatch: load a pair whose contract fails; acceptance may be near 1.
-        context: tokens the session may hold; None takes the target's own limit.
-        engine: auto, fused or reference. draft: False loads the target alone.
-        draft_window: context rows the drafter looks back on.
-        attention_factor: overrides the drafter's YaRN amplitude (ENGINE 1.6).
-        exact: the logits of a row are the same in every bit with and without drafting, in any dtype.
-        draft_side: one of ``engine.draft_side.WORDS``; the reference engine always drafts in full.
-        kv_cache: auto (the model's dtype) or fp8, half of the memory; the fused engine's, and it changes replies.
-    """
-
-    dtype: str = "auto"
-    device: str = "auto"
-    quantize: str | None = None
-    allow_mismatch: bool = False
-    context: int | None = None
-    engine: str = "auto"
-    draft: bool = True
-    draft_window: int | None = None
-    attention_factor: float | None = None
-    exact: bool = False
-    draft_side: str = "auto"
-    kv_cache: str = "auto"
-
-
 def load(
-    pair: Pair, options: LoadOptions | None = None, progress: Callable[[LoadProgress], None] | None = None
+    pair: Pair, config: LoadConfig | None = None, progress: Callable[[LoadProgress], None] | None = None
 ) -> Session:
     """Check, read and place a pair.
 
@@ -72,7 +41,7 @@ def load(
         UsageError: options this machine or family cannot take.
     """
     try:
-        return _load(pair, options or LoadOptions(), progress)
+        return _load(pair, config or LoadConfig(), progress)
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         raise DoesNotFitError(
@@ -81,27 +50,24 @@ def load(
         ) from error
 
 
-def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], None] | None) -> Session:
+def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], None] | None) -> Session:
     say = progress or (lambda _: None)
     say(LoadProgress("checking", 0.0))
-    where = placement(options.device, options.dtype, options.quantize)
+    where = placement(config.device, config.dtype, config.quantize)
     target_files = Checkpoint.open(pair.target)
-    drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and options.draft else None
+    drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and config.draft else None
     contract: PairFacts | None = None
     if drafter_files is not None:
         contract = check_pair(
-            target_files, drafter_files, allow_mismatch=options.allow_mismatch, generations=pair.generations
+            target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
     facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
     tokenizer = Tokenizer.load(pair.target, wait=False)  # its process starts while the weights are read
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
-    context = _context(facts, contract, options.context)
+    context = _context(facts, contract, config.context)
     runner: Runner
-    if (
-        chosen_engine(options.engine, facts, contract, where, engine_rule.fused_only(options.exact, options.kv_cache))
-        == "fused"
-    ):
+    if chosen_engine(config, facts, contract, where) == "fused":
         runner, notices = load_fused(
             target_files,
             drafter_files,
@@ -109,21 +75,26 @@ def _load(pair: Pair, options: LoadOptions, progress: Callable[[LoadProgress], N
             contract,
             where,
             context,
-            attention_factor=options.attention_factor,
-            draft_window=options.draft_window,
-            exact=options.exact,
-            draft_side=options.draft_side,
-            kv_cache=options.kv_cache,
-            say=lambda stage, fraction: say(LoadProgress(stage, fraction)),
+            config,
+            lambda stage, fraction: say(LoadProgress(stage, fraction)),
         )
     else:
-        runner, notices = _load_reference(target_files, drafter_files, facts, contract, where, context, options, say)
+        runner, notices = _load_reference(target_files, drafter_files, facts, contract, where, context, config, say)
     if tokenizer is not None:
         tokenizer.check()
     say(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
-    shown = _facts(pair, runner, contract, where, context, tokenizer is not None, notices, options.kv_cache)
+    loaded = replace(
+        config,
+        engine=runner.name,
+        dtype=str(where.dtype).removeprefix("torch."),
+        device=where.device,
+        context=context,
+        draft=runner.proposer is not None,
+        drafter_precision=runner.drafter_precision,
+    )
+    shown = _facts(pair, contract, loaded, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
 
 
@@ -134,7 +105,7 @@ def _load_reference(
     contract: PairFacts | None,
     where: Placement,
     context: int,
-    options: LoadOptions,
+    config: LoadConfig,
     say: Callable[[LoadProgress], None],
 ) -> tuple[ReferenceRunner, tuple[str, ...]]:
     """The target through transformers, the drafter in plain PyTorch; and notices of the load."""
@@ -149,10 +120,17 @@ def _load_reference(
         drafter_files,
         device=target.device,
         dtype=drafter_dtype(target.dtype),
-        attention_factor=options.attention_factor,
+        attention_factor=config.attention_factor,
     )
-    proposer = DFlashProposer(drafter, target, options.draft_window)
-    return ReferenceRunner(target, proposer, context), drafter.notices
+    proposer = DFlashProposer(drafter, target, config.draft_window)
+    return ReferenceRunner(target, proposer, context), (*drafter.notices, *_passed_over(config))
+
+
+def _passed_over(config: LoadConfig) -> tuple[str, ...]:
+    """A notice where the reference engine leaves out what was asked for; no reply depends on it."""
+    if config.drafter_precision in ("auto", "full"):
+        return ()
+    return (f"drafts are computed in full: --drafter-precision {config.drafter_precision} is of the fused engine",)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
@@ -168,28 +146,15 @@ def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None)
 
 
 def _facts(
-    pair: Pair,
-    runner: Runner,
-    contract: PairFacts | None,
-    where: Placement,
-    context: int,
-    has_tokenizer: bool,
-    notices: tuple[str, ...],
-    kv_cache: str,
+    pair: Pair, contract: PairFacts | None, loaded: LoadConfig, has_tokenizer: bool, notices: tuple[str, ...]
 ) -> SessionFacts:
     drafter = f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)
     return SessionFacts(
         target=pair.name if pair.bundled else str(pair.target),
-        drafter=None if runner.proposer is None else drafter,
-        engine=runner.name,
-        dtype=where.quantize or str(where.dtype).removeprefix("torch."),
-        device=where.device,
+        drafter=drafter if loaded.draft else None,
         block_size=contract.drafter.block_size if contract else 1,
-        context=context,
         has_tokenizer=has_tokenizer,
+        load=loaded,
         notices=notices,
         acceptance_band=pair.acceptance_band,
-        exact=runner.exact,
-        kv_cache=kv_cache,
-        draft_side=runner.draft_side,
     )

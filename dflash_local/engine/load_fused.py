@@ -8,11 +8,12 @@ import torch
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.costs import measure_costs
-from dflash_local.engine.draft_side import give_head_back, settle, side_of
+from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.kernels.jit import why_no_kernels
+from dflash_local.load_config import LoadConfig
 from dflash_local.models import drafter_weights
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import shape as fused_shape
@@ -28,9 +29,7 @@ from dflash_local.models.target_facts import TargetFacts
 CACHES = {"fp8": torch.float8_e4m3fn}
 
 
-def chosen_engine(
-    wanted: str, facts: TargetFacts, contract: PairFacts | None, where: Placement, option: str = ""
-) -> str:
+def chosen_engine(config: LoadConfig, facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:
     """``fused`` or ``reference``, see ``catalog.engine_rule.choose``.
 
     Raises:
@@ -43,7 +42,7 @@ def chosen_engine(
         drafter_biased=contract is not None and contract.drafter.attention_bias,
         target=fused_shape.refusal(facts),
     )
-    return engine_rule.choose(wanted, why, lambda: _has_kernels(where.device), option)
+    return engine_rule.choose(config.engine, why, lambda: _has_kernels(where.device), config.needs_fused)
 
 
 def _has_kernels(device: str) -> bool:
@@ -57,12 +56,7 @@ def load_fused(
     contract: PairFacts | None,
     where: Placement,
     context: int,
-    *,
-    attention_factor: float | None = None,
-    draft_window: int | None = None,
-    exact: bool = False,
-    draft_side: str = "auto",
-    kv_cache: str = "auto",
+    config: LoadConfig,
     say: Callable[[str, float], None] = lambda _stage, _fraction: None,
 ) -> tuple[FusedRunner, tuple[str, ...]]:
     """Stream both models' weights, reserve the caches, and choose the products by measurement.
@@ -74,7 +68,7 @@ def load_fused(
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
     """
     device = torch.device(where.device)
-    side = side_of(draft_side, facts.embedding_rows) if contract is not None else None
+    precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
     shape = fused_shape.TargetShape.of(facts, str(target_files.folder / "config.json"))
     weights = target_weights.read_weights(
         target_files, facts, shape, device, where.dtype, lambda part: say("target", 0.1 + 0.6 * part)
@@ -82,30 +76,30 @@ def load_fused(
     settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
-    kind = CACHES[kv_cache] if kv_cache != "auto" else where.dtype
-    target = FusedTarget(weights, shape, taps, context, block, exact=exact, cache_dtype=kind)
+    kind = CACHES.get(config.kv_cache, where.dtype)
+    target = FusedTarget(weights, shape, taps, context, block, exact=config.exact, cache_dtype=kind)
     notices: list[str] = []
     drafter: FusedDrafter | None = None
-    stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser draft side's products are chosen with it
+    stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
     if contract is not None and drafter_files is not None:
         say("drafter", 0.7)
-        narrow = side is not None and side.weights == "8bit"  # then its full weights never lie on the device
-        config = contract.drafter.with_attention_factor(attention_factor)
+        narrow = precision is not None and precision.weights == "8bit"  # then its full weights never lie on the device
+        drafter_config = contract.drafter.with_attention_factor(config.attention_factor)
         home = torch.device("cpu") if narrow else device
-        parts = drafter_weights.read_weights(drafter_files, config, home, where.dtype, notices.append)
-        drafter = FusedDrafter(config, parts, target, draft_window, eight_bits=narrow)
+        parts = drafter_weights.read_weights(drafter_files, drafter_config, home, where.dtype, notices.append)
+        drafter = FusedDrafter(drafter_config, parts, target, config.draft_window, eight_bits=narrow)
         stored = () if narrow else drafter.products
-        del parts  # what a coarser draft side replaces is free then
+        del parts  # what a coarser precision replaces is free then
     say("measuring", 0.85)
     choose_configs([*weights.products, *stored], target.rows)
-    if exact:
+    if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, context)
     if drafter is not None:
-        settled = settle(drafter, draft_side, target.rows)
-        runner.draft_side = settled.word
-        notices += [settled.notice] if settled.fault else []
-    _reserve(runner, draft_side)
+        chosen = choose_precision(drafter, config.drafter_precision, target.rows)
+        runner.drafter_precision = chosen.name
+        notices += [chosen.notice] if chosen.fault else []
+    _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
 
@@ -118,6 +112,6 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
         drafter = runner.proposer
         if drafter is None or wanted != "auto" or drafter.head is runner.target.weights.head:
             raise
-        runner.draft_side = give_head_back(drafter, runner.draft_side)
+        runner.drafter_precision = give_head_back(drafter, runner.drafter_precision)
         torch.cuda.empty_cache()
         reserve(runner)

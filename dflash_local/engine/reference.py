@@ -57,7 +57,7 @@ class ReferenceRunner:
 
     name = "reference"
     exact = False
-    draft_side = "full"
+    drafter_precision = "full"
     costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:

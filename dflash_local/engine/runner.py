@@ -74,8 +74,8 @@ class Runner(Protocol):
         """True when a row's logits are the same in every bit with and without drafting."""
 
     @property
-    def draft_side(self) -> str:
-        """What drafts are computed with, see ``engine.draft_side``."""
+    def drafter_precision(self) -> str:
+        """What drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
     def costs(self) -> Mapping[int, float]:

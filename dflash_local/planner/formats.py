@@ -21,6 +21,11 @@ def default_dtype(kind: str) -> str:
     return "float32" if kind == "cpu" else "bfloat16"
 
 
+def resolved_dtype(dtype: str, kind: str) -> str:
+    """A dtype, ``auto`` being what it means on a kind of machine."""
+    return default_dtype(kind) if dtype == "auto" else dtype
+
+
 def refusal(shape: TargetShape, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
     if shape.family is None:

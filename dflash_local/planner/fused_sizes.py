@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.load_config import FREQUENT
 from dflash_local.planner.formats import DTYPE_BYTES
 from dflash_local.planner.load import Load
 from dflash_local.planner.parameters import Unknown, known
 from dflash_local.planner.shape import GATED_ATTENTION, DrafterShape, Linear, TargetShape
 
 EXACT_ROWS = 16
-FREQUENT = 65_536  # rows of the head that serves frequent tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class Sizes:
     @property
     def narrow_drafter(self) -> bool:
         """True when the drafter's matrices are in eight bits."""
-        return self.load.draft_side in ("8bit", "8bit-drafter", "8bit-frequent")
+        return self.load.drafter_precision.weights == "8bit"
 
     @property
     def narrow_head(self) -> bool:
         """True when a copy of the head in eight bits stands beside the head."""
-        return self.drafter is not None and self.load.draft_side in ("8bit-head", "8bit")
+        return self.drafter is not None and self.load.drafter_precision.head == "8bit"
 
     @property
     def drafted(self) -> int:
         """Ids that may be drafted."""
         vocab = known(self.target.vocab)
-        return min(vocab, FREQUENT) if "frequent" in self.load.draft_side else vocab
+        return min(vocab, FREQUENT) if self.load.drafter_precision.head == "frequent" else vocab
 
     @property
     def kv_size(self) -> int:
         """Bytes of a number of the caches."""
-        return 1 if self.load.narrow_kv else self.size
+        return 1 if self.load.kv_cache == "fp8" else self.size
 
     @property
     def rows(self) -> int:

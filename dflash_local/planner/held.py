@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dflash_local.loaded import SessionFacts
-from dflash_local.planner import formats, fused_memory, memory
+from dflash_local.planner import fused_memory, memory
 from dflash_local.planner.load import Load
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import FORMATS
 
 
 def held(target: TargetShape, drafter: DrafterShape | None, facts: SessionFacts) -> int:
@@ -18,17 +17,6 @@ def held(target: TargetShape, drafter: DrafterShape | None, facts: SessionFacts)
         target, drafter: the shapes of what was loaded. facts: how it was loaded.
     """
     kind = facts.device.partition(":")[0]
-    device = kind if kind in ("cpu", "mps") else "cuda"
-    packed = facts.dtype in FORMATS
-    load = Load(
-        formats.default_dtype(device) if packed else facts.dtype,
-        facts.dtype if packed else None,
-        facts.context,
-        facts.block_size,
-        device,
-        exact=facts.exact,
-        draft_side=facts.draft_side,
-        narrow_kv=facts.kv_cache == "fp8",
-    )
+    load = Load.of(kind, facts.load, facts.context, facts.block_size)
     made = fused_memory.ledger if facts.engine == "fused" else memory.ledger
     return made(target, drafter if facts.drafter is not None else None, load).loading.bytes or 0

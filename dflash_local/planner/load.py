@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
+from dflash_local.planner import formats
+
 # A session keeps two snapshots of a recurrent state; a third lives while the oldest is being replaced.
 SNAPSHOTS = 3
 
@@ -12,9 +15,9 @@ SNAPSHOTS = 3
 class Load:
     """What is loaded and how full it gets: dtype, weight format, tokens in the context, block size.
 
-    ``device``: cuda, mps or cpu. ``snapshots`` of a recurrent state that are alive at once. ``exact``: the fused
-    engine's mode. ``draft_side``: a word of that engine's for the drafter's weights and head; auto may try coarser ones
-    where there is room, so it counts as full. ``narrow_kv``: keys and values of both models in eight bits.
+    Attributes:
+        device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
+        exact, drafter_precision, kv_cache: of the fused engine alone, see ``LoadConfig``.
     """
 
     dtype: str
@@ -24,5 +27,22 @@ class Load:
     device: str = "cuda"
     snapshots: int = SNAPSHOTS
     exact: bool = False
-    draft_side: str = "auto"
-    narrow_kv: bool = False
+    drafter_precision: DrafterPrecision = DrafterPrecision()
+    kv_cache: str = "auto"
+
+    @classmethod
+    def of(cls, kind: str, config: LoadConfig, context: int, block: int) -> Load:
+        """What a configuration loads on a kind of machine.
+
+        The drafter precision ``auto`` may try coarser ones where there is room, so it counts as full.
+        """
+        return cls(
+            dtype=formats.resolved_dtype(config.dtype, kind),
+            quantize=config.quantize,
+            context=context,
+            block=block,
+            device=kind if kind in ("cpu", "mps") else "cuda",
+            exact=config.exact,
+            drafter_precision=DRAFTER_PRECISIONS.get(config.drafter_precision, DrafterPrecision()),
+            kv_cache=config.kv_cache,
+        )

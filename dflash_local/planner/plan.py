@@ -5,21 +5,22 @@ Never raises for what does not fit (``require`` does); loads nothing, asks nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from dflash_local.catalog import engine_rule
-from dflash_local.errors import DoesNotFitError
+from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner import formats, fused_memory, memory
+from dflash_local.planner.alternatives import COARSER, alternatives, formats_of
 from dflash_local.planner.ledger import GIB, Ledger, Line
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import COARSER, Wish, check, formats_of, nearby
 
 FLOOR = 2048  # tokens below which a chat is of no use
-USABLE = 8192  # tokens that a coarser draft side may make room for, where no context is asked for
+USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is asked for
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
 LIKELY_BLOCK = 16  # for a drafter whose block size is not known
@@ -30,9 +31,9 @@ class Plan:
     """How a pair would be run, whether it fits, and why (not).
 
     Attributes:
-        engine: fused or reference, or server for targets no single machine of ours runs. engine_asked_for: it was
-            not left to the rule. exact, draft_side, kv_cache: what the fused engine is told.
-        context: tokens the session would hold; the floor, or the wish, when it does not fit.
+        engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights.
+        load: what loads it so: what was asked for with the context and the drafter precision of the plan. The context
+            is the floor, or the one asked for, when it does not fit.
         ledger: sizes in bytes; unknown ones are None, and then nothing is promised.
     """
 
@@ -40,93 +41,71 @@ class Plan:
     runs_on: Literal["local", "server"]
     engine: str
     dtype: str
-    quantize: str | None
-    context: int | None
+    load: LoadConfig
     block_size: int | None
     machine: Machine
     ledger: Ledger
     reason: str
-    draft: bool = True
-    engine_asked_for: bool = False
-    exact: bool = False
-    draft_side: str = "auto"
-    kv_cache: str = "auto"
+
+    @property
+    def context(self) -> int | None:
+        """Tokens the session would hold."""
+        return self.load.context
 
     @property
     def format(self) -> str:
         """The weights' format in one word."""
-        return self.quantize or self.dtype
+        return self.load.quantize or self.dtype
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        names = ("fits", "runs_on", "engine", "dtype", "quantize", "context", "block_size", "draft", "reason")
-        return {name: getattr(self, name) for name in names} | {
-            "exact": self.exact,
-            "draft_side": self.draft_side,
-            "kv_cache": self.kv_cache,
-            "machine": self.machine.as_dict(),
-            "ledger": self.ledger.as_dict(),
-        }
+        """The JSON form: the load options stand beside the rest."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
+        made = {"machine": self.machine.as_dict(), "ledger": self.ledger.as_dict()}
+        return {**asdict(self.load), **own, **made}
 
     def options(self) -> str:
         """The command-line options that ask for this plan."""
-        words = [f"--context {self.context}"]
-        if self.quantize:
-            words.append(f"--quantize {self.quantize}")
-        elif self.dtype != formats.default_dtype(self.machine.kind):
-            words.append(f"--dtype {self.dtype}")
-        if not self.draft:
-            words.append("--mode ar")
-        if self.engine_asked_for:
-            words.append(f"--engine {self.engine}")
-        if self.exact:
-            words.append("--exact")
-        if self.draft_side != "auto":
-            words.append(f"--draft-side {self.draft_side}")
-        if self.kv_cache != "auto":
-            words.append(f"--kv-cache {self.kv_cache}")
-        return " ".join(words)
+        return " ".join(self.load.arguments())
 
 
 def plan(
     target: TargetShape,
     drafter: DrafterShape | None,
     machine: Machine,
-    wish: Wish | None = None,
+    config: LoadConfig | None = None,
     *,
     runs_on: Literal["local", "server"] = "local",
 ) -> Plan:
-    """The plan of this wish on this machine; ``fits`` is False when it does not fit or is not known to.
+    """The plan of a load on this machine; ``fits`` is False when it does not fit or is not known to.
 
-    Of the automatic draft side a coarser one is taken where only that fits, or only it leaves a usable context.
+    Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves a usable context.
 
     Raises:
-        UsageError: a wish no machine could grant: a context beyond the models', an unknown format, an engine that
-            cannot run this.
+        UsageError: what no machine could do: a context beyond the models', an engine that cannot run this.
     """
-    wish = wish or Wish()
+    config = config or LoadConfig()
     limit = context_limit(target, drafter)
-    check(wish, limit)
+    if config.context is not None and config.context > limit:
+        raise UsageError(f"context {config.context} is outside 1..{limit}")
     if runs_on == "server":
         return _server_plan(target, machine, limit)
-    drafter = drafter if wish.draft else None
-    dtype = formats.default_dtype(machine.kind) if wish.dtype == "auto" else wish.dtype
-    engine = chosen_engine(target, drafter, machine, wish, dtype)
-    asked = _Asked(target, drafter, machine, dtype, wish, engine, _block(drafter, wish))
-    refused = formats.refusal(target, wish.quantize)
+    drafter = drafter if config.draft else None
+    engine = chosen_engine(target, drafter, machine, config)
+    case = _Case(target, drafter, machine, config, engine)
+    refused = formats.refusal(target, config.quantize)
     if refused:
-        return asked.plan(wish.context or limit, refused)
-    found = asked.plan(wish.context or asked.most(limit))
-    if engine == "fused" and drafter is not None and wish.draft_side == "auto":
-        return asked.with_enough(found, wish.context or min(USABLE, limit))
+        return case.plan(config.context or limit, refused)
+    found = case.plan(config.context or case.most(limit))
+    if engine == "fused" and drafter is not None and config.drafter_precision == "auto":
+        return case.with_enough(found, config.context or min(USABLE, limit))
     return found
 
 
 def nearest(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
+    target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
-    """The plan nearest to the wish that fits: less context, then another draft side, smaller weights, no drafter."""
-    for other in nearby(wish or Wish(), machine):
+    """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter."""
+    for other in alternatives(config or LoadConfig(), machine):
         found = plan(target, drafter, machine, other)
         if found.fits:
             return found
@@ -149,28 +128,27 @@ def require(found: Plan, near: Plan | None) -> None:
 
 
 def fits_table(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish | None = None
+    target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
-    """Every weight format an engine can run, each with the most context that fits; of the wish its engine counts."""
-    wish = wish or Wish()
-    asked = Wish(engine=wish.engine, exact=wish.exact, draft_side=wish.draft_side, kv_cache=wish.kv_cache)
-    return tuple(plan(target, drafter, machine, replace(asked, quantize=each)) for each in formats_of(asked))
+    """Every weight format an engine can run, each with the most context that fits, whatever was asked of these."""
+    config = replace(config or LoadConfig(), dtype="auto", context=None)
+    return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in formats_of(config))
 
 
-def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Machine, wish: Wish, dtype: str) -> str:
+def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
         UsageError: an engine was asked for that cannot run this.
     """
     why = engine_rule.refusal(
-        quantize=wish.quantize,
-        dtype=dtype,
+        quantize=config.quantize,
+        dtype=formats.resolved_dtype(config.dtype, machine.kind),
         device=machine.device if machine.kind == "cuda" else machine.kind,
         drafter_biased=drafter is not None and drafter.biased,
         target=target.not_fused,
     )
-    return engine_rule.choose(wish.engine, why, lambda: machine.runs_kernels, wish.fused_only)
+    return engine_rule.choose(config.engine, why, lambda: machine.runs_kernels, config.needs_fused)
 
 
 def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
@@ -182,32 +160,22 @@ def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Case:
     """Everything but the context."""
 
     target: TargetShape
     drafter: DrafterShape | None
     machine: Machine
-    dtype: str
-    wish: Wish
+    config: LoadConfig
     engine: str
-    block: int
+
+    @property
+    def block(self) -> int:
+        return 1 if self.drafter is None else self.drafter.block_size or LIKELY_BLOCK
 
     def ledger(self, context: int) -> Ledger:
-        device = self.machine.kind if self.machine.kind in ("cpu", "mps") else "cuda"
-        wish = self.wish
-        load = Load(
-            self.dtype,
-            wish.quantize,
-            context,
-            self.block,
-            device,
-            exact=wish.exact,
-            draft_side=wish.draft_side,
-            narrow_kv=wish.kv_cache == "fp8",
-        )
         made = fused_memory.ledger if self.engine == "fused" else memory.ledger
-        return made(self.target, self.drafter, load)
+        return made(self.target, self.drafter, Load.of(self.machine.kind, self.config, context, self.block))
 
     def fits(self, context: int) -> bool:
         need = self.ledger(context).total
@@ -226,33 +194,34 @@ class _Asked:
         return low * STEP
 
     def with_enough(self, found: Plan, context: int) -> Plan:
-        """The plan itself if it fits with so much context, else that of the draft side which comes nearest to it."""
+        """The plan itself if it fits with so much context, else that of the precision which comes nearest to it."""
         plans = [found]
         if not found.fits or (found.context or 0) < context:
-            coarser = (replace(self, wish=replace(self.wish, draft_side=side)) for side in COARSER)
-            plans += [side.plan(side.most(context)) for side in coarser]
-        fitting = [each for each in plans if each.fits and (self.wish.context is None or each.context == context)]
+            configs = (replace(self.config, drafter_precision=precision) for precision in COARSER)
+            coarser = (replace(self, config=config) for config in configs)
+            plans += [case.plan(case.most(context)) for case in coarser]
+        fitting = [each for each in plans if each.fits and (self.config.context is None or each.context == context)]
         return max(fitting, key=lambda each: each.context or 0, default=found)
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)
         fits = not refused and sizes.total is not None and sizes.total <= self.machine.free
+        used = self.engine == "fused" and self.drafter is not None
         return Plan(
             fits=fits,
             runs_on="local",
             engine=self.engine,
-            dtype=self.dtype,
-            quantize=self.wish.quantize,
-            context=context,
-            block_size=self.block if self.drafter else 1,
+            dtype=formats.resolved_dtype(self.config.dtype, self.machine.kind),
+            load=replace(
+                self.config,
+                context=context,
+                draft=self.drafter is not None,
+                drafter_precision=self.config.drafter_precision if used else "auto",
+            ),
+            block_size=self.block,
             machine=self.machine,
             ledger=sizes,
             reason=refused or self._reason(sizes, context, fits),
-            draft=self.drafter is not None,
-            engine_asked_for=self.wish.engine != "auto",
-            exact=self.wish.exact,
-            draft_side=self.wish.draft_side if self.drafter is not None and self.engine == "fused" else "auto",
-            kv_cache=self.wish.kv_cache,
         )
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
@@ -264,15 +233,10 @@ class _Asked:
             return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}"
         filled = sizes.running == sizes.peak
         need = f"{_gib(sizes.total)} {f'at context {context}' if filled else 'while it loads'}"
-        what = f"{self.target.source} in {self.wish.quantize or self.dtype}"
+        dtype = formats.resolved_dtype(self.config.dtype, self.machine.kind)
+        what = f"{self.target.source} in {self.config.quantize or dtype}"
         short = sizes.total - self.machine.free
         return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
-
-
-def _block(drafter: DrafterShape | None, wish: Wish) -> int:
-    if drafter is None:
-        return 1
-    return drafter.block_size or wish.block_size or LIKELY_BLOCK
 
 
 def _server_plan(target: TargetShape, machine: Machine, limit: int) -> Plan:
@@ -292,8 +256,7 @@ def _server_plan(target: TargetShape, machine: Machine, limit: int) -> Plan:
         runs_on="server",
         engine="server",
         dtype=target.stored_dtype,
-        quantize=None,
-        context=limit,
+        load=LoadConfig(context=limit),
         block_size=None,
         machine=machine,
         ledger=sizes,

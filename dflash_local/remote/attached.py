@@ -156,14 +156,21 @@ def attach(server: Server, model: str) -> AttachedSession:
     Raises:
         DFlashError: it cannot be loaded there.
     """
-    facts = server.load(model).get("facts")
-    if not isinstance(facts, dict):
-        raise EngineError(f"the server at {server.url} has nothing loaded", "restart dflash serve")
+    facts = facts_of(server.load(model))
+    if facts is None:
+        raise EngineError(
+            f"the server at {server.url} has nothing loaded, or is of another version", "restart dflash serve"
+        )
+    return AttachedSession(server, model, facts)
+
+
+def facts_of(status: Mapping[str, Any]) -> AttachedFacts | None:
+    """What a server says that it has loaded; None when that is nothing, or said in the words of another version."""
+    facts = status.get("facts")
     try:
-        known = AttachedFacts(**facts | {"notices": tuple(facts.get("notices") or ())})
-    except TypeError as error:
-        raise EngineError(f"the server at {server.url} is of another version", "restart dflash serve") from error
-    return AttachedSession(server, model, known)
+        return AttachedFacts.from_dict(facts) if isinstance(facts, dict) else None
+    except (TypeError, UsageError):
+        return None
 
 
 def is_listening(url: str) -> bool:

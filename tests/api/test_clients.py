@@ -88,10 +88,10 @@ def test_a_tool_round_with_the_client(client: Callable[..., Any], serve: Serve) 
 @pytest.mark.needs_torch
 def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> None:
     def load(_progress: object) -> Session:
-        from dflash_local.engine.load import LoadOptions
         from dflash_local.engine.load import load as load_pair
+        from dflash_local.load_config import LoadConfig
 
-        return load_pair(find("demo"), LoadOptions(device="cpu"))
+        return load_pair(find("demo"), LoadConfig(device="cpu"))
 
     server = serve(model=lambda _scripted: Model("demo", load))
     api = client(server)

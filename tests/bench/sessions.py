@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.cycle import Cycle
 from dflash_local.engine.reference import ReferenceRunner
 
@@ -21,7 +21,7 @@ def golden_pair(name: str) -> Pair:
 
 
 def golden_session(name: str, dtype: str = "float32") -> Session:
-    return load(golden_pair(name), LoadOptions(dtype=dtype, device="cpu"))
+    return load(golden_pair(name), LoadConfig(dtype=dtype, device="cpu"))
 
 
 def golden_cases(name: str) -> list[dict[str, list[int]]]:

@@ -11,13 +11,13 @@ from dflash_local.bench import random_report, random_run
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import build
 from dflash_local.bench.random_report import Acceptance, Assumption
-from dflash_local.bench.random_run import Wish
+from dflash_local.bench.random_run import Measures
 from dflash_local.catalog.row import Published
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_pair
 
-WISH = Wish((40, 90), (1, 4, 8), 64)
+WISH = Measures((40, 90), (1, 4, 8), 64)
 
 
 def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
@@ -44,11 +44,11 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     assert random_run.draft_bytes(drafter, 100) == size * (whole - fusion + head + seen * 2 * keys)
 
 
-def test_an_eight_bit_draft_side_reads_less_and_is_named() -> None:
+def test_an_eight_bit_drafter_precision_reads_less_and_is_named() -> None:
     pair = tiny_pair()
-    full = random_run.measure(pair, Wish((40,), (1, 8), 0, "full"), PLACE, lambda _text, _part: None)
-    coarse = random_run.measure(pair, Wish((40,), (1, 8), 0, "8bit"), PLACE, lambda _text, _part: None)
-    assert (full.draft_side, coarse.draft_side) == ("full", "8bit")
+    full = random_run.measure(pair, Measures((40,), (1, 8), 0, "full"), PLACE, lambda _text, _part: None)
+    coarse = random_run.measure(pair, Measures((40,), (1, 8), 0, "8bit"), PLACE, lambda _text, _part: None)
+    assert (full.drafter_precision, coarse.drafter_precision) == ("full", "8bit")
     assert coarse.at[0].draft.bytes < full.at[0].draft.bytes / 2
     assert coarse.at[0].step.bytes == full.at[0].step.bytes
 
@@ -127,7 +127,7 @@ def test_the_report_tells_measured_from_projected() -> None:
 
 def test_published_lengths_name_task_generation_and_source() -> None:
     pair = tiny_pair()
-    wish = Wish((40,), (1, 4, 8), 0)
+    wish = Measures((40,), (1, 4, 8), 0)
     found = random_run.measure(pair, wish, PLACE, lambda _text, _part: None)
     stated = random_report.assumption((), [_cell("sums", 8, 5.0), _cell("songs", 8, 3.0)], 8)
     lines = " ".join(" ".join(random_report.random_lines(pair, wish, PLACE, found, stated, ())).split())

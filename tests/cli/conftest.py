@@ -18,7 +18,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import session as cli_session
 from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
-from dflash_local.cli.session import LoadWish
+from dflash_local.load_config import LoadConfig
 from tests.cli.served import serving  # noqa: F401  # a fixture
 from tests.service.scripted import ScriptedSession
 
@@ -65,7 +65,7 @@ class Opened:
     """What the commands asked to load, and the sessions they got."""
 
     pairs: list[Pair]
-    wishes: list[LoadWish]
+    loads: list[LoadConfig]
     sessions: list[ScriptedSession]
     make: Callable[[Pair], ScriptedSession]
 
@@ -80,11 +80,11 @@ def opened(monkeypatch: pytest.MonkeyPatch, toys: Path) -> Opened:
     record = Opened([], [], [], lambda _pair: ScriptedSession())
     real = cli_session.open_session
 
-    def open_session(pair: Pair, wish: LoadWish, progress: object = None) -> ScriptedSession:
+    def open_session(pair: Pair, config: LoadConfig, progress: object = None) -> ScriptedSession:
         record.pairs.append(pair)
-        record.wishes.append(wish)
-        if wish.draft and pair.drafter is None:
-            real(pair, wish)
+        record.loads.append(config)
+        if config.draft and pair.drafter is None:
+            real(pair, config)
         record.sessions.append(record.make(pair))
         return record.sessions[-1]
 

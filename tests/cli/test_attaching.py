@@ -16,8 +16,9 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, start_service
+from dflash_local.cli.session import start_service
 from dflash_local.events import Finished, Started, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
 from tests.cli.conftest import Opened, Result
 from tests.cli.served import Client
@@ -42,8 +43,7 @@ def test_a_running_server_answers_for_run_and_nothing_is_loaded_twice(
     def visit(_client: Client) -> None:
         user = settings.load()
         console = Console({}, io.StringIO(), io.StringIO())
-        seen["wish"] = wish = LoadWish(user=user)
-        with start_service(find("demo"), wish, console) as service:
+        with start_service(find("demo"), LoadConfig(), user, console) as service:
             seen["facts"] = service.facts
             seen["events"] = list(service.submit(user_request("hi")).events())
         seen["said"] = console.err.getvalue()  # type: ignore[attr-defined]
@@ -66,6 +66,13 @@ def test_a_running_server_answers_for_run_and_nothing_is_loaded_twice(
         ("demo", {"device": "cuda"}),
         ("demo", {"context": 64}),
         ("demo", {"allow_mismatch": True}),
+        ("demo", {"exact": True}),
+        ("demo", {"kv_cache": "fp8"}),
+        ("demo", {"drafter_precision": "8bit"}),
+        ("demo", {"draft_window": 64}),
+        ("demo", {"attention_factor": 1.5}),
+        ("demo", {"quantize": "nf4"}),
+        ("demo", {"engine": "fused"}),
     ],
 )
 def test_a_server_with_another_pair_or_another_way_is_left_alone(
@@ -75,10 +82,32 @@ def test_a_server_with_another_pair_or_another_way_is_left_alone(
 
     def visit(_client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
-        found.append(attached(find(model), LoadWish(user=settings.load(), **change), console))
+        found.append(attached(find(model), LoadConfig(**change), settings.load(), console))
+        found.append(console.err.getvalue())  # type: ignore[attr-defined]
 
     assert serving(visit, "demo").code == 0
-    assert found == [None]
+    session, said = found
+    assert session is None
+    given = " ".join(LoadConfig(**change).arguments())
+    assert ("it is loaded here once more" in str(said) and given in str(said)) == bool(change)
+
+
+def test_options_that_the_server_was_started_with_are_no_reason_to_load_again(
+    serving: Callable[..., Result], opened: Opened
+) -> None:
+    started = LoadConfig(exact=True, engine="fused", kv_cache="fp8", dtype="bfloat16", device="cpu", context=300)
+    opened.make = lambda pair: ScriptedSession(replace(as_loaded(pair).facts, load=started))
+    said: list[str] = []
+
+    def visit(_client: Client) -> None:
+        for given in (LoadConfig(), LoadConfig(exact=True, kv_cache="fp8"), started, LoadConfig(fit_check=False)):
+            console = Console({}, io.StringIO(), io.StringIO())
+            assert attached(find("demo"), given, settings.load(), console) is not None
+            said.append(console.err.getvalue())  # type: ignore[attr-defined]
+
+    assert serving(visit, "demo", "--exact", "--kv-cache", "fp8", "--no-fit-check").code == 0
+    assert all("fused bfloat16 cpu, exact, kv cache fp8" in line for line in said), "and it says how it is loaded"
+    assert (opened.loads[0].exact, opened.loads[0].kv_cache) == (True, "fp8")
 
 
 def test_attaching_can_be_switched_off_and_a_stale_record_is_nobody(
@@ -89,14 +118,14 @@ def test_attaching_can_be_switched_off_and_a_stale_record_is_nobody(
 
     def visit(client: Client) -> None:
         monkeypatch.setenv("DFLASH_ATTACH", "0")
-        found.append(attached(find("demo"), LoadWish(user=settings.load()), console))
+        found.append(attached(find("demo"), LoadConfig(), settings.load(), console))
         monkeypatch.delenv("DFLASH_ATTACH")
         found.append(client.record)
 
     assert serving(visit, "demo").code == 0
     stale = own_home / ".cache" / "dflash-local" / "serve.json"
     stale.write_text(json.dumps(found.pop()), encoding="utf-8")
-    found.append(attached(find("demo"), LoadWish(user=settings.load()), console))
+    found.append(attached(find("demo"), LoadConfig(), settings.load(), console))
     assert found == [None, None]
 
 
@@ -109,7 +138,7 @@ def test_a_cancel_reaches_the_server_and_brings_its_figures_back(
 
     def visit(_client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
-        with start_service(find("demo"), LoadWish(user=settings.load()), console) as service:
+        with start_service(find("demo"), LoadConfig(), settings.load(), console) as service:
             ticket = service.submit(user_request("hi"))
             events = ticket.events()
             next(event for event in events if isinstance(event, Started))

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import certifying
-from dflash_local.cli.session import LoadWish
 from dflash_local.errors import DoesNotFitError, EngineError, Interrupted
+from dflash_local.load_config import LoadConfig
 
+NOBODY = settings.load({})
 PAIR = Pair("demo", Path("/t"), Path("/d"), bundled=True)
 
 
@@ -35,15 +37,23 @@ def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[
 
 
 def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
-    plain = certifying.command(PAIR, LoadWish(), False)
+    plain = certifying.command(PAIR, LoadConfig(), False, NOBODY)
     assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json"]
     own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
-    wish = LoadWish("bfloat16", "cuda:1", "nf4", allow_mismatch=True, context=4096, fit_check=False, engine="fused")
-    assert " ".join(certifying.command(own, wish, False)[4:]) == (
-        "owner/name --json --drafter /d --dtype bfloat16 --device cuda:1 --engine fused --quantize nf4 --context 4096 "
-        "--no-fit-check --allow-mismatch --no-think"
+    wish = LoadConfig(
+        dtype="bfloat16",
+        device="cuda:1",
+        quantize="nf4",
+        allow_mismatch=True,
+        context=4096,
+        fit_check=False,
+        engine="fused",
     )
-    assert certifying.command(own, LoadWish(), True)[5:] == ["--json", "--drafter", "/d"]
+    assert " ".join(certifying.command(own, wish, False, NOBODY)[4:]) == (
+        "owner/name --json --drafter /d --context 4096 --quantize nf4 --dtype bfloat16 --device cuda:1 --engine fused "
+        "--allow-mismatch --no-fit-check --no-think"
+    )
+    assert certifying.command(own, LoadConfig(), True, NOBODY)[5:] == ["--json", "--drafter", "/d"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no terminal to give it")

@@ -161,7 +161,7 @@ def test_a_model_that_fails_to_load_leaves_the_old_one(cli: Cli, opened: Opened)
 def test_a_folder_needs_its_drafter_named(cli: Cli, opened: Opened, local: Path) -> None:
     result = cli("chat", stdin=f"/model {local}\n/model {local} {local}\n/mode ar\n/model {local}\nhi\n/mode dflash\n")
     assert "no drafter is known" in result.err and [pair.drafter for pair in opened.pairs][1:] == [local, None]
-    assert opened.wishes[-1].draft is False and opened.session.requests[0].mode == "ar"
+    assert opened.loads[-1].draft is False and opened.session.requests[0].mode == "ar"
 
 
 def test_a_model_without_tokenizer_cannot_chat(cli: Cli, opened: Opened) -> None:

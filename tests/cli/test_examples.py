@@ -24,11 +24,12 @@ ANSWERS = {
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_toy_answers_what_it_is_offered_for_and_stops(name: str) -> None:
-    from dflash_local.engine.load import LoadOptions, load
+    from dflash_local.engine.load import load
+    from dflash_local.load_config import LoadConfig
 
     pair = find(name)
     assert set(examples(pair)) == set(ANSWERS)
-    session = load(pair, LoadOptions(device="cpu"), None)
+    session = load(pair, LoadConfig(device="cpu"), None)
     for prompt in examples(pair):
         events = list(session.generate(user_request(prompt, limits=Limits(256))))
         text = "".join(piece.text for event in events if isinstance(event, Step) for piece in event.pieces)

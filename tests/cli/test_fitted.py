@@ -1,4 +1,4 @@
-"""What a load is given of the planner's: the context and the draft side that fit, where the user named none."""
+"""What a load is given of the planner's: the context and the drafter precision that fit, where the user named none."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish, fitted, planned_context
+from dflash_local.cli.session import fitted, planned_context
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner import machine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, plan
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import Wish
 
 MIB = 2**20
+NOBODY = settings.load({})
 
 
 @pytest.fixture
@@ -36,55 +38,59 @@ def card(free: int) -> Machine:
     return Machine("a card", "cuda", 2 * free, free, "", "cuda:0")
 
 
-def need(pair: Pair, wish: Wish) -> int:
+def need(pair: Pair, config: LoadConfig) -> int:
     folders = [pair.target, *([pair.drafter] if pair.drafter else [])]
     target, drafter = (json.loads((folder / "config.json").read_text()) for folder in folders)
     known = TargetShape.from_config(target, "target")
-    total = plan(known, DrafterShape.from_config(drafter, "drafter", known), card(2**50), wish).ledger.total
+    total = plan(known, DrafterShape.from_config(drafter, "drafter", known), card(2**50), config).ledger.total
     assert total is not None
     return total
 
 
-def ask(pair: Pair, wish: LoadWish, free: int, monkeypatch: pytest.MonkeyPatch) -> tuple[LoadWish, str]:
+def ask(pair: Pair, config: LoadConfig, free: int, monkeypatch: pytest.MonkeyPatch) -> tuple[LoadConfig, str]:
     """What is loaded on a card with so many bytes free, and what the user is told."""
     monkeypatch.setattr(machine, "this_machine", lambda *_: card(free))
     told = io.StringIO()
-    return fitted(pair, wish, Console({}, err=told)), told.getvalue()
+    return fitted(pair, config, NOBODY, Console({}, err=told)), told.getvalue()
 
 
 def test_all_of_it_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(pair, LoadWish(), 2**40, monkeypatch) == (LoadWish(), "")
+    assert ask(pair, LoadConfig(), 2**40, monkeypatch) == (LoadConfig(context=40960), "")
 
 
 def test_the_context_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    wish, told = ask(pair, LoadWish(), need(pair, Wish(context=16384)), monkeypatch)
-    assert wish == LoadWish(context=16384) and told.count("\n") == 1 and "16,384 of 40,960" in told
+    config, told = ask(pair, LoadConfig(), need(pair, LoadConfig(context=16384)), monkeypatch)
+    assert config == LoadConfig(context=16384) and told.count("\n") == 1 and "16,384 of 40,960" in told
 
 
-def test_the_draft_side_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = LoadWish(context=20000)
-    short = need(pair, Wish(context=20000)) - MIB
-    wish, told = ask(pair, asked, short, monkeypatch)
-    assert wish == replace(asked, draft_side="8bit") and told.count("\n") == 1 and "draft side 8bit" in told
+def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = LoadConfig(context=20000)
+    short = need(pair, LoadConfig(context=20000)) - MIB
+    config, told = ask(pair, asked, short, monkeypatch)
+    assert (
+        config == replace(asked, drafter_precision="8bit")
+        and told.count("\n") == 1
+        and "drafter precision 8bit" in told
+    )
     with pytest.raises(DoesNotFitError):
-        ask(pair, replace(asked, draft_side="full"), short, monkeypatch)
-    assert ask(pair, replace(asked, draft_side="full", fit_check=False), short, monkeypatch)[1] == ""
+        ask(pair, replace(asked, drafter_precision="full"), short, monkeypatch)
+    assert ask(pair, replace(asked, drafter_precision="full", fit_check=False), short, monkeypatch)[1] == ""
 
 
 def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    wish, told = ask(pair, LoadWish(), need(pair, Wish(context=2048)), monkeypatch)
-    assert wish == LoadWish(context=USABLE, draft_side="8bit-drafter") and told.count("\n") == 2
+    config, told = ask(pair, LoadConfig(), need(pair, LoadConfig(context=2048)), monkeypatch)
+    assert config == LoadConfig(context=USABLE, drafter_precision="8bit-drafter") and told.count("\n") == 2
 
 
 def test_the_context_is_known_before_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = need(pair, Wish(context=16384))
-    for wish, room in ((LoadWish(), free), (LoadWish(), 2**40), (LoadWish(context=1000), 2**40)):
+    free = need(pair, LoadConfig(context=16384))
+    for config, room in ((LoadConfig(), free), (LoadConfig(), 2**40), (LoadConfig(context=1000), 2**40)):
         monkeypatch.setattr(machine, "this_machine", lambda *_, room=room: card(room))
-        loaded = ask(pair, wish, room, monkeypatch)[0].context
-        assert planned_context(pair, wish) == (loaded or 40960)
-    assert planned_context(pair, LoadWish(fit_check=False)) == 40960
-    assert planned_context(replace(pair, target=pair.target / "none"), LoadWish()) is None
-    assert planned_context(find("demo"), LoadWish()) == 2048
+        loaded = ask(pair, config, room, monkeypatch)[0].context
+        assert planned_context(pair, config, NOBODY) == (loaded or 40960)
+    assert planned_context(pair, LoadConfig(fit_check=False), NOBODY) == 40960
+    assert planned_context(replace(pair, target=pair.target / "none"), LoadConfig(), NOBODY) is None
+    assert planned_context(find("demo"), LoadConfig(), NOBODY) == 2048
 
 
 def test_what_the_load_will_refuse_leaves_the_context_unknown(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,4 +98,4 @@ def test_what_the_load_will_refuse_leaves_the_context_unknown(pair: Pair, monkey
         raise UsageError("there is no such device")
 
     monkeypatch.setattr(machine, "this_machine", none_here)
-    assert planned_context(pair, LoadWish(device="cuda:9")) is None
+    assert planned_context(pair, LoadConfig(device="cuda:9"), NOBODY) is None

@@ -17,8 +17,7 @@ from dflash_local.cli import web_desk
 from dflash_local.cli.fit import Loaded
 from dflash_local.cli.offers import offer, offers
 from dflash_local.cli.screen import ScreenConsole, ScreenDesk
-from dflash_local.cli.session import LoadWish
-from dflash_local.loaded import SessionFacts
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, hardware
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.service.resident import Model, Resident
@@ -49,7 +48,11 @@ def main_memory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-FACTS = ScriptedFacts(drafter="drafter", device="cpu", block_size=16, context=4096)
+FACTS = ScriptedFacts(
+    drafter="drafter",
+    block_size=16,
+    load=LoadConfig(engine="reference", dtype="float32", device="cpu", context=4096),
+)
 
 
 def verdicts(found: Any) -> dict[str, str]:
@@ -66,9 +69,11 @@ def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(
     assert verdicts(offers(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(offers(user, loaded))[NAME] == offer(NAME, user, loaded).fits == "fits"
-    elsewhere = AttachedFacts(**{name: getattr(FACTS, name) for name in SessionFacts.__dataclass_fields__})
+    elsewhere = AttachedFacts.from_dict(FACTS.as_dict())
     assert verdicts(offers(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
-    assert verdicts(offers(user, Loaded(pair, replace(FACTS, device="cuda:0"))))[NAME] != "fits"
+    assert (
+        verdicts(offers(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:0")))))[NAME] != "fits"
+    )
 
 
 def test_command_line_terminal_and_page_say_the_same(
@@ -81,7 +86,7 @@ def test_command_line_terminal_and_page_say_the_same(
     screen = ScreenDesk(SimpleNamespace(conversation=conversation, talk=talk), ScreenConsole({}), "")  # type: ignore[arg-type]
     resident = Resident(Model(NAME, lambda _progress: ScriptedSession(FACTS)))
     monkeypatch.setattr(web_desk.WebDesk, "_served", pair)
-    page = web_desk.WebDesk(resident, find("demo"), LoadWish(user=user), user, "http://127.0.0.1:1")
+    page = web_desk.WebDesk(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.offers()) == verdicts(page.offers()) == told
     main_memory.free = 20 * GIB
     small = verdicts(screen.offers())

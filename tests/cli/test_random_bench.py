@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="builds a model, and torch is not installed 
 from dflash_local import settings  # noqa: E402
 from dflash_local.bench import baselines  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
-from dflash_local.cli.random_bench import RandomWish, acceptance_lengths, random_bench  # noqa: E402
+from dflash_local.cli.random_bench import RandomOptions, acceptance_lengths, random_bench  # noqa: E402
 from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
 from tests.bench.shapes import DENSE, DRAFTER, PLACE  # noqa: E402
@@ -29,7 +29,7 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "target"), str(tmp_path / "drafter")
 
 
-def _run(model: str, wish: RandomWish, machine: Machine | None = None) -> str:
+def _run(model: str, wish: RandomOptions, machine: Machine | None = None) -> str:
     out = io.StringIO()
     random_bench(model, wish, settings.load(), Console({"COLUMNS": "80"}, out, io.StringIO()), PLACE, machine)
     return out.getvalue()
@@ -37,21 +37,21 @@ def _run(model: str, wish: RandomWish, machine: Machine | None = None) -> str:
 
 def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    wish = RandomWish(folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
+    wish = RandomOptions(drafter=folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
     shown = _run(folders[0], wish)
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 35
     report = json.loads(file.read_text(encoding="utf-8"))
     assert [at["context"] for at in report["measured"]["at"]] == [30, 60]
     assert set(report["measured"]["at"][0]["cycle"]) == {"4", "8"}
     assert report["measured"]["prefill"]["tokens"] == 40 and report["assumed"]["acceptance"] == "given"
-    again = json.loads(_run(folders[0], RandomWish(folders[1], block_size=5, as_json=True)))
+    again = json.loads(_run(folders[0], RandomOptions(drafter=folders[1], block_size=5, as_json=True)))
     assert set(again["measured"]["at"][0]["cycle"]) == {"5"}
     assert again["measured"]["at"][0]["context"] == 512 - 8, "no more than the models were made for"
     assert again["assumed"]["acceptance"] == "assumed"
 
 
 def test_a_bundled_pair_is_called_a_toy() -> None:
-    shown = _run("demo-hybrid", RandomWish(contexts=(64,), prefill=0))
+    shown = _run("demo-hybrid", RandomOptions(contexts=(64,), prefill=0))
     assert "demo-hybrid's target" in shown and "generation v2" in shown and "toy pair" in shown
 
 
@@ -63,7 +63,9 @@ def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest
         return baselines.Baseline(baselines.NAMES[task.kind], task.context, reason="planted")
 
     monkeypatch.setattr(baselines, "run_one", run_one)
-    report = json.loads(_run(folders[0], RandomWish(folders[1], (30,), prefill=0, baselines=True, as_json=True)))
+    report = json.loads(
+        _run(folders[0], RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, baselines=True, as_json=True))
+    )
     assert [task.kind for task in asked] == ["eager", "compiled", "reference"]
     assert {one["reason"] for one in report["measured"]["baselines"]} == {"planted"}
     assert asked[0].family == "qwen3" and asked[0].drafter_config["block_size"] == 8
@@ -72,7 +74,7 @@ def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest
 def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, str]) -> None:
     small = Machine("a small card", "cuda", 2**20, 2**20, "")
     with pytest.raises(DoesNotFitError, match="a small card has 1.0 MiB free") as caught:
-        _run(folders[0], RandomWish(folders[1]), small)
+        _run(folders[0], RandomOptions(drafter=folders[1]), small)
     assert caught.value.exit_code == 5 and caught.value.hint
 
 
@@ -83,13 +85,12 @@ def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, 
         ({"contexts": (505,)}, "context 505 is outside 1..504"),
         ({"prefill": 600}, "prefill 600"),
         ({"block_size": 9}, "block_size 9"),
-        ({"draft_side": "blurred"}, "unknown draft side"),
         ({"drafter": None}, "no drafter is known"),
     ],
 )
 def test_bad_wishes_are_one_line(folders: tuple[str, str], wish: dict[str, object], words: str) -> None:
     with pytest.raises(DFlashError, match=words):
-        _run(folders[0], RandomWish(**{"drafter": folders[1], **wish}))  # type: ignore[arg-type]
+        _run(folders[0], RandomOptions(**{"drafter": folders[1], **wish}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "x", "0.5", "3,,5", "nan", "1,2,3,4"])
@@ -130,4 +131,4 @@ def test_options_of_random_weights_need_them(cli: Cli) -> None:
 def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="config.json does not exist"):
-        _run(str(tmp_path / "empty"), RandomWish(str(tmp_path / "empty")))
+        _run(str(tmp_path / "empty"), RandomOptions(drafter=str(tmp_path / "empty")))

@@ -159,7 +159,7 @@ def test_pl_02_what_does_not_fit_is_refused_before_loading(
     assert result.code == 5 and not opened.sessions
     assert "float32 needs" in result.err and "20.0 GiB free" in result.err
     assert "this fits: " in result.err and "--quantize" in result.err and "--no-fit-check" in result.err
-    assert cli(*argv, "--no-fit-check").code == 0 and opened.wishes[-1].context is None
+    assert cli(*argv, "--no-fit-check").code == 0 and opened.loads[-1].context is None
 
 
 def test_the_context_is_what_fits_or_what_was_asked(
@@ -167,14 +167,14 @@ def test_the_context_is_what_fits_or_what_was_asked(
 ) -> None:
     argv = ("run", str(eight_b), "hi", "--mode", "ar", "--device", "cpu")
     memory_of(64, monkeypatch)
-    assert cli(*argv).code == 0 and opened.wishes[-1].context is None
+    assert cli(*argv).code == 0 and opened.loads[-1].context == 40960
     plan = ("plan", str(eight_b), "--mode", "ar", "--device", "cpu", "--context", "40960", "--json")
     memory_of(cli(*plan).json["plan"]["ledger"]["total"] / GIB - 1 / 1024, monkeypatch)
     smaller = cli(*argv)
-    context = opened.wishes[-1].context
+    context = opened.loads[-1].context
     assert context is not None and 2048 <= context < 40960
     assert f"context {context:,} of 40,960: what fits" in smaller.err
-    assert cli(*argv, "--context", "3000").code == 0 and opened.wishes[-1].context == 3000
+    assert cli(*argv, "--context", "3000").code == 0 and opened.loads[-1].context == 3000
     assert cli(*argv, "--context", "40960").code == 5
     assert cli(*argv, "--context", "50000").code == 2
 

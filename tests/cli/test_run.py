@@ -13,6 +13,7 @@ import pytest
 from dflash_local.cli import run as run_module
 from dflash_local.errors import CheckpointError, ContextError, EngineError
 from dflash_local.events import Notice, Piece, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams
 from tests.cli.conftest import Cli, Opened
 from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
@@ -20,7 +21,7 @@ from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
 KEYS = {
     "text", "token_ids", "acceptance_lengths", "finish_reason", "usage", "timing", "mode", "engine", "target",
     "drafter", "block_size", "seed", "dtype", "device", "mean_acceptance_length", "turn_acceptance_length", "thinking",
-    "verify_rows", "mean_verify_rows", "undrafted_cycles",
+    "verify_rows", "mean_verify_rows", "undrafted_cycles", "load",
 }  # fmt: skip
 TIMING = {"prefill_s", "decode_s", "tokens_per_s", "end_to_end_tokens_per_s", "draft_s", "verify_s"}
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b]0;t\x1b\\c\x1b[6nd\x1bce\x9b31mf\x90q\x9cg\x1b]8;;http://x\x07h\x1b]unterminated"
@@ -52,6 +53,7 @@ def test_json_is_one_object_with_exactly_the_promised_keys(cli: Cli, opened: Ope
     assert content["acceptance_lengths"] == [3, 2] and content["seed"] == 7
     assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 6}
     assert (content["finish_reason"], content["mode"], content["engine"]) == ("stop", "dflash", "reference")
+    assert LoadConfig(**content["load"]) == opened.session.facts.load
 
 
 def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened, local: Path, tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     assert request.limits.max_new_tokens == 9 and request.limits.stop == ("A", "B")
     assert (request.mode, request.block_size, request.thinking) == ("dflash", 3, True)
     assert [(m.role, m.content) for m in request.messages] == [("system", "sys"), ("user", "hi")]
-    (wish,) = opened.wishes
+    (wish,) = opened.loads
     assert (wish.dtype, wish.device, wish.quantize, wish.allow_mismatch, wish.draft) == (
         "bfloat16", "cuda:1", "nf4", True, True,
     )  # fmt: skip
@@ -88,7 +90,7 @@ def test_settings_change_the_defaults_and_options_win(
     cli("run", "demo", "hi", "--temperature", "0", "--no-think")
     (request,) = opened.session.requests
     assert request.sampling.temperature == 0.0 and not request.thinking
-    assert request.limits.max_new_tokens == 3 and opened.wishes[0].device == "cpu"
+    assert request.limits.max_new_tokens == 3 and opened.loads[0].device == "cpu"
 
 
 def test_piped_text_is_appended_after_an_empty_line(cli: Cli, opened: Opened) -> None:
@@ -163,7 +165,7 @@ def test_a_local_folder_without_a_drafter_says_what_to_do(cli: Cli, opened: Open
     result = cli("run", str(local), "hi")
     assert result.code == 2 and "--drafter" in result.err and "--mode ar" in result.err
     assert cli("run", str(local), "hi", "--mode", "ar").code == 0
-    assert opened.wishes[-1].draft is False and opened.session.requests[0].mode == "ar"
+    assert opened.loads[-1].draft is False and opened.session.requests[0].mode == "ar"
 
 
 def test_a_folder_without_tokenizer_needs_ids_and_its_text_is_null(cli: Cli, opened: Opened) -> None:
@@ -186,7 +188,7 @@ def test_thinking_is_kept_off_stdout_and_marked(cli: Cli, opened: Opened) -> Non
 
 def test_ui_01_no_control_sequence_reaches_the_terminal(cli: Cli, opened: Opened) -> None:
     pieces = steps(Piece(HOSTILE, "thinking"), Piece(HOSTILE))
-    facts = ScriptedFacts(notices=(HOSTILE,), device=HOSTILE)
+    facts = ScriptedFacts(notices=(HOSTILE,), target=HOSTILE)
     opened.make = lambda _pair: ScriptedSession(facts, steps=pieces)
     for result in (cli("run", "demo", "hi"), cli("run", "demo", "hi", "--json"), cli("run", HOSTILE, "hi")):
         for stream in (result.out, result.err):

@@ -23,7 +23,7 @@ from dflash_local.planner.occupancy import Occupancy
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.store import history
 from tests.cli.conftest import DRAFTER, TARGET, Cli, Opened
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_memory_is_of_the_process_that_holds_the_pair(
     record = own_home / ".cache" / "dflash-local" / "serve.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps({"url": "http://127.0.0.1:9", "pid": os.getpid()}), encoding="utf-8")
-    facts = AttachedFacts("t", "d", "reference", "float32", "cpu", 4, 512, has_tokenizer=True)
+    facts = AttachedFacts.from_dict(ScriptedFacts().as_dict())
 
     def act(desk: Any) -> int:
         held = desk.memory()

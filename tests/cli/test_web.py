@@ -24,7 +24,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.catalog.bundled import find
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import LoadWish
+from dflash_local.load_config import LoadConfig
 from dflash_local.remote.attached import AttachedSession
 from dflash_local.service.service import Session
 from tests.cli.conftest import Cli, Opened, Result
@@ -179,9 +179,12 @@ def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Ope
 
     def visit(client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
-        wish = LoadWish(user=settings.load())
         for asking in ("http://127.0.0.1:1", client.record["url"]):
-            found.append(model_of(find("demo"), wish, console, False, asking).load(lambda _progress: None))
+            found.append(
+                model_of(find("demo"), LoadConfig(), settings.load(), console, False, asking).load(
+                    lambda _progress: None
+                )
+            )
 
     assert serving(visit, "demo").code == 0
     assert isinstance(found[0], AttachedSession) and not isinstance(found[1], AttachedSession)

@@ -17,9 +17,9 @@ from fake_hub import FakeHub
 from dflash_local import settings
 from dflash_local.catalog.bundled import find
 from dflash_local.cli import certifying
-from dflash_local.cli.session import LoadWish
 from dflash_local.cli.web_desk import WebDesk
 from dflash_local.errors import BusyError, DFlashError, UnknownModelError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
 from tests.cli.conftest import DRAFTER, TARGET
 from tests.service.scripted import ScriptedSession
@@ -40,7 +40,7 @@ def resident() -> Iterator[Resident]:
 
 def desk_of(resident: Resident) -> WebDesk:
     user = settings.load()
-    return WebDesk(resident, find("demo"), LoadWish(user=user, device="cpu"), user, URL)
+    return WebDesk(resident, find("demo"), LoadConfig(device="cpu"), user, URL)
 
 
 @pytest.mark.parametrize("name", ["", "nope", "/etc", "../..", "~", ".", "demo/../demo", "--all", "a\nb", "x" * 10_000])
@@ -120,12 +120,12 @@ def test_the_facts_are_known_without_torch() -> None:
         "import sys\n"
         "from dflash_local import settings\n"
         "from dflash_local.catalog.bundled import find\n"
-        "from dflash_local.cli.session import LoadWish\n"
+        "from dflash_local.load_config import LoadConfig\n"
         "from dflash_local.cli.web_desk import WebDesk\n"
         "from dflash_local.service.resident import Model, Resident\n"
         "user = settings.load()\n"
         "resident = Resident(Model('demo', None), None, None)\n"
-        "desk = WebDesk(resident, find('demo'), LoadWish(user=user), user, '')\n"
+        "desk = WebDesk(resident, find('demo'), LoadConfig(), user, '')\n"
         "assert desk.about() and desk.provenance() and desk.offers() and desk.details('demo', 80) and desk.notes\n"
         "heavy = {'torch', 'transformers', 'gradio', 'textual'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

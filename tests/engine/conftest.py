@@ -14,6 +14,7 @@ from proposers import Planted
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.session import Session
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 
 
@@ -30,7 +31,8 @@ def new_session(request: pytest.FixtureRequest) -> Callable[..., Session]:
         context: int = 1000,
         stop_ids: frozenset[int] = frozenset(),
     ) -> Session:
-        facts = SessionFacts(family, "planted", "reference", "float32", "cpu", BLOCK, context, False)
+        load = LoadConfig(engine="reference", dtype="float32", device="cpu", context=context)
+        facts = SessionFacts(family, "planted", BLOCK, False, load)
         if request.param == "reference":
             target = target_of(family)
             target.clear()
@@ -44,6 +46,6 @@ def new_session(request: pytest.FixtureRequest) -> Callable[..., Session]:
         else:
             blocks = proposer(fused) if proposer is not None else None
         runner = FusedRunner(fused, blocks, context)
-        return Session(runner, replace(facts, engine="fused"), None, stop_ids)
+        return Session(runner, replace(facts, load=replace(load, engine="fused")), None, stop_ids)
 
     return build

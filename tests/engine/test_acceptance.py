@@ -17,7 +17,7 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.speed import Comparison, rows
 from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.events import Step
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.listener import Listener
@@ -126,7 +126,7 @@ def test_cycles_that_drafted_nothing_have_no_acceptance_length(new_session: Buil
 
 @pytest.fixture(scope="module")
 def demo() -> Session:
-    return load(find("demo"), LoadOptions("float32", "cpu"))
+    return load(find("demo"), LoadConfig(dtype="float32", device="cpu"))
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])

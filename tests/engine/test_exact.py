@@ -11,10 +11,11 @@ from recorded_log import record, replayed
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.session import Session
 from dflash_local.errors import EngineError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused import invariance
 from dflash_local.models.fused.linear import Linear
 from dflash_local.request import user_request
@@ -27,8 +28,8 @@ def asked(session: Session) -> tuple[int, ...]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # the wider one shows what the other rounds away
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
 def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str, dtype: str) -> None:
-    session = load(bundled.find(pair), LoadOptions(dtype, "cpu", exact=True))
-    assert session.facts.exact and session.facts.engine == "fused"
+    session = load(bundled.find(pair), LoadConfig(dtype=dtype, device="cpu", exact=True))
+    assert session.facts.load.exact and session.facts.engine == "fused"
     plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 40)
     for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
         found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
@@ -38,7 +39,7 @@ def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: st
 
 def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:
     """So that the next turn of a conversation is exact, too: a drafted reply may end with several rows to commit."""
-    session = load(bundled.find("demo-hybrid"), LoadOptions("float32", "cpu", exact=True))
+    session = load(bundled.find("demo-hybrid"), LoadConfig(dtype="float32", device="cpu", exact=True))
     states, replies = [], []
     for mode in ("ar", "dflash"):
         reply = ask(session, list(asked(session)), 24, mode=mode)
@@ -53,7 +54,7 @@ def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:
 
 def test_without_exact_mode_bfloat16_promises_less() -> None:
     """The check above can fail: a block of another size rounds otherwise."""
-    session = load(bundled.find("demo"), LoadOptions("bfloat16", "cpu", engine="fused"))
+    session = load(bundled.find("demo"), LoadConfig(dtype="bfloat16", device="cpu", engine="fused"))
     found = certify(session, Plan((asked(session),), cases(3)[:2], (8,), 40))
     assert found.same_bits < found.positions and not found.exact
 
@@ -89,4 +90,4 @@ def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypa
 
 def test_exact_mode_belongs_to_the_fused_engine() -> None:
     with pytest.raises(UsageError, match="reference engine does not know --exact"):
-        load(bundled.find("demo"), LoadOptions(device="cpu", engine="reference", exact=True))
+        load(bundled.find("demo"), LoadConfig(device="cpu", engine="reference", exact=True))

@@ -17,9 +17,10 @@ from proposers import Oracle, RandomDrafts, decode
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.fused import AHEAD, FusedRunner
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams, user_request
 
 Build = Callable[..., Session]
@@ -31,7 +32,7 @@ GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10", "qwen35-v2-
 def session_of(name: str, engine: str) -> Session:
     folder = GOLDEN / name
     pair = bundled.find(name) if name.startswith("demo") else Pair(name, folder / "target", folder / "drafter", False)
-    return load(pair, LoadOptions(dtype="float32", device="cpu", engine=engine))
+    return load(pair, LoadConfig(dtype="float32", device="cpu", engine=engine))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -127,8 +128,8 @@ def _sampler(vocab: int):  # type: ignore[no-untyped-def]
 
 
 def test_what_it_cannot_run_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="unknown engine 'quick'"):
-        load(bundled.find("demo"), LoadOptions(device="cpu", engine="quick"))
+    with pytest.raises(UsageError, match="--engine 'quick' is unknown"):
+        load(bundled.find("demo"), LoadConfig(device="cpu", engine="quick"))
     with pytest.raises(UsageError, match="fused engine cannot run this: it runs in bfloat16 or float32"):
-        load(bundled.find("demo"), LoadOptions(device="cpu", engine="fused", dtype="float16"))
-    assert load(bundled.find("demo"), LoadOptions(device="cpu")).facts.engine == "reference"
+        load(bundled.find("demo"), LoadConfig(device="cpu", engine="fused", dtype="float16"))
+    assert load(bundled.find("demo"), LoadConfig(device="cpu")).facts.engine == "reference"

@@ -14,11 +14,11 @@ from families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_mode
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
 from dflash_local.models.drafter_config import DrafterConfig
 
-CPU32 = LoadOptions(dtype="float32", device="cpu")
+CPU32 = LoadConfig(dtype="float32", device="cpu")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
 PROMPT = random_prompt(12)
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -80,7 +80,7 @@ def plain_greedy(family: str, prompt: list[int], new: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def open_pair(target: Path, drafter: Path | None, options: LoadOptions = CPU32) -> Session:
+def open_pair(target: Path, drafter: Path | None, options: LoadConfig = CPU32) -> Session:
     return load(find(str(target), str(drafter) if drafter else None), options)
 
 
@@ -106,7 +106,7 @@ def test_the_wrapped_checkpoint_is_the_multimodal_one(saved: Callable[[str], Pat
 def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
     family: str, dtype: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    session = open_pair(saved(family), save_drafter(tmp_path / "d"), LoadOptions(dtype=dtype, device="cpu"))
+    session = open_pair(saved(family), save_drafter(tmp_path / "d"), LoadConfig(dtype=dtype, device="cpu"))
     assert len(ask(session, PROMPT, 20).ids) == 20
     assert session.runner.target.dtype == getattr(torch, dtype)
     assert session.runner.proposer.drafter.dtype == torch.bfloat16  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
 @pytest.mark.parametrize("pair", ["qwen3-v1-b8", "qwen35-v2-swa-b8"])
 def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize: str) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
-    options = LoadOptions(dtype="float32", device="cpu", quantize=quantize)
+    options = LoadConfig(dtype="float32", device="cpu", quantize=quantize)
     session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter", options)
     kinds = {type(m).__name__ for m in session.runner.target.model.modules()}
     assert ("Linear4bit" if quantize == "nf4" else "Linear8bitLt") in kinds
@@ -128,7 +128,7 @@ def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize
 def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(saved: Callable[[str], Path]) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     try:
-        session = open_pair(saved("qwen3"), None, LoadOptions(dtype="float32", device="cpu", quantize="nf4"))
+        session = open_pair(saved("qwen3"), None, LoadConfig(dtype="float32", device="cpu", quantize="nf4"))
     except UsageError as error:
         assert "nf4" in error.message and "multiples of 64" in error.hint
     else:  # a bitsandbytes that takes the tiny model's width of 32
@@ -138,7 +138,7 @@ def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(sa
 @pytest.mark.parametrize("family", EXPERTS)
 def test_bitsandbytes_on_fused_experts_is_refused_by_name(family: str, saved: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"nf4.*experts"):
-        open_pair(saved(family), None, LoadOptions(device="cpu", quantize="nf4"))
+        open_pair(saved(family), None, LoadConfig(device="cpu", quantize="nf4"))
 
 
 def test_kimi_style_drafter_with_yarn_over_a_latent_attention_target(
@@ -151,7 +151,9 @@ def test_kimi_style_drafter_with_yarn_over_a_latent_attention_target(
     drafter = save_drafter(tmp_path / "drafter", rope_parameters=yarn)
     drafts = []
     for factor in (None, 1.4159):
-        session = open_pair(saved("deepseek_v3"), drafter, LoadOptions("float32", "cpu", attention_factor=factor))
+        session = open_pair(
+            saved("deepseek_v3"), drafter, LoadConfig(dtype="float32", device="cpu", attention_factor=factor)
+        )
         assert ask(session, PROMPT, 20).ids == plain_greedy("deepseek_v3", PROMPT, 20)
         drafts.append(session.runner.proposer.drafter._rope.rows(7, 2)[0])  # type: ignore[union-attr]
     assert torch.allclose(drafts[1], drafts[0] * 1.4159, rtol=1e-4), "the override scales cos and sin"
@@ -194,7 +196,7 @@ def test_ck_12_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_a
     drafter = save_drafter(tmp_path / "drafter", num_target_layers=6)
     with pytest.raises(PairError, match="6 layers"):
         open_pair(saved("qwen3"), drafter)
-    session = open_pair(saved("qwen3"), drafter, LoadOptions("float32", "cpu", allow_mismatch=True))
+    session = open_pair(saved("qwen3"), drafter, LoadConfig(dtype="float32", device="cpu", allow_mismatch=True))
     assert any("6 layers" in n for n in session.facts.notices)
     assert ask(session, PROMPT, 12).ids == plain_greedy("qwen3", PROMPT, 12)
 
@@ -202,18 +204,23 @@ def test_ck_12_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_a
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (LoadOptions(dtype="float8"), "dtype 'float8'"),
-        (LoadOptions(device="tpu"), "'tpu'"),
-        (LoadOptions(device="cuda:99"), "'cuda:99'"),
-        (LoadOptions(device="cpu", quantize="int3"), "'int3'"),
-        (LoadOptions(device="cpu", context=10**9), "context 1000000000"),
+        (LoadConfig(device="cuda:99"), "'cuda:99'"),
+        (LoadConfig(device="cpu", context=10**9), "context 1000000000"),
     ],
 )
 def test_options_this_machine_cannot_take_are_refused_by_name(
-    options: LoadOptions, message: str, saved: Callable[[str], Path]
+    options: LoadConfig, message: str, saved: Callable[[str], Path]
 ) -> None:
     with pytest.raises(UsageError, match=message):
         open_pair(saved("qwen3"), None, options)
+
+
+def test_the_reference_engine_says_that_it_drafts_in_full(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    drafter = save_drafter(tmp_path / "drafter")
+    for given, told in (("8bit", 1), ("full", 0), ("auto", 0)):
+        session = open_pair(saved("qwen3"), drafter, LoadConfig(engine="reference", drafter_precision=given))
+        assert sum("--drafter-precision 8bit" in notice for notice in session.facts.notices) == told
+        assert session.facts.load.drafter_precision == "full"
 
 
 def test_ck_16_the_drafters_position_table_caps_the_context(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -236,7 +243,7 @@ def test_golden_pairs_give_the_references_ids_and_acceptance_lengths(pair: str) 
 def test_a_draft_window_changes_drafts_never_text() -> None:
     pair = GOLDEN / "qwen3-v1-b8"
     case = json.loads((pair / "expected.json").read_text())["cases"][2]
-    options = LoadOptions("float32", "cpu", draft_window=4)
+    options = LoadConfig(dtype="float32", device="cpu", draft_window=4)
     reply = ask(open_pair(pair / "target", pair / "drafter", options), case["prompt_ids"], 72)
     assert reply.ids == case["output_ids"]
     assert list(reply.finished.stats.acceptance_lengths) != case["acceptance_lengths"]
@@ -248,5 +255,5 @@ def test_pl_03_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch:
 
     monkeypatch.setitem(load.__globals__, "load_target", full)  # the room exports the function under its own name
     with pytest.raises(DoesNotFitError, match="demo ran out") as error:
-        load(find("demo"), LoadOptions(device="cpu"))
+        load(find("demo"), LoadConfig(device="cpu"))
     assert error.value.exit_code == 5 and "dflash plan" in error.value.hint

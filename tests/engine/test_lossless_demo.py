@@ -14,7 +14,7 @@ import torch
 from engine_sessions import Reply
 
 from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.sampling import log_probabilities
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 
@@ -25,7 +25,7 @@ REPLY = 400
 
 @cache
 def session_of(pair: str) -> Session:
-    return load(find(pair), LoadOptions("float32", "cpu"))
+    return load(find(pair), LoadConfig(dtype="float32", device="cpu"))
 
 
 def prompts(count: int) -> list[str]:

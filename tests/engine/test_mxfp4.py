@@ -12,7 +12,7 @@ from families import VOCAB
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 
 EXPERTS, WIDTH, GROUP = 4, 64, 32
 # e2m1: one sign, two exponent, one mantissa bit (OCP Microscaling Formats 1.0)
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, dtype: str) -> Session:
-    return load(find(str(folder)), LoadOptions(dtype=dtype, device="cpu", draft=False))
+    return load(find(str(folder)), LoadConfig(dtype=dtype, device="cpu", draft=False))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadOptions, Session, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.errors import ContextError
 from dflash_local.events import Finished, Step
 from dflash_local.request import Limits, Request, user_request
@@ -18,7 +18,7 @@ APPLIED = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
 
 @cache
 def demo() -> Session:
-    return load(find("demo"), LoadOptions("float32", "cpu", context=256))
+    return load(find("demo"), LoadConfig(dtype="float32", device="cpu", context=256))
 
 
 def ids_of(session: Session, request: Request) -> list[int]:
@@ -75,7 +75,7 @@ def test_en_09_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(
 
 
 def test_the_child_of_a_closed_session_is_gone() -> None:
-    session = load(find("demo"), LoadOptions("float32", "cpu", draft=False))
+    session = load(find("demo"), LoadConfig(dtype="float32", device="cpu", draft=False))
     assert session.tokenizer is not None
     (child,) = session.tokenizer._worker._children
     session.close()

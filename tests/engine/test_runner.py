@@ -20,6 +20,7 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 
 VOCAB, ROWS, STOP = 100, 4, 99
@@ -44,7 +45,7 @@ class DistantRunner:
     device = torch.device("cpu")
     is_recurrent = False
     exact = False
-    draft_side = "full"
+    drafter_precision = "full"
     costs: Mapping[int, float] = {}
 
     def __init__(self) -> None:
@@ -111,7 +112,9 @@ class DistantRunner:
 
 @pytest.fixture
 def distant() -> Session:
-    facts = SessionFacts("counting", "counting", "distant", "float32", "cpu", ROWS, 200, False)
+    facts = SessionFacts(
+        "counting", "counting", ROWS, False, LoadConfig(engine="reference", dtype="float32", context=200)
+    )
     return Session(DistantRunner(), facts, None, frozenset({STOP}))
 
 
@@ -134,7 +137,7 @@ def test_a_third_runner_answers_a_session(distant: Session) -> None:
     reply = ask(distant, [1, 2, 3], 10, mode="dflash")
     assert reply.ids == list(range(4, 14))
     assert reply.finished.reason == "length" and reply.finished.usage.completion_tokens == 10
-    assert reply.finished.stats.engine == "distant" and reply.finished.stats.mean_acceptance_length == ROWS - 1
+    assert reply.finished.stats.mean_acceptance_length == ROWS - 1
     assert [step.rows for step in reply.find(Step)] == [0, ROWS, ROWS, ROWS]
 
 

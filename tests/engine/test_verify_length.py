@@ -16,10 +16,11 @@ from proposers import Oracle, Planted
 
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import AHEAD, FusedRunner
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import FIRST_WAIT, LONGEST_WAIT, STREAK, VerifyLength
 from dflash_local.events import Notice, Step, as_dict, from_dict
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, SamplingParams, user_request
 
@@ -216,7 +217,7 @@ def test_costs_beyond_the_block_are_left_out_and_none_is_refused() -> None:
 
 @cache
 def session_of(name: str) -> Session:
-    return load(bundled.find(name), LoadOptions(dtype="float32", device="cpu", engine="fused"))
+    return load(bundled.find(name), LoadConfig(dtype="float32", device="cpu", engine="fused"))
 
 
 def planted(session: Session, costs: Mapping[int, float]) -> Session:
@@ -228,7 +229,9 @@ def planted(session: Session, costs: Mapping[int, float]) -> Session:
 
 def small_session(proposer: Planted) -> Session:
     target = fused_target("qwen3", 2000, BLOCK)
-    facts = SessionFacts("qwen3", "planted", "fused", "float32", "cpu", BLOCK, 2000, False)
+    facts = SessionFacts(
+        "qwen3", "planted", BLOCK, False, LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000)
+    )
     blocks = PlantedBlocks(proposer, target, BLOCK)
     return Session(FusedRunner(target, blocks, 2000), facts, None, frozenset())  # type: ignore[arg-type]
 

@@ -11,8 +11,9 @@ from recorded_log import record, replayed
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
 
 pytestmark = [
@@ -24,8 +25,8 @@ NEW = 8000
 
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
 def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
-    session = load(bundled.find(pair), LoadOptions("bfloat16", "cuda", exact=True))
-    assert session.facts.exact and session.facts.engine == "fused"
+    session = load(bundled.find(pair), LoadConfig(dtype="bfloat16", device="cuda", exact=True))
+    assert session.facts.load.exact and session.facts.engine == "fused"
     prompt = session.render(user_request("Count from 3 to 17.")).ids
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
     for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):

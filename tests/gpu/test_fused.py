@@ -11,10 +11,11 @@ from recorded_log import record
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.graphs import Graphs
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams, user_request
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +23,7 @@ PAIRS = pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
 
 
 def session_of(pair: str, engine: str) -> Session:
-    return load(bundled.find(pair), LoadOptions("float32", "cuda", engine=engine))
+    return load(bundled.find(pair), LoadConfig(dtype="float32", device="cuda", engine=engine))
 
 
 @PAIRS

@@ -1,4 +1,4 @@
-"""Eight-bit products and draft sides on a GPU: what the interpreter cannot run, and no changed reply."""
+"""Eight-bit products and drafter precisions on a GPU: what the interpreter cannot run, and no changed reply."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog import bundled
-from dflash_local.engine.draft_side import NAMED, settle
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.drafter_precision import choose_precision
+from dflash_local.engine.load import load
 from dflash_local.kernels import int8_gemm
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
+from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
 from dflash_local.models.fused.linear import GateUp, Linear, candidates
 from dflash_local.request import SamplingParams
 
@@ -63,13 +64,13 @@ def test_every_config_equals_its_reference_and_itself(rows: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
-@pytest.mark.parametrize("word", [word for word, side in NAMED.items() if side.head != "frequent"])
-def test_no_draft_side_changes_a_reply(pair: str, word: str) -> None:
-    session = load(bundled.find(pair), LoadOptions("float32", "cuda", engine="fused"))
+@pytest.mark.parametrize("word", [word for word, side in DRAFTER_PRECISIONS.items() if side.head != "frequent"])
+def test_no_drafter_precision_changes_a_reply(pair: str, word: str) -> None:
+    session = load(bundled.find(pair), LoadConfig(dtype="float32", device="cuda", engine="fused"))
     samplings = (SamplingParams(), SamplingParams(temperature=1.5, seed=5))
     prompt = random_prompt(15)
     want = [ask(session, prompt, 200, sampling=how, mode="ar").ids for how in samplings]
     session.reset()
     session.runner._graphs.clear()
-    settle(session.runner.proposer, word, session.facts.block_size)
+    choose_precision(session.runner.proposer, word, session.facts.block_size)
     assert [ask(session, prompt, 200, sampling=how, mode="dflash").ids for how in samplings] == want

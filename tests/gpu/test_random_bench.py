@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.bench import random_report, random_run
 from dflash_local.bench.baselines import run_one, tasks
-from dflash_local.bench.random_run import Wish
+from dflash_local.bench.random_run import Measures
 from tests.bench.shapes import tiny_pair
 
 pytestmark = pytest.mark.gpu
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_tiny_pair_is_measured_by_replays(hybrid: bool) -> None:
-    pair, wish, place = tiny_pair(hybrid), Wish((100, 300), (1, 4, 8), 64), random_run.gpu("auto", "auto")
+    pair, wish, place = tiny_pair(hybrid), Measures((100, 300), (1, 4, 8), 64), random_run.gpu("auto", "auto")
     gc.collect()
     before = torch.cuda.memory_allocated()
     found = random_run.measure(pair, wish, place, lambda _text, _part: None)

@@ -15,7 +15,7 @@ from families import FAMILIES, RECURRENT, VOCAB, random_model
 from proposers import Oracle, RandomDrafts, decode
 
 from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadOptions, load
+from dflash_local.engine import LoadConfig, load
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 
@@ -42,7 +42,7 @@ def test_l1_float32_is_identical_on_the_gpu(family: str) -> None:
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
-    options = LoadOptions("float32", "cuda", engine=engine)
+    options = LoadConfig(dtype="float32", device="cuda", engine=engine)
     session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), options)
     assert session.facts.engine == engine
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
@@ -65,7 +65,7 @@ def test_bfloat16_runs_on_the_gpu(family: str) -> None:
 def test_golden_pairs_spread_over_several_gpus(pair: str) -> None:
     session = load(
         find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")),
-        LoadOptions("float32", "balanced", engine="reference"),
+        LoadConfig(dtype="float32", device="balanced", engine="reference"),
     )
     assert len({p.device for p in session.runner.target.model.parameters()}) > 1
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][:2]:

@@ -15,13 +15,13 @@ pytest.importorskip("torch", reason="holds the planner to the engine, and torch 
 import torch  # noqa: E402
 from families import FAMILIES, save_model  # noqa: E402
 
-from dflash_local.catalog import engine_rule  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.engine import load_fused  # noqa: E402
 from dflash_local.errors import UsageError  # noqa: E402
 from dflash_local.kernels import jit  # noqa: E402
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.load_target import DTYPES, Placement  # noqa: E402
 from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
@@ -29,7 +29,6 @@ from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
 from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
-from dflash_local.planner.wish import Wish  # noqa: E402
 
 DEVICES = {
     "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),
@@ -53,14 +52,23 @@ def check(
     facts: TargetFacts, contract: PairFacts | None, target: TargetShape, drafter: DrafterShape | None, kernels: bool
 ) -> int:
     """Both answers in every way of asking; how many there were."""
-    cases = list(product(engine_rule.ENGINES, DEVICES, DTYPES_ASKED, (None, "nf4"), ("", "--exact", "--kv-cache fp8")))
+    cases = list(
+        product(LOAD_OPTIONS["engine"].choices, DEVICES, DTYPES_ASKED, (None, "nf4"), ("", "--exact", "--kv-cache fp8"))
+    )
     for engine, device, dtype, quantize, option in cases:
         where = Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
         machine = replace(DEVICES[device], kernels=kernels)
-        wish = Wish(dtype, quantize, draft=contract is not None, engine=engine, exact=option == "--exact", context=64)
-        wish = replace(wish, kv_cache="fp8" if "fp8" in option else "auto")
-        loaded = answer(load_fused.chosen_engine, engine, facts, contract, where, option)
-        planned = answer(plan, target, drafter, machine, wish)
+        config = LoadConfig(
+            dtype=dtype,
+            quantize=quantize,
+            draft=contract is not None,
+            engine=engine,
+            exact=option == "--exact",
+            kv_cache="fp8" if "fp8" in option else "auto",
+            context=64,
+        )
+        loaded = answer(load_fused.chosen_engine, config, facts, contract, where)
+        planned = answer(plan, target, drafter, machine, config)
         assert planned == loaded, (engine, device, dtype, quantize, option)
     return len(cases)
 
@@ -99,7 +107,7 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
     contract = check_pair(*(Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")))
     where = Placement("cuda:0", torch.bfloat16)
-    assert load_fused.chosen_engine("auto", contract.target, contract, where) == engine
+    assert load_fused.chosen_engine(LoadConfig(), contract.target, contract, where) == engine
     on_the_card = SimpleNamespace(is_cuda=True)
     assert jit.runs_kernels(on_the_card) == (engine == "fused")
 
@@ -135,9 +143,9 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
     assert config is not None
     target = TargetShape.from_config(config, "target")
     with pytest.raises(UsageError, match="it knows qwen3, llama, qwen3_5"):
-        plan(target, None, DEVICES["cuda:0"], Wish(engine="fused"))
+        plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
-        plan(target, None, DEVICES["cuda:0"], Wish(engine="reference", exact=True))
+        plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="reference", exact=True))
 
 
 def test_torch_names_the_dtypes_of_the_rule() -> None:

@@ -14,10 +14,10 @@ import torch  # noqa: E402
 
 from dflash_local.catalog.bundled import FOLDER, find  # noqa: E402
 from dflash_local.catalog.shapes import shape as known_shape  # noqa: E402
-from dflash_local.engine import draft_side  # noqa: E402
 from dflash_local.engine.fused import RING, FusedRunner  # noqa: E402
-from dflash_local.engine.load import LoadOptions, load  # noqa: E402
+from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.kernels import accept, choose, decode_attention, delta_chunk, split_kv  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.models.fused import target as fused_target  # noqa: E402
 from dflash_local.planner import fused_memory, fused_sizes, fused_workspace  # noqa: E402
 from dflash_local.planner.fused_sizes import Sizes  # noqa: E402
@@ -65,7 +65,7 @@ def shapes_of(name: str) -> tuple[TargetShape, DrafterShape]:
 
 
 def runner_of(name: str, dtype: str, draft: bool = True, **options: Any) -> FusedRunner:
-    wish = LoadOptions(device="cpu", engine="fused", dtype=dtype, context=CONTEXT, draft=draft, **options)
+    wish = LoadConfig(device="cpu", engine="fused", dtype=dtype, context=CONTEXT, draft=draft, **options)
     runner = load(find(name), wish).runner
     assert isinstance(runner, FusedRunner)
     return runner
@@ -83,11 +83,11 @@ def runner_of(name: str, dtype: str, draft: bool = True, **options: Any) -> Fuse
     ],
 )
 def test_every_line_is_what_the_engine_holds(name: str, dtype: str, draft: bool, exact: bool, side: str) -> None:
-    runner = runner_of(name, dtype, draft, exact=exact, draft_side=side)
+    runner = runner_of(name, dtype, draft, exact=exact, drafter_precision=side)
     target, drafter = runner.target, runner.proposer
     read, read_drafter = shapes_of(name)
     block = drafter.config.block_size if drafter is not None else 1
-    wish = Load(dtype, None, CONTEXT, block, device="cpu", exact=exact, draft_side=side)
+    wish = Load.of("cpu", LoadConfig(dtype=dtype, exact=exact, drafter_precision=side), CONTEXT, block)
     sizes = Sizes(read, read_drafter if draft else None, wish)
     said = {line.name: line.bytes for line in fused_memory.ledger(sizes.target, sizes.drafter, sizes.load).lines}
     assert target.capacity == sizes.capacity
@@ -119,7 +119,7 @@ def test_every_line_is_what_the_engine_holds(name: str, dtype: str, draft: bool,
 
 
 def test_the_rooms_agree_on_constants() -> None:
-    assert fused_sizes.EXACT_ROWS == fused_target.EXACT_ROWS and fused_sizes.FREQUENT == draft_side.FREQUENT
+    assert fused_sizes.EXACT_ROWS == fused_target.EXACT_ROWS
     assert (fused_memory.PIECES, fused_memory.FEWEST) == (split_kv.MAX_SPLITS, split_kv.MIN_SPLIT_SIZE)
     assert (fused_memory.LEAST, fused_memory.OCTAVE) == (split_kv.FIXED_SPLIT_SIZE, split_kv.SPLITS_PER_DOUBLING)
     assert fused_memory.CHOICE == choose.BLOCK and fused_workspace.CHUNK == delta_chunk.CHUNK
@@ -168,10 +168,10 @@ def test_narrow_formats_take_what_they_say() -> None:
     drafter = DrafterShape.from_config(configs[1], "drafter", target)
 
     def lines(**narrow: Any) -> dict[str, int | None]:
-        book = fused_memory.ledger(target, drafter, Load("bfloat16", None, 32768, 16, **narrow))
+        book = fused_memory.ledger(target, drafter, Load.of("cuda", LoadConfig(**narrow), 32768, 16))
         return {line.name: line.bytes for line in book.lines}
 
-    wide, narrow = lines(), lines(draft_side="8bit", narrow_kv=True)
+    wide, narrow = lines(), lines(drafter_precision="8bit", kv_cache="fp8")
     assert narrow["drafter weights"] == pytest.approx((wide["drafter weights"] or 0) / 2, rel=0.002)
     assert narrow["head for drafting"] == 248320 * (4096 + 4) and "head for drafting" not in wide
     for name in ("target KV", "drafter KV"):

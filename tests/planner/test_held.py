@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dflash_local.catalog.shapes import shape
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner.held import held
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import Wish
 
 TARGET = TargetShape.from_config(shape("Qwen/Qwen3-8B"), "target")
 DRAFTER = DrafterShape.from_config(shape("z-lab/Qwen3-8B-DFlash-b16"), "drafter", TARGET)
@@ -21,28 +23,30 @@ CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
 @pytest.mark.parametrize(
     ("where", "wish"),
     [
-        (CPU, Wish(context=4096)),
-        (CPU, Wish("bfloat16", context=4096, draft=False)),
-        (CARD, Wish(quantize="nf4", context=4096)),
-        (CARD, Wish(engine="reference", context=4096)),
-        (CARD, Wish(engine="fused", context=8192, draft_side="8bit", kv_cache="fp8")),
-        (CARD, Wish(context=8192, exact=True)),
+        (CPU, LoadConfig(context=4096)),
+        (CPU, LoadConfig(dtype="bfloat16", context=4096, draft=False)),
+        (CARD, LoadConfig(quantize="nf4", context=4096)),
+        (CARD, LoadConfig(engine="reference", context=4096)),
+        (CARD, LoadConfig(engine="fused", context=8192, drafter_precision="8bit", kv_cache="fp8")),
+        (CARD, LoadConfig(context=8192, exact=True)),
     ],
 )
-def test_it_is_what_the_plan_says_that_loading_takes(where: Machine, wish: Wish) -> None:
+def test_it_is_what_the_plan_says_that_loading_takes(where: Machine, wish: LoadConfig) -> None:
     found = plan(TARGET, DRAFTER, where, wish)
+    precision = found.load.drafter_precision
+    loaded = replace(
+        found.load,
+        engine=found.engine,
+        dtype=found.dtype,
+        device=where.device,
+        drafter_precision="full" if precision == "auto" else precision,
+    )
     facts = SessionFacts(
         target="target",
         drafter="drafter" if wish.draft else None,
-        engine=found.engine,
-        dtype=found.format,
-        device=where.device,
         block_size=found.block_size or 1,
-        context=found.context or 0,
         has_tokenizer=True,
-        exact=found.exact,
-        draft_side="full" if found.draft_side == "auto" else found.draft_side,
-        kv_cache=found.kv_cache,
+        load=loaded,
     )
     assert held(TARGET, DRAFTER, facts) == found.ledger.loading.bytes
     assert 2**30 < held(TARGET, DRAFTER, facts) <= (found.ledger.peak or 0)

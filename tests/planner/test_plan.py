@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.load_config import LoadConfig
+from dflash_local.planner.alternatives import COARSER
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import (
     FLOOR,
     STEP,
     USABLE,
-    Wish,
     context_limit,
     fits_table,
     nearest,
@@ -24,7 +26,6 @@ from dflash_local.planner.plan import (
     require,
 )
 from dflash_local.planner.shape import DrafterShape, TargetShape
-from dflash_local.planner.wish import COARSER
 
 GIB = 2**30
 MB = 10**6
@@ -55,8 +56,8 @@ def card(free: float) -> Machine:
     return Machine("a card", "cuda", round(free) + GIB, round(free), "test", "cuda:0")
 
 
-def need(wish: Wish, of: TargetShape = DENSE, with_: DrafterShape | None = DENSE_DRAFTER) -> int:
-    total = plan(of, with_, card(1e15), wish).ledger.total
+def need(config: LoadConfig, of: TargetShape = DENSE, with_: DrafterShape | None = DENSE_DRAFTER) -> int:
+    total = plan(of, with_, card(1e15), config).ledger.total
     assert total is not None
     return total
 
@@ -64,7 +65,7 @@ def need(wish: Wish, of: TargetShape = DENSE, with_: DrafterShape | None = DENSE
 def test_a_roomy_card_holds_the_whole_context() -> None:
     found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB))
     assert found.fits and found.context == context_limit(DENSE, DENSE_DRAFTER) == 40960
-    assert (found.engine, found.runs_on, found.dtype, found.quantize, found.block_size) == (
+    assert (found.engine, found.runs_on, found.dtype, found.load.quantize, found.block_size) == (
         "fused",
         "local",
         "bfloat16",
@@ -75,43 +76,47 @@ def test_a_roomy_card_holds_the_whole_context() -> None:
 
 
 def test_the_context_is_the_most_that_fits() -> None:
-    machine = card(need(Wish(context=8192)))
+    machine = card(need(LoadConfig(context=8192)))
     found = plan(DENSE, DENSE_DRAFTER, machine)
     assert found.fits and found.context is not None and found.context % STEP == 0
-    assert found.context >= 8192 and found.draft_side == "auto"
-    assert not plan(DENSE, DENSE_DRAFTER, machine, Wish(context=found.context + STEP, draft_side="full")).fits
+    assert found.context >= 8192 and found.load.drafter_precision == "auto"
+    assert not plan(
+        DENSE, DENSE_DRAFTER, machine, LoadConfig(context=found.context + STEP, drafter_precision="full")
+    ).fits
 
 
-def test_a_coarser_draft_side_is_taken_where_only_that_fits() -> None:
-    """Of a context that was asked for as of none; an asked for draft side stays."""
+def test_a_coarser_drafter_precision_is_taken_where_only_that_fits() -> None:
+    """Of a context that was asked for as of none; one asked for by name stays."""
     for context in (2048, 20000):
-        wish = Wish(context=context)
-        short = card(need(wish) - MB)
-        found = plan(DENSE, DENSE_DRAFTER, short, wish)
-        assert found.fits and found.context == context and found.draft_side in COARSER
-        assert "--draft-side 8bit" in found.options()
-        coarse = Wish(context=context, draft_side=found.draft_side)
+        config = LoadConfig(context=context)
+        short = card(need(config) - MB)
+        found = plan(DENSE, DENSE_DRAFTER, short, config)
+        assert found.fits and found.context == context and found.load.drafter_precision in COARSER
+        assert "--drafter-precision 8bit" in found.options()
+        coarse = LoadConfig(context=context, drafter_precision=found.load.drafter_precision)
         assert plan(DENSE, DENSE_DRAFTER, short, coarse).ledger == found.ledger
-        assert not plan(DENSE, DENSE_DRAFTER, short, Wish(context=context, draft_side="full")).fits
-        assert not plan(DENSE, DENSE_DRAFTER, card(need(replace(coarse, draft_side="8bit-drafter")) - 1), wish).fits
+        assert not plan(DENSE, DENSE_DRAFTER, short, LoadConfig(context=context, drafter_precision="full")).fits
+        assert not plan(
+            DENSE, DENSE_DRAFTER, card(need(replace(coarse, drafter_precision="8bit-drafter")) - 1), config
+        ).fits
 
 
-def test_a_coarser_draft_side_makes_room_for_a_usable_context_and_no_more() -> None:
-    free = need(Wish(context=4096))
+def test_a_coarser_drafter_precision_makes_room_for_a_usable_context_and_no_more() -> None:
+    free = need(LoadConfig(context=4096))
     found = plan(DENSE, DENSE_DRAFTER, card(free))
-    assert found.fits and found.draft_side in COARSER and found.context == USABLE
-    assert plan(DENSE, DENSE_DRAFTER, card(free), Wish(draft_side="full")).context == 4096
+    assert found.fits and found.load.drafter_precision in COARSER and found.context == USABLE
+    assert plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(drafter_precision="full")).context == 4096
 
 
 @pytest.mark.parametrize("context", [2048, 8192, 40960])
 def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
-    wish = Wish(context=context, draft_side="full")
-    exact = need(wish)
-    assert plan(DENSE, DENSE_DRAFTER, card(exact), wish).fits
+    config = LoadConfig(context=context, drafter_precision="full")
+    exact = need(config)
+    assert plan(DENSE, DENSE_DRAFTER, card(exact), config).fits
     short = card(exact - MB)
-    found = plan(DENSE, DENSE_DRAFTER, short, wish)
+    found = plan(DENSE, DENSE_DRAFTER, short, config)
     assert not found.fits and "1 MiB too little" in found.reason
-    near = nearest(DENSE, DENSE_DRAFTER, short, wish)
+    near = nearest(DENSE, DENSE_DRAFTER, short, config)
     assert near is not None and near.fits
     with pytest.raises(DoesNotFitError) as caught:
         require(found, near)
@@ -127,20 +132,20 @@ def test_require_passes_what_fits() -> None:
 
 
 def test_the_nearest_plan_gives_up_context_first() -> None:
-    near = nearest(DENSE, DENSE_DRAFTER, card(need(Wish(context=8192))), Wish(context=40960))
-    assert near is not None and near.quantize is None and near.draft and (near.context or 0) >= 8192
+    near = nearest(DENSE, DENSE_DRAFTER, card(need(LoadConfig(context=8192))), LoadConfig(context=40960))
+    assert near is not None and near.load.quantize is None and near.load.draft and (near.context or 0) >= 8192
 
 
 def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None:
-    floor = {form: need(Wish(context=FLOOR, quantize=form)) for form in (None, "int8", "nf4")}
+    floor = {form: need(LoadConfig(context=FLOOR, quantize=form)) for form in (None, "int8", "nf4")}
     assert floor[None] > floor["int8"] > floor["nf4"]
     for form in ("int8", "nf4"):
         near = nearest(DENSE, DENSE_DRAFTER, card(floor[form]))
-        assert near is not None and near.quantize == form and near.draft
+        assert near is not None and near.load.quantize == form and near.load.draft
         assert f"--quantize {form}" in near.options()
-    bare = need(Wish(context=FLOOR, quantize="nf4", draft=False), DENSE, None)
+    bare = need(LoadConfig(context=FLOOR, quantize="nf4", draft=False), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
-    assert near is not None and not near.draft and near.options().endswith("--mode ar")
+    assert near is not None and not near.load.draft and near.options().endswith("--mode ar")
 
 
 def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
@@ -154,7 +159,7 @@ def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
 
 def test_experts_are_never_quantised() -> None:
     machine = card(40 * GIB)
-    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, Wish(quantize="nf4"))
+    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, LoadConfig(quantize="nf4"))
     assert not refused.fits and "experts" in refused.reason
     assert nearest(EXPERTS, EXPERTS_DRAFTER, machine) is None
 
@@ -181,12 +186,12 @@ def test_a_cpu_runs_float32_and_is_offered_bfloat16() -> None:
     found = plan(DENSE, DENSE_DRAFTER, machine)
     assert found.dtype == "float32" and not found.fits and found.ledger.reserve.bytes == 0
     near = nearest(DENSE, DENSE_DRAFTER, machine)
-    assert near is not None and (near.quantize is not None or near.dtype == "bfloat16")
+    assert near is not None and (near.load.quantize is not None or near.dtype == "bfloat16")
 
 
 def test_without_a_drafter_one_token_at_a_time() -> None:
-    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB), Wish(draft=False))
-    assert found.block_size == 1 and not found.draft
+    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB), LoadConfig(draft=False))
+    assert found.block_size == 1 and not found.load.draft
     assert "drafter weights" not in [line.name for line in found.ledger.lines]
 
 
@@ -197,11 +202,11 @@ def test_a_target_without_a_quoted_context_has_the_engines_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [Wish(context=0), Wish(context=40961), Wish(dtype="int4"), Wish(quantize="fp8"), Wish(context=-5)]
+    "given", [{"context": 0}, {"context": 40961}, {"dtype": "int4"}, {"quantize": "fp8"}, {"context": -5}]
 )
-def test_a_wish_no_machine_could_grant_is_a_usage_error(wish: Wish) -> None:
+def test_what_no_machine_could_do_is_a_usage_error(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        plan(DENSE, DENSE_DRAFTER, card(200 * GIB), wish)
+        plan(DENSE, DENSE_DRAFTER, card(200 * GIB), LoadConfig(**given))
 
 
 def test_a_server_target_never_fits_and_says_how_large_it_is() -> None:
@@ -221,7 +226,7 @@ def test_what_is_not_known_is_not_promised() -> None:
 
 def test_when_loading_is_the_fullest_moment_the_reason_says_so() -> None:
     wide = replace(DENSE, width=400_000)  # a matrix comes in 16 bits before int8 packs it
-    found = plan(wide, DENSE_DRAFTER, card(20 * GIB), Wish(context=2048, quantize="int8"))
+    found = plan(wide, DENSE_DRAFTER, card(20 * GIB), LoadConfig(context=2048, quantize="int8"))
     assert found.ledger.peak == found.ledger.loading.bytes and "while it loads" in found.reason
 
 
@@ -234,11 +239,11 @@ def test_the_json_form_is_json() -> None:
 @settings(max_examples=60, deadline=None)
 @given(free=st.integers(GIB, 200 * GIB), quantize=st.sampled_from((None, "int8", "nf4")), draft=st.booleans())
 def test_a_plan_that_says_it_fits_does_and_nearest_always_does(free: int, quantize: str | None, draft: bool) -> None:
-    machine, wish = card(free), Wish(quantize=quantize, draft=draft)
-    found = plan(DENSE, DENSE_DRAFTER, machine, wish)
+    machine, config = card(free), LoadConfig(quantize=quantize, draft=draft)
+    found = plan(DENSE, DENSE_DRAFTER, machine, config)
     if found.fits:
         assert (found.ledger.total or 0) <= free and (found.context or 0) >= FLOOR
-    near = nearest(DENSE, DENSE_DRAFTER, machine, wish)
+    near = nearest(DENSE, DENSE_DRAFTER, machine, config)
     assert near is None or (near.fits and (near.ledger.total or 0) <= free)
     assert not found.fits or near is not None
 

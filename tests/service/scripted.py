@@ -20,6 +20,7 @@ from dflash_local.events import (
     TokenLogprob,
     Usage,
 )
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 
@@ -30,12 +31,9 @@ class ScriptedFacts(SessionFacts):
 
     target: str = "scripted"
     drafter: str | None = "scripted drafter"
-    engine: str = "reference"
-    dtype: str = "float32"
-    device: str = "cpu"
     block_size: int = 4
-    context: int = 512
     has_tokenizer: bool = True
+    load: LoadConfig = LoadConfig(engine="reference", dtype="float32", device="cpu", context=512)
 
 
 STATS = Stats(

@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dflash_local.catalog.bundled import find  # noqa: E402
-from dflash_local.engine.load import LoadOptions, load  # noqa: E402
+from dflash_local.engine.load import load  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
 from dflash_local.service.conversation import Conversation  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
@@ -62,7 +63,7 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
 def main(folder: Path, readme: Path) -> None:
     """Every picture into ``folder``, and those of the README into ``readme``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Service(load(find("demo"), LoadOptions(device="cpu"), None)) as service:
+    with Service(load(find("demo"), LoadConfig(device="cpu"), None)) as service:
         for size in SIZES:
             for theme in THEMES:
                 asyncio.run(shoot(service, folder, size, theme))

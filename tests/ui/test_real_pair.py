@@ -13,9 +13,10 @@ from tests.ui.stage import Stage, play
 @pytest.mark.needs_torch
 def test_a_chat_and_a_race_with_the_demo_pair() -> None:
     def load(_pair: Pair, _draft: bool) -> Service:
-        from dflash_local.engine.load import LoadOptions, load
+        from dflash_local.engine.load import load
+        from dflash_local.load_config import LoadConfig
 
-        return Service(load(find("demo"), LoadOptions(device="cpu"), None))
+        return Service(load(find("demo"), LoadConfig(device="cpu"), None))
 
     async def act(stage: Stage, pilot) -> None:
         await stage.send("Count from 1 to 30.", pilot)

@@ -28,7 +28,7 @@ class Board:
     def draw(self, at_once: bool) -> None:
         """Show the figures as they are now; the panel a moment later unless ``at_once``."""
         pair, facts = self._conversation.pair, self._conversation.facts
-        how = f" · {facts.engine} {facts.dtype} {facts.device}" if facts is not None else ""
+        how = f" · {facts.loaded_as}" if facts is not None else ""
         mode = "" if self._readings.mode == "dflash" else " · without drafting (ar)"
         self._tell("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))
         self._tell("#status", one_line(self._readings))

@@ -265,7 +265,7 @@ class ChatTab:
         facts = resident.facts
         how = "not loaded yet: the first message loads it"
         if facts is not None:
-            how = f"{facts.engine} {facts.dtype} {facts.device} · context {facts.context:,}"
+            how = f"{facts.loaded_as} · context {facts.context:,}"
         return markup.paragraph(f"{resident.model.name} · {how}")
 
     def _welcome(self) -> str:

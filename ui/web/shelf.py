@@ -138,7 +138,7 @@ class Shelf:
         if status.state == "unloaded" or facts is None:
             return f"{status.model} is not loaded; the next request loads it."
         return (
-            f"{status.model} is loaded: {facts.engine} engine, {facts.dtype} on {facts.device}, "
+            f"{status.model} is loaded: {facts.loaded_as}; "
             f"block {facts.block_size}, context {facts.context:,} ({precision(facts.dtype)})."
         )
 

@@ -12,9 +12,9 @@ from fake_hub import FakeHub
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import find
-from dflash_local.cli.session import LoadWish
 from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
 from dflash_local.events import Notice, PullProgress
+from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
 from dflash_local.ui.offers import Offer
 from dflash_local.ui.web.models import LOOK_S
@@ -49,7 +49,7 @@ def real_desk(resident: Resident) -> Any:
     from dflash_local.cli.web_desk import WebDesk
 
     user = settings.load()
-    return WebDesk(resident, find("demo"), LoadWish(user=user), user, "http://127.0.0.1:1")
+    return WebDesk(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
 
 
 def any_model(name: str) -> Model:

@@ -89,13 +89,14 @@ def test_web_07_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
 
 @pytest.mark.needs_torch
 def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
-    from dflash_local.engine.load import LoadOptions, load
+    from dflash_local.engine.load import load
+    from dflash_local.load_config import LoadConfig
 
     def change(desk: FakeDesk) -> None:
         desk.examples = ("Count from 1 to 30.",)
 
     page = visitor.page
-    with site(load(find("demo"), LoadOptions(device="cpu"), None), change=change) as here:
+    with site(load(find("demo"), LoadConfig(device="cpu"), None), change=change) as here:
         enter(visitor, here)
         start(visitor)
         page.locator(".df-verdict").wait_for(timeout=60_000)

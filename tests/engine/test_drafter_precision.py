@@ -1,4 +1,4 @@
-"""Draft sides: none changes a reply, the coarse ones give memory back, and ``auto`` keeps what pays."""
+"""Drafter precisions: none changes a reply, the coarse ones give memory back, and ``auto`` keeps what pays."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import torch
 from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog import bundled
-from dflash_local.cli.options import DraftSideChoice
-from dflash_local.engine import draft_side, load_fused
-from dflash_local.engine.draft_side import FULL, NAMED, WORDS, DraftSide, Settled, apply, settle, side_of
+from dflash_local.engine import drafter_precision, load_fused
+from dflash_local.engine.drafter_precision import ChosenPrecision, apply, choose_precision, precision_of
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import LoadOptions, load
+from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
+from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.request import SamplingParams
-from dflash_local.settings import DRAFT_SIDES
 
 PAIRS = ("demo", "demo-hybrid")
 FEW = 256  # of the toys' 1,024 ids
@@ -37,7 +36,7 @@ SAMPLINGS = (
 
 
 def fresh(pair: str) -> Session:
-    return load(bundled.find(pair), LoadOptions(dtype="float32", device="cpu", engine="fused"))
+    return load(bundled.find(pair), LoadConfig(dtype="float32", device="cpu", engine="fused"))
 
 
 def drafter_of(session: Session) -> FusedDrafter:
@@ -53,12 +52,12 @@ def alone(pair: str) -> tuple[list[int], ...]:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("word", [*NAMED, "w8a8"])
-def test_l1_no_draft_side_changes_a_reply(pair: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_side, "FREQUENT", FEW)
+@pytest.mark.parametrize("word", [*DRAFTER_PRECISIONS, "w8a8"])
+def test_l1_no_drafter_precision_changes_a_reply(pair: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_precision, "FREQUENT", FEW)
     session = fresh(pair)
     drafter = drafter_of(session)
-    settle(drafter, "8bit" if word == "w8a8" else word, session.facts.block_size)
+    choose_precision(drafter, "8bit" if word == "w8a8" else word, session.facts.block_size)
     if word == "w8a8":
         for product in drafter.products:
             product.config = Int8Config(GemmConfig(), w8a8=True)
@@ -68,16 +67,16 @@ def test_l1_no_draft_side_changes_a_reply(pair: str, word: str, monkeypatch: pyt
         assert reply.finished.stats.acceptance_lengths, "it drafted"
 
 
-@pytest.mark.parametrize("word", list(NAMED))
-def test_a_draft_side_is_what_drafts_are_computed_with(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_side, "FREQUENT", FEW)
+@pytest.mark.parametrize("word", list(DRAFTER_PRECISIONS))
+def test_a_drafter_precision_is_what_drafts_are_computed_with(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_precision, "FREQUENT", FEW)
     session = fresh("demo")
     drafter = drafter_of(session)
     drafter.block(200)
     before, head = drafter.drafts.clone(), drafter.target.weights.head
-    settle(drafter, word, session.facts.block_size)
+    choose_precision(drafter, word, session.facts.block_size)
     drafter.block(200)
-    side = NAMED[word]
+    side = DRAFTER_PRECISIONS[word]
     assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {side.weights == "8bit"}
     assert isinstance(drafter.head.weight, Int8Weight) == (side.head == "8bit")
     width = FEW if side.head == "frequent" else before.shape[1]
@@ -94,7 +93,7 @@ def test_eight_bits_give_the_matrices_memory_back() -> None:
     stored = [weakref.ref(matrix.weight) for matrix in drafter.matrices]
     before = sum(matrix.weight.nbytes for matrix in drafter.matrices)
     assert all(weight() is not None for weight in stored)
-    apply(drafter, NAMED["8bit"])
+    apply(drafter, DRAFTER_PRECISIONS["8bit"])
     gc.collect()
     assert [weight() for weight in stored] == [None] * len(stored)
     assert sum(matrix.weight.nbytes for matrix in drafter.matrices) < before * 0.27  # a quarter of float32, and scales
@@ -121,7 +120,7 @@ def times_of(monkeypatch: pytest.MonkeyPatch, *milliseconds: float | BaseExcepti
             raise found
         return found
 
-    monkeypatch.setattr(draft_side, "replay_ms", measured)
+    monkeypatch.setattr(drafter_precision, "replay_ms", measured)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +140,13 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     drafter = drafter_of(session)
     stored = [matrix.weight for matrix in drafter.matrices]
     times_of(monkeypatch, *milliseconds)
-    settled = draft_side._measured(drafter, session.facts.block_size)
-    assert (settled.word, settled.side) == (word, NAMED[word])
-    assert settled.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
-    assert settled.cycle_ms == 6.0
-    assert settled.gain == pytest.approx((1.2 - settled.draft_ms[word]) / 6.0)
-    assert (word in settled.notice) == (word != "full")
-    assert isinstance(drafter.head.weight, Int8Weight) == (NAMED[word].head == "8bit")
+    chosen = drafter_precision._measured(drafter, session.facts.block_size)
+    assert (chosen.name, chosen.precision) == (word, DRAFTER_PRECISIONS[word])
+    assert chosen.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
+    assert chosen.cycle_ms == 6.0
+    assert chosen.gain == pytest.approx((1.2 - chosen.draft_ms[word]) / 6.0)
+    assert (word in chosen.notice) == (word != "full")
+    assert isinstance(drafter.head.weight, Int8Weight) == (DRAFTER_PRECISIONS[word].head == "8bit")
     if word != "8bit":
         assert all(matrix.weight is weight for matrix, weight in zip(drafter.matrices, stored, strict=True))
     want = alone("demo-hybrid")[0]
@@ -160,8 +159,8 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     milliseconds: list[float | BaseException] = [1.2, 4.8, 1.0, 0.7]
     milliseconds[at] = torch.OutOfMemoryError("no room")
     times_of(monkeypatch, *milliseconds)
-    settled = draft_side._measured(drafter, 8)
-    assert settled.word == word and "no room" in settled.notice
+    chosen = drafter_precision._measured(drafter, 8)
+    assert chosen.name == word and "no room" in chosen.notice
     assert not any(isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices)
     assert isinstance(drafter.head.weight, Int8Weight) == (word == "8bit-head")
 
@@ -171,8 +170,8 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     session = fresh("demo")
     drafter, runner = drafter_of(session), session.runner
     assert isinstance(runner, FusedRunner)
-    settle(drafter, word, session.facts.block_size)
-    runner.draft_side = word
+    choose_precision(drafter, word, session.facts.block_size)
+    runner.drafter_precision = word
     faults = [torch.OutOfMemoryError("no room")] * 3
 
     def reserve(_runner: FusedRunner) -> None:
@@ -182,34 +181,37 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     monkeypatch.setattr(load_fused, "reserve", reserve)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, word)  # asked for by name
-    assert runner.draft_side == word and isinstance(drafter.head.weight, Int8Weight)
+    assert runner.drafter_precision == word and isinstance(drafter.head.weight, Int8Weight)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, "auto")  # without the copy, too
-    settle(drafter, word, session.facts.block_size)
-    runner.draft_side = word
+    choose_precision(drafter, word, session.facts.block_size)
+    runner.drafter_precision = word
     faults.append(torch.OutOfMemoryError("no room for both"))
     load_fused._reserve(runner, "auto")
-    assert runner.draft_side == left and drafter.head is drafter.target.weights.head
-    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {NAMED[left].weights == "8bit"}
+    assert runner.drafter_precision == left and drafter.head is drafter.target.weights.head
+    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {
+        DRAFTER_PRECISIONS[left].weights == "8bit"
+    }
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:
     drafter = drafter_of(fresh("demo"))
-    settled = settle(drafter, "auto", 8)
-    assert (settled, settled.side, settled.gain, settled.notice) == (Settled("full", {}), FULL, 0.0, "")
+    chosen = choose_precision(drafter, "auto", 8)
+    assert (chosen, chosen.precision, chosen.gain, chosen.notice) == (
+        ChosenPrecision("full", {}),
+        DrafterPrecision(),
+        0.0,
+        "",
+    )
     assert drafter.head is drafter.target.weights.head
 
 
 def test_words_are_read_or_refused_by_name() -> None:
-    assert side_of("auto", 1024) is None
-    assert side_of("frequent", draft_side.FREQUENT + 1) == DraftSide("full", "frequent")
-    assert all(word == "auto" or side_of(word, 10**6) == NAMED[word] for word in WORDS)
-    with pytest.raises(UsageError, match="unknown draft side '4bit'"):
-        side_of("4bit", 10**6)
+    assert precision_of("auto", 1024) is None
+    assert precision_of("frequent", drafter_precision.FREQUENT + 1) == DrafterPrecision("full", "frequent")
+    assert all(precision_of(word, 10**6) == precision for word, precision in DRAFTER_PRECISIONS.items())
+    with pytest.raises(UsageError, match="--drafter-precision '4bit' is unknown"):
+        LoadConfig(drafter_precision="4bit")
     for word in ("frequent", "8bit-frequent"):
         with pytest.raises(UsageError, match="65,536 ids is not larger than 65,536"):
-            side_of(word, draft_side.FREQUENT)
-
-
-def test_the_words_are_the_same_on_the_command_line_and_in_the_settings() -> None:
-    assert tuple(each.value for each in DraftSideChoice) == DRAFT_SIDES == WORDS
+            precision_of(word, drafter_precision.FREQUENT)

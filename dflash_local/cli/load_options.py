@@ -1,0 +1,104 @@
+"""Options of the command line, made of the fields of ``LoadConfig``: a command that loads a pair takes one of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+from typer.core import TyperCommand
+
+from dflash_local import settings
+from dflash_local.load_config import LOAD_OPTIONS, LoadOption
+
+PANEL = "Loading"
+PARAMETER = "load"  # of the command, annotated as LoadConfig
+Result = TypeVar("Result")
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help has a section for each panel that its options name, after the others."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        for title in sorted(panels, key=lambda title: title == PANEL):
+            with formatter.section(title):
+                formatter.write_dl(panels[title])
+
+
+def add_command(app: typer.Typer, name: str, command: Callable[..., Any], *, planning: bool = False) -> None:
+    """Add a command that takes a ``load``: the options of the command line over the user's settings.
+
+    An option that the command has itself under the name of a field stays the command's.
+
+    Args:
+        planning: only the options that the memory plan depends on.
+    """
+    app.command(name, cls=PanelCommand)(_with_options(command, planning))
+
+
+def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..., Result]:
+    signature = inspect.signature(command, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.name != PARAMETER]
+    names = {each.name for each in own}
+    offered = [
+        option
+        for option in LOAD_OPTIONS.values()
+        if not option.spelled and (option.planned or not planning) and option.name not in names
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Result:
+        load = replace(settings.load().load_config, **_taken(offered, given))
+        return command(**given, **{PARAMETER: load})
+
+    parameters = [*own, *(parameter for option in offered for parameter in _parameters(option))]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any]:
+    """The values of the load options, taken out of what was given."""
+    found = {}
+    for option in offered:
+        former = given.pop(option.former_name, None)
+        value = given.pop(option.name)
+        value = former if value is None else value
+        if value is not None:
+            one_way = option.kind is bool and not option.has_variable
+            found[option.name] = not option.default if one_way else value.value if isinstance(value, Enum) else value
+    return found
+
+
+def _parameters(option: LoadOption) -> list[inspect.Parameter]:
+    """The option as a command's parameter, None where it is not given; and its former name, hidden."""
+    kind: Any = option.kind
+    if option.choices:
+        kind = cast(Any, Enum)(option.name, [(each, each) for each in option.choices], type=str)
+    names = {option.name: (option.switch, False)}
+    help_ = f"{option.help} One of {option.allowed}." if option.choices and option.metavar else option.help
+    if option.former_name:
+        names[option.former_name] = (f"--{option.former_name.replace('_', '-')}", True)
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                kind | None,
+                typer.Option(flag, help=help_, metavar=option.metavar, rich_help_panel=PANEL, hidden=hidden),
+            ],
+        )
+        for name, (flag, hidden) in names.items()
+    ]

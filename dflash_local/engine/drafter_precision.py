@@ -1,0 +1,159 @@
+"""The precision that drafts are computed with: weights that make them cheaper and can change no reply.
+
+Every draft is verified by the target's own weights and head, so all that it touches is how many are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dflash_local.errors import UsageError
+from dflash_local.kernels.timing import replay_ms
+from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.linear import Linear, choose_configs, first_out_features, int8_copy
+
+GAIN = 0.02  # of a cycle, that a coarser precision must bring
+MAX_SEQ_LEN = 2048  # positions that measured drafts may look back on
+REPLAYS = 9
+MEASURED = ("8bit-head", "8bit")  # by ``auto``; heads without all tokens are for the user to choose
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPrecision:
+    """What a drafter drafts with from now on.
+
+    Attributes:
+        name: in ``DRAFTER_PRECISIONS``. draft_ms: a draft's milliseconds by name, empty when nothing was measured.
+        cycle_ms: a whole draft and verify with full precision. fault: why a candidate was left out, or empty.
+    """
+
+    name: str
+    draft_ms: Mapping[str, float]
+    cycle_ms: float = 0.0
+    fault: str = ""
+
+    @property
+    def precision(self) -> DrafterPrecision:
+        """The one of that name."""
+        return DRAFTER_PRECISIONS[self.name]
+
+    @property
+    def gain(self) -> float:
+        """Share of the cycle that was saved."""
+        return (self.draft_ms["full"] - self.draft_ms[self.name]) / self.cycle_ms if self.draft_ms else 0.0
+
+    @property
+    def notice(self) -> str:
+        """A line for the user, empty when drafts are computed in full and nothing is to be said."""
+        if self.fault:
+            return f"drafter precision {self.name}: {self.fault}"
+        if self.name == "full" or not self.draft_ms:
+            return ""
+        before, now = self.draft_ms["full"], self.draft_ms[self.name]
+        return (
+            f"drafter precision {self.name}: a draft takes {now:.2f} ms instead of {before:.2f}, "
+            f"{self.gain:.0%} of the cycle; no reply changes by it"
+        )
+
+
+def precision_of(name: str, vocab_size: int) -> DrafterPrecision | None:
+    """The precision of that name for a target with so many ids; None for ``auto``.
+
+    Raises:
+        UsageError: not for this target.
+    """
+    if name == "auto":
+        return None
+    if DRAFTER_PRECISIONS[name].head == "frequent" and vocab_size <= FREQUENT:
+        raise UsageError(
+            f"--drafter-precision {name}: the vocabulary of {vocab_size:,} ids is not larger than {FREQUENT:,}",
+            "use 8bit-head",
+        )
+    return DRAFTER_PRECISIONS[name]
+
+
+def choose_precision(drafter: FusedDrafter, name: str, rows: int) -> ChosenPrecision:
+    """Give a drafter, fresh from loading, the precision that was asked for; ``auto`` measures and chooses.
+
+    The products of a precision that is not full are chosen here; those of the full one are the caller's, before.
+    ``auto`` is ``full`` without CUDA and in float32.
+
+    Args:
+        rows: verified in a cycle.
+
+    Raises:
+        UsageError: not for this target. torch.OutOfMemoryError: a precision that was asked for by name does not fit.
+    """
+    target = drafter.target
+    precision = precision_of(name, target.vocab_size)
+    if precision is not None:
+        apply(drafter, precision)
+        if name != "full":
+            choose_configs(drafter.products, rows)
+        return ChosenPrecision(name, {})
+    if target.device.type != "cuda" or target.dtype == torch.float32:
+        return ChosenPrecision("full", {})
+    return _measured(drafter, rows)
+
+
+def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
+    """Draft with that precision from now on. What it takes from the drafter's matrices cannot be brought back.
+
+    The products are the library's until they are chosen. Nothing may have been recorded yet.
+    """
+    if precision.weights == "8bit":
+        drafter.in_eight_bits()
+    _use_head(drafter, precision.head)
+
+
+def give_head_back(drafter: FusedDrafter, name: str) -> str:
+    """Draft with the target's own head instead of a copy of it; returns the name of what is left of ``name``."""
+    _use_head(drafter, "full")
+    left = DrafterPrecision(DRAFTER_PRECISIONS[name].weights, "full")
+    return next(each for each, precision in DRAFTER_PRECISIONS.items() if precision == left)
+
+
+def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:
+    own = drafter.target.weights.head
+    if head == "8bit":
+        drafter.use_head(int8_copy(own) if coarse is None else coarse)
+    else:
+        drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
+
+
+def _measured(drafter: FusedDrafter, rows: int) -> ChosenPrecision:
+    """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
+    target, fault, best = drafter.target, "", "full"
+    max_seq_len = min(MAX_SEQ_LEN, target.capacity)
+
+    def draft_ms() -> float:
+        return replay_ms(lambda: drafter.block(max_seq_len), REPLAYS)
+
+    times = {"full": draft_ms()}
+    cycle_ms = times["full"] + replay_ms(lambda: target.block(rows, max_seq_len, True), REPLAYS)
+    stored = [(matrix.weight, matrix.config) for matrix in drafter.matrices]
+    coarse: Linear | None = None
+    try:
+        coarse = int8_copy(target.weights.head)
+        for name in MEASURED:
+            if DRAFTER_PRECISIONS[name].weights == "8bit":
+                drafter.in_eight_bits()
+            _use_head(drafter, DRAFTER_PRECISIONS[name].head, coarse)
+            choose_configs(drafter.products, rows)
+            times[name] = draft_ms()
+            best = name if times[best] - times[name] >= GAIN * cycle_ms else best
+    except torch.OutOfMemoryError:
+        fault = "the device had no room to try a coarser one"
+    if DRAFTER_PRECISIONS[best].weights == "full":
+        for matrix, (weight, config) in zip(drafter.matrices, stored, strict=True):
+            matrix.weight, matrix.config = weight, config
+    if DRAFTER_PRECISIONS[best].head == "full":
+        _use_head(drafter, "full")
+    del stored, coarse
+    torch.cuda.empty_cache()
+    target.clear()
+    return ChosenPrecision(best, times, cycle_ms, fault)

@@ -1,0 +1,261 @@
+"""How a pair is loaded: every option once, with its help, values, bounds, variable and default. Torch-free.
+
+The command line, variables, settings.json, planner, engine, endpoint and screens read the options from the fields of
+``LoadConfig``; a further option is a further field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from dflash_local.errors import UsageError
+from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
+
+MAX_CONTEXT = 2**31 - 1
+FREQUENT = 65_536  # rows of the head that serves frequent tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPrecision:
+    """What drafts are computed with. Every draft is verified by the target, so no reply depends on it.
+
+    Attributes:
+        weights: the drafter's matrices, as they are stored or in eight bits.
+        head: the target's own; a copy of it in eight bits; or its first ``FREQUENT`` rows, which take no memory.
+            Byte-pair ids are numbered in the order of their merges, so low ids are the frequent ones; others are never
+            drafted, which costs acceptance in text that is made of them, such as scripts that few texts used.
+    """
+
+    weights: Literal["full", "8bit"] = "full"
+    head: Literal["full", "8bit", "frequent"] = "full"
+
+
+DRAFTER_PRECISIONS: Mapping[str, DrafterPrecision] = {
+    "full": DrafterPrecision(),
+    "8bit-head": DrafterPrecision("full", "8bit"),
+    "8bit-drafter": DrafterPrecision("8bit", "full"),
+    "8bit": DrafterPrecision("8bit", "8bit"),
+    "frequent": DrafterPrecision("full", "frequent"),
+    "8bit-frequent": DrafterPrecision("8bit", "frequent"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOption:
+    """A field of ``LoadConfig`` as users meet it.
+
+    Attributes:
+        name: of the field, and its key in settings.json. kind: str, int, float or bool.
+        choices, pattern, low, high: what is allowed of words, text and numbers; ``allowed`` says it.
+        spelled: what a command line says instead of the default where there is no option of this name.
+        has_variable: may also be a ``DFLASH_`` variable or stand in settings.json.
+        former_name: still understood in its place.
+        planned: the memory plan depends on it. needs_fused: no other engine knows more than its default.
+        compared: two loads that differ in it are different; else it only matters while loading.
+        unsaid: values that go without saying, besides the default.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    allowed: str = ""
+    low: float = 0
+    high: float = 0
+    metavar: str | None = None
+    spelled: str = ""
+    has_variable: bool = True
+    former_name: str = ""
+    planned: bool = True
+    needs_fused: bool = False
+    compared: bool = True
+    unsaid: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The option's name on a command line; of a switch the one that turns away from its default."""
+        words = self.name.replace("_", "-")
+        return f"--no-{words}" if self.default is True else f"--{words}"
+
+    @property
+    def switch(self) -> str:
+        """The flag with its opposite, where a setting may have to be undone."""
+        words = self.name.replace("_", "-")
+        return f"--{words}/--no-{words}" if self.kind is bool and self.has_variable else self.flag
+
+    def check(self, value: Any) -> None:
+        """Pass what is allowed.
+
+        Raises:
+            UsageError: names the option, the value and what is allowed.
+        """
+        if value is None and self.default is None:
+            return
+        if self.kind is int:
+            check_integer(self.flag, value, int(self.low), int(self.high))
+        elif self.kind is float:
+            check_number(self.flag, value, self.low, self.high)
+        elif self.kind is bool:
+            if not isinstance(value, bool):
+                raise UsageError(f"{self.flag} must be true or false, got {value!r}")
+        elif not (value in self.choices if self.choices else re.fullmatch(self.pattern, str(value))):
+            raise UsageError(f"{self.flag} {str(value)[:80]!r} is unknown", f"use {self.allowed}")
+
+    def arguments(self, value: Any) -> list[str]:
+        """The words of a command line that ask for a value."""
+        if self.spelled:
+            return self.spelled.split()
+        if self.kind is bool:
+            words = self.name.replace("_", "-")
+            return [f"--{words}" if value else f"--no-{words}"]
+        return [self.flag, str(value)]
+
+
+def _option(default: Any, help_: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help_, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """How a pair is to be loaded, or was: then nothing is left to ``auto``. Each field is one option.
+
+    Raises:
+        UsageError: a value is not allowed.
+    """
+
+    context: int | None = _option(
+        None, "Tokens the session may hold; what fits if not given.", low=1, high=MAX_CONTEXT, metavar="N"
+    )
+    quantize: str | None = _option(
+        None, "Load the target's weights in 8 or 4 bits, with bitsandbytes.", choices=("int8", "nf4")
+    )
+    dtype: str = _option(
+        "auto",
+        "auto: float32 on a CPU, bfloat16 on a GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = _option(
+        "auto",
+        "auto, cpu, cuda, cuda:N, mps, balanced (several GPUs).",
+        pattern=r"auto|cpu|cuda(:[0-9]{1,4})?|mps|balanced",
+        allowed="auto, cpu, cuda, cuda:N, mps or balanced",
+        metavar="DEVICE",
+    )
+    draft: bool = _option(
+        True,
+        "Load the drafter, too; else the target alone.",
+        spelled="--mode ar",
+        has_variable=False,
+        compared=False,
+    )
+    engine: str = _option(
+        "auto", "auto: fused on a GPU where it knows the pair.", choices=("auto", "fused", "reference")
+    )
+    exact: bool = _option(
+        False, "The same bits with and without drafting, in any dtype; costs some speed.", needs_fused=True
+    )
+    drafter_precision: str = _option(
+        "auto",
+        "Weights and head of the drafter; no reply changes. auto: 8 bits where that pays.",
+        choices=("auto", *DRAFTER_PRECISIONS),
+        metavar="NAME",
+        former_name="draft_side",
+        unsaid=("full",),
+    )
+    kv_cache: str = _option(
+        "auto", "fp8: half the memory of a context; replies change.", choices=("auto", "fp8"), needs_fused=True
+    )
+    draft_window: int | None = _option(
+        None,
+        "Tokens the drafter looks back on; all if not given.",
+        low=1,
+        high=MAX_NEW_TOKENS,
+        metavar="N",
+        planned=False,
+    )
+    attention_factor: float | None = _option(
+        None,
+        "Of the drafter's YaRN, instead of its own.",
+        low=0.01,
+        high=100.0,
+        metavar="X",
+        has_variable=False,
+        planned=False,
+    )
+    allow_mismatch: bool = _option(False, "Run a pair that does not fit together.", has_variable=False, planned=False)
+    fit_check: bool = _option(
+        True,
+        "Load even where the memory plan says that it does not fit.",
+        has_variable=False,
+        planned=False,
+        compared=False,
+    )
+
+    def __post_init__(self) -> None:
+        for name, option in LOAD_OPTIONS.items():
+            option.check(getattr(self, name))
+
+    @property
+    def needs_fused(self) -> str:
+        """The option that only the fused engine knows, as a command line spells it; empty when none is given."""
+        asked = (name for name, option in LOAD_OPTIONS.items() if option.needs_fused)
+        return next((self._spelled(name) for name in asked if getattr(self, name) != LOAD_OPTIONS[name].default), "")
+
+    def arguments(self, beside: LoadConfig | None = None) -> list[str]:
+        """The words of a command line for all that differs from the defaults.
+
+        Args:
+            beside: the values that hold where nothing is given, instead of the defaults.
+        """
+        usual = beside or LoadConfig()
+        changed = [name for name in LOAD_OPTIONS if getattr(self, name) != getattr(usual, name)]
+        return [word for name in changed for word in LOAD_OPTIONS[name].arguments(getattr(self, name))]
+
+    def described(self, beside: Collection[str] = ()) -> list[str]:
+        """What is worth saying of a load, for people: ``exact``, ``kv cache fp8``; the fields ``beside`` left out."""
+        said = []
+        for name, option in LOAD_OPTIONS.items():
+            value, words = getattr(self, name), name.replace("_", " ")
+            if name not in beside and option.compared and value not in (option.default, *option.unsaid):
+                said.append(words if option.kind is bool else f"{words} {value}")
+        return said
+
+    def unlike(self, loaded: LoadConfig) -> list[str]:
+        """The options that ask for another load than ``loaded``, as a command line spells them."""
+        compared = [name for name, option in LOAD_OPTIONS.items() if option.compared]
+        return [
+            self._spelled(name)
+            for name in compared
+            if getattr(self, name) not in (LOAD_OPTIONS[name].default, getattr(loaded, name))
+        ]
+
+    def _spelled(self, name: str) -> str:
+        return " ".join(LOAD_OPTIONS[name].arguments(getattr(self, name)))
+
+
+def _described() -> dict[str, LoadOption]:
+    """The options by name; their types are those of the fields."""
+    hints = get_type_hints(LoadConfig)
+    found = {}
+    for item in fields(LoadConfig):
+        kind = (get_args(hints[item.name]) or (hints[item.name],))[0]
+        more = dict(item.metadata)
+        more.setdefault("allowed", _allowed(kind, **more))
+        found[item.name] = LoadOption(name=item.name, kind=kind, default=item.default, **more)
+    return found
+
+
+def _allowed(kind: type, choices: tuple[str, ...] = (), low: float = 0, high: float = 0, **_more: Any) -> str:
+    if choices:
+        return ", ".join(choices)
+    if kind is bool:
+        return "true or false"
+    return f"a {'whole ' if kind is int else ''}number from {low:g} to {high:,}"
+
+
+LOAD_OPTIONS: Mapping[str, LoadOption] = _described()

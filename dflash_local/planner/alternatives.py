@@ -1,0 +1,32 @@
+"""Load configurations near the one that was asked for, ever smaller: what to try where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.planner.machine import Machine
+
+FORMATS = (None, *LOAD_OPTIONS["quantize"].choices)
+COARSER = ("8bit", "8bit-drafter")  # drafter precisions that auto takes for want of memory: ever less, all ids drafted
+
+
+def formats_of(config: LoadConfig) -> tuple[str | None, ...]:
+    """The weight formats that the configuration's engine can have at all."""
+    return (None,) if config.needs_fused or config.engine == "fused" else FORMATS
+
+
+def alternatives(config: LoadConfig, machine: Machine) -> Iterator[LoadConfig]:
+    """Configurations ever further from this one."""
+    tried = [config.quantize] if config.quantize else list(formats_of(config))
+    if config.quantize == "int8":
+        tried.append("nf4")
+    for draft in dict.fromkeys((config.draft, False)):
+        for quantize in tried:
+            other = replace(config, quantize=quantize, draft=draft, context=None)
+            yield other
+            if draft and config.drafter_precision != "auto":
+                yield replace(other, drafter_precision="auto")
+        if machine.kind == "cpu" and config.dtype in ("auto", "float32"):
+            yield replace(config, dtype="bfloat16", draft=draft, context=None)

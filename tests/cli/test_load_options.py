@@ -1,0 +1,119 @@
+"""Every command that loads a pair has every option, made of the fields of ``LoadConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import typer
+
+from dflash_local.cli.load_options import PANEL
+from dflash_local.cli.main import app
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from tests.cli.conftest import Cli, Opened, Result
+from tests.cli.served import Client
+
+LOADING = {"run", "chat", "race", "serve", "web", "demo", "bench", "certify"}
+PLANNING = {"plan", "show"}
+OFFERED = {name for name, option in LOAD_OPTIONS.items() if not option.spelled}
+GIVEN = {
+    "context": "900",
+    "quantize": "nf4",
+    "dtype": "bfloat16",
+    "device": "cuda:1",
+    "engine": "fused",
+    "drafter_precision": "8bit",
+    "kv_cache": "fp8",
+    "draft_window": "70",
+    "attention_factor": "1.5",
+}
+
+
+def options_of(command: str) -> dict[str, object]:
+    """The parameters of a command that are load options."""
+    group = typer.main.get_command(app)
+    parameters = group.commands[command].params  # type: ignore[attr-defined]
+    return {param.name: param for param in parameters if param.name in LOAD_OPTIONS}
+
+
+def test_all_commands_have_the_options_of_what_they_do() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    planned = {name for name in OFFERED if LOAD_OPTIONS[name].planned}
+    for command in commands:
+        want = OFFERED if command in LOADING else planned if command in PLANNING else set()
+        found = set(options_of(command)) - ({"allow_mismatch"} if command == "pull" else set())
+        assert found == want, command
+
+
+@pytest.mark.parametrize("command", sorted(LOADING | PLANNING))
+def test_they_stand_in_a_panel_of_their_own(command: str, cli: Cli) -> None:
+    shown = cli(command, "--help").out
+    assert shown.count(f"\n{PANEL}:\n") == 1
+    usual, loading = shown.split(f"\n{PANEL}:\n")
+    for name in options_of(command):
+        assert (LOAD_OPTIONS[name].flag in loading) or (command, name) == ("bench", "context")
+        assert LOAD_OPTIONS[name].flag not in usual or (command, name) == ("bench", "context")
+    assert "--draft-side" not in shown and "Options:" in usual
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def argv_of(command: str) -> list[str]:
+    argv = [command, "demo", *(["hi"] if command == "run" else [])]
+    return [*argv, "--plain"] if command in ("chat", "race") else argv
+
+
+def flags() -> list[str]:
+    switches = [option.flag for option in LOAD_OPTIONS.values() if option.kind is bool and not option.spelled]
+    return [word for name, value in GIVEN.items() for word in (LOAD_OPTIONS[name].flag, value)] + switches
+
+
+WANTED = LoadConfig(
+    context=900,
+    quantize="nf4",
+    dtype="bfloat16",
+    device="cuda:1",
+    engine="fused",
+    exact=True,
+    drafter_precision="8bit",
+    kv_cache="fp8",
+    draft_window=70,
+    attention_factor=1.5,
+    allow_mismatch=True,
+    fit_check=False,
+)
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "race", "demo"])
+def test_every_option_reaches_the_load(command: str, cli: Cli, opened: Opened) -> None:
+    assert cli(*argv_of(command), *flags()).code == 0
+    assert opened.loads == [WANTED]
+
+
+def test_serve_loads_with_every_option_and_again_when_it_loads_again(
+    serving: Callable[..., Result], opened: Opened
+) -> None:
+    def visit(client: Client) -> None:
+        for path, body in (("load", {"model": "demo"}), ("unload", {}), ("load", {"model": "demo"})):
+            client.call(f"/dflash/v1/{path}", body)
+        client.call("/dflash/v1/load", {"model": "demo-hybrid"})
+
+    assert serving(visit, "demo", *flags()).code == 0
+    assert opened.loads == [WANTED] * 3 and len({pair.name for pair in opened.pairs}) == 2
+
+
+def test_the_command_line_wins_over_the_variable_and_its_former_name_is_understood(
+    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_EXACT", "1")
+    monkeypatch.setenv("DFLASH_DRAFTER_PRECISION", "8bit-head")
+    assert cli("run", "demo", "hi", "--no-fit-check").code == 0
+    assert cli("run", "demo", "hi", "--no-fit-check", "--no-exact", "--draft-side", "frequent").code == 0
+    found = [(load.exact, load.drafter_precision) for load in opened.loads]
+    assert found == [(True, "8bit-head"), (False, "frequent")]
+
+
+def test_a_bad_value_is_refused_in_one_line_before_anything_is_loaded(cli: Cli, opened: Opened) -> None:
+    for words in (["--draft-window", "0"], ["--device", "tpu"], ["--kv-cache", "int8"], ["--attention-factor", "0"]):
+        refused = cli("race", "demo", *words)
+        assert refused.code == 2 and words[0] in refused.err and words[1] in refused.err
+    assert not opened.loads
