@@ -148,7 +148,8 @@ def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Ma
         drafter_biased=drafter is not None and drafter.biased,
         target=target.not_fused,
     )
-    return engine_rule.choose(config.engine, why, lambda: machine.runs_kernels, config.needs_fused)
+    fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
+    return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))
 
 
 def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
