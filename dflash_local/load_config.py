@@ -129,10 +129,18 @@ class LoadConfig:
     """
 
     context: int | None = _option(
-        None, "Tokens the session may hold; what fits if not given.", low=1, high=MAX_CONTEXT, metavar="N"
+        None,
+        "Tokens the session may hold; what fits if not given.",
+        low=1,
+        high=MAX_CONTEXT,
+        metavar="N",
+        has_variable=False,
     )
     quantize: str | None = _option(
-        None, "Load the target's weights in 8 or 4 bits, with bitsandbytes.", choices=("int8", "nf4")
+        None,
+        "Load the target's weights in 8 or 4 bits, with bitsandbytes.",
+        choices=("int8", "nf4"),
+        has_variable=False,
     )
     dtype: str = _option(
         "auto",

@@ -56,7 +56,7 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_every_load_option_is_a_variable_and_a_key_unless_it_says_otherwise(tmp_path: Path) -> None:
-    values = {"context": 900, "draft_window": 70, "exact": True, "device": "cuda:1"}
+    values = {"draft_window": 70, "exact": True, "device": "cuda:1"}
     given = {
         name: values.get(name) or option.choices[-1] for name, option in LOAD_OPTIONS.items() if option.has_variable
     }

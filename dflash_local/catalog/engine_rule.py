@@ -52,9 +52,8 @@ def fused(why: str, has_kernels: Callable[[], bool], option: str = "") -> Candid
         option: one that only it has and that was given.
     """
     hint = f"run without {option}" if option else "use --engine reference"
-    return Candidate(
-        "fused", UsageError(f"the fused engine cannot run this: {why}", hint) if why else None, has_kernels
-    )
+    error = UsageError(f"the fused engine cannot run this: {why}", hint)
+    return Candidate("fused", error if why else None, has_kernels)
 
 
 def reference(option: str = "") -> Candidate:

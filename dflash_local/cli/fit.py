@@ -219,7 +219,7 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
             reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
-        precision = plan.load.drafter_precision
+        precision = plan.load.drafter_precision if plan.engine == "fused" else "auto"
         why = "" if precision == "auto" else f"drafter precision {precision}"
         if not plan.fits and total is not None:
             why = f"{amount(total - plan.machine.free)} too little"

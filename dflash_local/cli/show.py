@@ -60,6 +60,8 @@ def show(
     row = choice.row
     places = places_or_none(user)
     item = standing(row, places)
+    if load == user.load_config:
+        load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
     where = fit.machine(user, gpu, gpu_memory, load.device)
     memory = memory_of(fit.shapes(choice if row.bundled else of_row(row), places), where, row, load)
     if as_json:

@@ -207,18 +207,12 @@ class _Case:
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)
         fits = not refused and sizes.total is not None and sizes.total <= self.machine.free
-        used = self.engine == "fused" and self.drafter is not None
         return Plan(
             fits=fits,
             runs_on="local",
             engine=self.engine,
             dtype=formats.resolved_dtype(self.config.dtype, self.machine.kind),
-            load=replace(
-                self.config,
-                context=context,
-                draft=self.drafter is not None,
-                drafter_precision=self.config.drafter_precision if used else "auto",
-            ),
+            load=replace(self.config, context=context, draft=self.drafter is not None),
             block_size=self.block,
             machine=self.machine,
             ledger=sizes,
