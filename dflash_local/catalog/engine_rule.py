@@ -1,19 +1,15 @@
-"""Which engine runs a pair: the one place that says what the fused engine knows. Knows no torch and no device.
+"""Which engine runs a pair. Knows no torch and no device.
 
 The planner asks it before anything is loaded, the engine when it loads; so both give the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dflash_local.errors import UsageError
 
-FUSED_FAMILIES = ("qwen3", "llama", "qwen3_5")
-HYBRID = "qwen3_5"  # the one of them with Gated-DeltaNet layers
-CONV_TAPS = 4
 OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
 
@@ -66,7 +62,8 @@ def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bo
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
-        dtype: float32, bfloat16 or float16. device: as a session names it. target: of ``target_refusal``.
+        dtype: float32, bfloat16 or float16. device: as a session names it.
+        target: of ``config.fused_support.fused_refusal``.
     """
     if quantize is not None:
         return f"it does not know {quantize} weights"
@@ -77,26 +74,3 @@ def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bo
     if drafter_biased:
         return "the drafter's projections have biases"
     return target
-
-
-def target_refusal(family: str | None, text_config: Mapping[str, Any], quantization: str | None) -> str:
-    """Why the fused engine cannot run a target; empty when it can.
-
-    Args:
-        text_config: the text model's part of its config.json. quantization: method of a quantised checkpoint.
-    """
-    if family not in FUSED_FAMILIES:
-        return f"it knows {', '.join(FUSED_FAMILIES)}"
-    if quantization is not None:
-        return f"its weights are in the format {quantization}"
-    if text_config.get("attention_bias") or text_config.get("mlp_bias"):
-        return "its projections have biases"
-    activation = text_config.get("hidden_act") or "silu"
-    if activation != "silu":
-        return f"its activation is {activation}"
-    known = {"full_attention", "linear_attention"} if family == HYBRID else {"full_attention"}
-    if set(text_config.get("layer_types") or ()) - known or text_config.get("use_sliding_window"):
-        return "it has sliding windows"
-    if family == HYBRID and text_config.get("linear_conv_kernel_dim") != CONV_TAPS:
-        return f"its convolution is {text_config.get('linear_conv_kernel_dim')} wide, {CONV_TAPS} is known"
-    return ""

@@ -54,7 +54,7 @@ class Generation:
         self.drafts = self.control is None or self.control.length > 1  # as last told
         self.told: set[bool] = set()
         self.figures = Figures(
-            session.facts.engine, request.mode, self.block, self.seed, whole_only=self.control is not None
+            session.runner.name, request.mode, self.block, self.seed, whole_only=self.control is not None
         )
         self.stream: TextStream | None = None
         if session.tokenizer is not None:

@@ -84,7 +84,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
     """Tokens the session may hold: the smaller of both models' limits, or less on demand."""
-    limit = facts.text_config.get("max_position_embeddings") or DEFAULT_CONTEXT
+    limit = facts.model.max_position_embeddings or DEFAULT_CONTEXT
     if contract is not None and contract.context is not None:
         limit = min(limit, contract.context)
     if wanted is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
@@ -32,7 +33,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
         drafter_biased=pair.contract is not None and pair.contract.drafter.attention_bias,
-        target=fused_shape.refusal(pair.facts),
+        target=fused_refusal(pair.facts.model),
     )
     return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
 

@@ -14,9 +14,9 @@ from families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_mode
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.engine import LoadConfig, Session, load, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
-from dflash_local.models.drafter_config import DrafterConfig
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")

@@ -112,9 +112,7 @@ class DistantRunner:
 
 @pytest.fixture
 def distant() -> Session:
-    facts = SessionFacts(
-        "counting", "counting", ROWS, False, LoadConfig(engine="reference", dtype="float32", context=200)
-    )
+    facts = SessionFacts("counting", "counting", ROWS, False, LoadConfig(context=200))
     return Session(DistantRunner(), facts, None, frozenset({STOP}))
 
 
