@@ -27,11 +27,13 @@ from benchmarks import random_pair
 from benchmarks.memory_report import lines, verdict
 from dflash_local.bench import provenance
 from dflash_local.catalog.bundled import Pair
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.read_model import read_model
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.events import Mode, Started, Step
 from dflash_local.planner.ledger import Ledger
 from dflash_local.planner.memory import Load, ledger
-from dflash_local.planner.shape import DrafterShape, TargetShape
 from dflash_local.request import Limits, Request, SamplingParams
 from dflash_local.store.atomic import write_atomic
 
@@ -100,13 +102,13 @@ class Meter:
         return int(first[0]) * 2**20 if first and first[0].isdigit() else None
 
 
-def shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
+def shapes(folder: Path) -> tuple[ModelConfig, DrafterConfig]:
     """What the planner reads from the two configs."""
     configs = [
         json.loads((folder / part / "config.json").read_text(encoding="utf-8")) for part in ("target", "drafter")
     ]
-    target = TargetShape.from_config(configs[0], folder.name)
-    return target, DrafterShape.from_config(configs[1], "drafter", target)
+    target = read_model(configs[0], folder.name)
+    return target, DrafterConfig.from_shape(configs[1], "drafter")
 
 
 def request(vocab: int, context: int, mode: Mode) -> Request:

@@ -21,7 +21,7 @@ import torch
 from benchmarks.random_pair import save, target_shapes, values_of
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
-from dflash_local.models.drafter_config import DrafterConfig
+from dflash_local.config.drafter_config import DrafterConfig
 
 # Where neither a source nor the registry's inference has a value. The three of llama3 scaling are the public ones.
 ASSUMED: dict[str, Any] = {"mask_token_id": 7, "block_size": 16, "rope_theta": 1e7, "rms_norm_eps": 1e-6}

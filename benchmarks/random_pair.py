@@ -257,7 +257,7 @@ def _first_schema(shape: dict[str, Any], target: dict[str, Any]) -> dict[str, An
 
 def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], device: str) -> None:
     """Write a random drafter for this target."""
-    from dflash_local.models.drafter_config import DrafterConfig
+    from dflash_local.config.drafter_config import DrafterConfig
 
     config = drafter_config(shape, target)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,11 +14,11 @@ from families import HIDDEN, VOCAB, random_model
 from fused_models import TAPS, PlantedBlocks
 from proposers import Oracle, Planted, decode
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.engine.proposer import DFlashProposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.noise import gumbel
 from dflash_local.models.drafter import Drafter
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_weights import random_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget

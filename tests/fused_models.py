@@ -10,7 +10,6 @@ import torch
 from families import save_model
 from proposers import Planted
 
-from dflash_local.catalog.engine_rule import FUSED_FAMILIES as FAMILIES
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.shape import TargetShape
@@ -19,6 +18,7 @@ from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
 
+FAMILIES = ("qwen3", "llama", "qwen3_5")
 TAPS = (0, 2)
 ROWS = 16
 

@@ -69,11 +69,9 @@ class Task:
 
 def tasks(pair: RandomPair, context: int, place: Place) -> list[Task]:
     """Every baseline of a pair."""
-    text = pair.facts.text_config
+    family, text = pair.facts.model.family, pair.facts.text_config
     dtype = str(place.dtype).removeprefix("torch.")
-    return [
-        Task(kind, pair.facts.family, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES
-    ]
+    return [Task(kind, family, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES]
 
 
 def run_all(
@@ -198,12 +196,12 @@ def _reference(model: Any, ids: Any, task: Task) -> dict[str, Any]:
     """Medians of plain steps and of cycles of the trained block; a random drafter is hardly ever right."""
     import torch
 
+    from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.engine.proposer import DFlashProposer
     from dflash_local.engine.reference import ReferenceRunner
     from dflash_local.engine.sampling import Sampler
     from dflash_local.engine.torch_switches import settle_torch
     from dflash_local.models.drafter import Drafter
-    from dflash_local.models.drafter_config import DrafterConfig
     from dflash_local.models.drafter_weights import random_on_device
     from dflash_local.models.transformers_target import TransformersTarget
     from dflash_local.request import SamplingParams

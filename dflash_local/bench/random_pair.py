@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from dflash_local.catalog.families import FAMILIES
 from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
-from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.checkpoint_files.text_config import INTEGERS, text_values
+from dflash_local.checkpoint_files.text_config import text_values
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.read_model import read_model
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.models import drafter_weights
-from dflash_local.models.drafter_config import DrafterConfig
-from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.linear import choose_configs
@@ -74,13 +73,13 @@ def read_pair(
     (target_name, given), (drafter_name, wanted) = target, drafter
     known, of_target = filled(given, {})
     facts = _facts(known, target_name, of_target)
-    if why := fused_shape.refusal(facts):
+    if why := fused_refusal(facts.model):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = DrafterConfig.from_json(filled_in, Path(drafter_name))
     if config.attention_bias:
         raise UsageError(f"the fused engine cannot run {drafter_name}: its projections have biases", HINT)
-    if config.hidden_size != facts.hidden_size or max(config.taps) >= facts.num_layers:
+    if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:
         raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
     found = config.fingerprint()
     return RandomPair(
@@ -140,28 +139,18 @@ def _facts(config: dict[str, Any], name: str, assumed: dict[str, Any]) -> Target
     """What a checkpoint of this configuration would tell."""
     nested = config.get("text_config")
     text = dict(nested) if isinstance(nested, Mapping) else dict(config)
-    architectures = config.get("architectures") or [""]
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("rope_type") == "llama3" and not all(key in rope for key in ROPE_OF_LLAMA3):
         text["rope_parameters"], text["rope_scaling"] = None, None
         assumed["rope_scaling"] = None
-    values = text_values(text, name)
-    fields = Fields(values, name)
-    quantization = config.get("quantization_config") or text.get("quantization_config")
-    vocabulary = fields.integer("vocab_size", *INTEGERS["vocab_size"])
+    model = read_model({**config, "text_config": text} if isinstance(nested, Mapping) else text, name)
     return TargetFacts(
-        family=FAMILIES.get(str(architectures[0]), str(architectures[0])),
+        model=model,
         model_type=str(text.get("model_type") or config.get("model_type")),
-        num_layers=fields.integer("num_hidden_layers", *INTEGERS["num_hidden_layers"]),
-        hidden_size=fields.integer("hidden_size", *INTEGERS["hidden_size"]),
-        vocab_size=vocabulary,
-        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))),
         wrapped=False,
         prefix="model.",
-        text_config=values,
-        embedding_rows=vocabulary,
-        max_position_embeddings=values.get("max_position_embeddings"),
-        quantization=str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None,
+        text_config=text_values(text, name),
+        embedding_rows=model.vocab_size,
         eos_ids=frozenset(),
     )
 

@@ -26,6 +26,19 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
+class UnknownValue(CheckpointError):
+    """A needed value is not told: a checkpoint is incomplete, or a shape of the registry is known in part."""
+
+    def __init__(self, name: str, where: str) -> None:
+        super().__init__(f"{where}: {name} is missing", "the checkpoint is incomplete; pull it again")
+        self.name = name
+
+    @property
+    def kind(self) -> str:
+        """The public name of this kind of error."""
+        return CheckpointError.__name__
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """One JSON object of a config, read key by key with bounds.
@@ -42,9 +55,9 @@ class Fields:
         """True when the key is there and not null."""
         return self.values.get(key) is not None
 
-    def missing(self, key: str) -> CheckpointError:
+    def missing(self, key: str) -> UnknownValue:
         """The error for a required key that is absent or null."""
-        return CheckpointError(f"{self.where}: {key} is missing", "the checkpoint is incomplete; pull it again")
+        return UnknownValue(key, self.where)
 
     def integer(self, key: str, low: int, high: int) -> int:
         """A required whole number in ``low..high``."""

@@ -61,6 +61,8 @@ NUMBERS: dict[str, tuple[float, float]] = {
 FLAGS = ("attention_bias", "mlp_bias", "norm_topk_prob", "rope_interleave", "tie_word_embeddings", "use_sliding_window")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
+# Under which of these keys a family counts its experts.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # A null that says something: with it dropped, transformers would put its own number there.
 NULLABLE = ("sliding_window", "q_lora_rank")
 
@@ -191,7 +193,7 @@ def _check_together(found: Mapping[str, Any], where: str) -> None:
     ):
         if found.get(many) and found.get(few) and found[many] % found[few]:
             raise CheckpointError(f"{where}: {many} {found[many]} is not a multiple of {few} {found[few]}")
-    experts = next((found[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in found), 0)
+    experts = next((found[key] for key in EXPERT_COUNTS if key in found), 0)
     for small, large, most in (
         ("num_experts_per_tok", "experts", experts),
         ("topk_group", "n_group", found.get("n_group")),

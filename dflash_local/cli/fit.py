@@ -5,11 +5,12 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
 from dflash_local.errors import CheckpointError, DoesNotFitError
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
     from dflash_local.catalog.row import Repo, Row
     from dflash_local.cli.places import Places
     from dflash_local.cli.resolve import Choice
+    from dflash_local.config.drafter_config import DrafterConfig
+    from dflash_local.config.features import ModelConfig
     from dflash_local.loaded import SessionFacts
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.shape import DrafterShape, TargetShape
     from dflash_local.settings import Settings
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The shapes of a pair. ``drafter`` is None when there is none, or nothing is known of it."""
 
-    target: TargetShape
-    drafter: DrafterShape | None
+    target: ModelConfig
+    drafter: DrafterConfig | None
     drafter_unknown: bool = False
 
 
@@ -86,7 +90,7 @@ def shapes(choice: Choice, places: Places | None) -> Shapes | None:
     """What is known of both shapes; None when not even that of the target is.
 
     Raises:
-        CheckpointError: the config.json of a folder that was named is missing or damaged.
+        CheckpointError: the config.json of a folder that was named is missing, damaged or of another architecture.
     """
     try:
         return _shapes(choice, places)
@@ -97,31 +101,42 @@ def shapes(choice: Choice, places: Places | None) -> Shapes | None:
 
 
 def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
-    from dflash_local.planner.shape import DrafterShape, TargetShape
+    from dflash_local.config.drafter_config import DrafterConfig
+    from dflash_local.config.read_model import read_model
 
     config = configuration(choice.target, None, places)
-    if config is None:
-        return None
     name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
-    target = TargetShape.from_config(config, name)
+    target = None if config is None else _known(read_model, config, name)
+    if target is None:
+        return None
     if choice.drafter is None:
         return Shapes(target, None)
-    found = configuration(choice.drafter, choice.row if choice.own_drafter else None, places)
-    if found is None:
-        return Shapes(target, None, drafter_unknown=True)
-    source = str(choice.drafter) if choice.drafter is None or isinstance(choice.drafter, Path) else choice.drafter.id
-    return Shapes(target, DrafterShape.from_config(found, source, target))
+    config = configuration(choice.drafter, choice.row if choice.own_drafter else None, places)
+    source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
+    drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
+    return Shapes(target, drafter, drafter_unknown=drafter is None)
+
+
+def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:
+    """What is read; None where the registry's copy of a configuration lacks a number."""
+    try:
+        return read(config, source)
+    except UnknownValue:
+        if "_inferred" in config:
+            return None
+        raise
 
 
 def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
     """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
-    from dflash_local.planner.shape import DrafterShape, TargetShape
+    from dflash_local.config.drafter_config import DrafterConfig
+    from dflash_local.config.read_model import read_model
 
     try:
-        shape = TargetShape.from_config(_read(target), name)
+        shape = read_model(_read(target), name)
         if drafter is None:
             return Shapes(shape, None)
-        return Shapes(shape, DrafterShape.from_config(_read(drafter), str(drafter), shape))
+        return Shapes(shape, DrafterConfig.from_shape(_read(drafter), str(drafter)))
     except CheckpointError:
         return None
 

@@ -147,7 +147,8 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     from dflash_local.engine.drafter_precision import precision_of
 
     block = pair.config.block_size
-    limit = min(filter(None, (pair.facts.max_position_embeddings, pair.config.max_position_embeddings)), default=None)
+    limits = (pair.facts.model.max_position_embeddings, pair.config.max_position_embeddings)
+    limit = min(filter(None, limits), default=None)
     most = (limit or CONTEXT * 4) - block
     contexts = tuple(dict.fromkeys(options.contexts)) or (min(CONTEXT, most),)
     for context in contexts:
@@ -156,7 +157,7 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
         raise UsageError(f"{len(contexts)} contexts are asked for", f"give at most {MAX_CONTEXTS}")
     prefill = min(PREFILL, most) if options.prefill is None else options.prefill
     check_integer("prefill", prefill, 0, most)
-    precision_of(options.load.drafter_precision, pair.facts.vocab_size)
+    precision_of(options.load.drafter_precision, pair.facts.model.vocab_size)
     rows = rows_of(block, published)
     if options.block_size is not None:
         check_integer("block_size", options.block_size, 2, block)

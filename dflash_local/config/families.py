@@ -52,7 +52,7 @@ def fourth_full(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of a family: under which keys its sizes stand.
+    """The mixture of a family: under which keys its widths stand.
 
     Attributes:
         sparse_step: ``decoder_sparse_step`` and ``mlp_only_layers`` leave layers dense; no experts leave all so.
@@ -61,7 +61,6 @@ class Experts:
             ``n_shared_experts``. bias: experts and router have biases.
     """
 
-    count: str = "num_experts"
     width: str = "moe_intermediate_size"
     shared: str | None = None
     shared_gate: bool = False
@@ -112,6 +111,11 @@ class Family:
     scaled_embedding: bool = False
     soft_caps: bool = False
     score_scalar: bool = False
+
+    @property
+    def fits_sdpa(self) -> bool:
+        """True where torch's scaled_dot_product_attention computes its attention."""
+        return not self.sinks and not self.soft_caps
 
 
 TABLE = (
@@ -180,14 +184,14 @@ TABLE = (
         window=128,
         sinks=True,
         attention_bias=True,
-        experts=Experts(count="num_local_experts", width="intermediate_size", bias=True),
+        experts=Experts(width="intermediate_size", bias=True),
     ),
     Family(
         "deepseek_v3",
         ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         ("deepseek_v3", "kimi_k2", "kimi_k25"),
         latent=True,
-        experts=Experts(count="n_routed_experts", shared="n_shared_experts", first_dense=True),
+        experts=Experts(shared="n_shared_experts", first_dense=True),
     ),
 )
 

@@ -38,6 +38,11 @@ class AttentionConfig:
     scale: float | None = None
 
     @property
+    def fits_sdpa(self) -> bool:
+        """True where torch's scaled_dot_product_attention computes it: it takes neither sinks nor a soft cap."""
+        return not self.sinks and self.logit_softcap is None
+
+    @property
     def query_size(self) -> int:
         """Rows of q_proj: queries, and their gates where they have some."""
         return self.output_size * (2 if self.gated else 1)

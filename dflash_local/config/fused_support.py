@@ -29,6 +29,8 @@ def fused_refusal(model: ModelConfig) -> str:
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
     if reasons:
         return next(iter(reasons))
+    if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+        return "it has no attention"
     if model.embedding_scale != 1.0:
         return "its embeddings are scaled"
     if model.final_logit_softcap is not None:
@@ -39,13 +41,15 @@ def fused_refusal(model: ModelConfig) -> str:
 
 
 def _unknown_kind(layer: LayerConfig) -> str:
+    if isinstance(layer.mlp, MoEConfig):
+        return "it is a mixture of experts"
     if isinstance(layer.mixer, LatentAttentionConfig):
         return "its attention is latent"
     if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
         return "its attention has sinks"
     if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
         return "its Gated-DeltaNet projections are interleaved"
-    return "it is a mixture of experts" if isinstance(layer.mlp, MoEConfig) else ""
+    return ""
 
 
 def _unknown_variant(layer: LayerConfig) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
-from dflash_local.checkpoint_files.text_config import text_values
+from dflash_local.checkpoint_files.text_config import EXPERT_COUNTS, text_values
 from dflash_local.config.families import LINEAR, SLIDING, Experts, Family, family_of
 from dflash_local.config.features import (
     AttentionConfig,
@@ -57,7 +57,7 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         rope_type=_rope_values(values).get("rope_type", "default"),
         max_position_embeddings=values.get("max_position_embeddings"),
         stored_dtype=_stored_dtype(text.values, config),
-        quantization=quantization_of(top, text),
+        quantization=_quantization(quantization_settings(top, text)),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
         final_logit_softcap=values.get("final_logit_softcapping") if family.soft_caps else None,
         inferred=values.inferred,
@@ -73,21 +73,22 @@ def _with_inferred(text: Mapping[str, Any], inferred: object) -> tuple[Mapping[s
     return {**text, **missing}, frozenset(missing)
 
 
-def quantization_of(*places: Fields) -> str | None:
-    """The method of weights that are published quantised; None for plain ones.
-
-    Args:
-        places: the whole configuration, then its text model's part.
+def quantization_settings(top: Fields, text: Fields) -> Fields:
+    """Of weights that are published quantised; empty for plain ones.
 
     Raises:
-        CheckpointError: the settings are no object, or the method no word.
+        CheckpointError: they are no object.
     """
-    settings = next((found for fields in places if (found := fields.inner("quantization_config"))), None)
-    if settings is None:
+    return Fields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
+
+
+def _quantization(settings: Fields) -> str | None:
+    """The method."""
+    if not settings.values:
         return None
-    method = settings.get("quant_method") or "unknown"
+    method = settings.values.get("quant_method") or "unknown"
     if not isinstance(method, str):
-        raise CheckpointError(f"{places[0].where}: quant_method must be a word, got {shown(method)}")
+        raise CheckpointError(f"{settings.where}: quant_method must be a word, got {shown(method)}")
     return shown(method)[1:-1]
 
 
@@ -200,7 +201,7 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
         return MLPConfig(values.needed("intermediate_size"), activation, bias)
     width = values.needed(experts.width)
     return MoEConfig(
-        num_experts=values.needed(experts.count),
+        num_experts=_experts(values),
         num_experts_per_tok=values.get("num_experts_per_tok"),
         intermediate_size=width,
         shared_intermediate_size=_shared(experts, values, width),
@@ -216,9 +217,14 @@ def _has_experts(layer: int, experts: Experts, values: Values) -> bool:
         return False
     if not experts.sparse_step:
         return True
-    if layer in values.get("mlp_only_layers", ()) or values.needed(experts.count) == 0:
+    if layer in values.get("mlp_only_layers", ()) or _experts(values) == 0:
         return False
     return (layer + 1) % (values.get("decoder_sparse_step") or 1) == 0
+
+
+def _experts(values: Values) -> int:
+    """Their number; transformers writes that of Qwen3-MoE under another key than its publisher."""
+    return values.needed(next((key for key in EXPERT_COUNTS if values.values.get(key) is not None), EXPERT_COUNTS[0]))
 
 
 def _shared(experts: Experts, values: Values, width: int) -> int:

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_local.errors import CheckpointError
-
-
-class UnknownValue(CheckpointError):
-    """A number that is needed is not told: a checkpoint is incomplete, a shape of the registry is known in part."""
-
-    def __init__(self, name: str, source: str) -> None:
-        super().__init__(f"{source}: {name} is missing", "the checkpoint is incomplete; pull it again")
-        self.name = name
-
-    @property
-    def kind(self) -> str:
-        """The public name of this kind of error."""
-        return CheckpointError.__name__
+from dflash_local.checkpoint_files.config_values import UnknownValue
 
 
 class Values:

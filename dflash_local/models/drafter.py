@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.block_mask import BlockMasks
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.context_cache import ContextCache
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_weights import DrafterWeights, random_weights, read_weights
 from dflash_local.models.rope import RopeTable, rotate
 

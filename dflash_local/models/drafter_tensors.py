@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import name_list
-from dflash_local.models.drafter_config import DrafterConfig
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 

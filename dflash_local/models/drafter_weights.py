@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_tensors import check_tensors, target_hidden_of
 
 Places = dict[str, list[torch.Tensor]]

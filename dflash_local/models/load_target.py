@@ -20,8 +20,6 @@ from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Their experts are fused three-dimensional tensors, which bitsandbytes leaves in bf16 without a word.
-EXPERT_FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss", "deepseek_v3")
 # Small, and errors in them grow: the head decides tokens, the others decide how a state decays.
 KEPT_WHOLE = ("lm_head", "in_proj_a", "in_proj_b", "in_proj_ba")
 SHARDED = "balanced"
@@ -114,9 +112,9 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     """The model, and what transformers says of the weights it found."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    stored = {"quant_method": facts.quantization, "modules_to_not_convert": list(facts.kept_whole)}
-    config = text_model_config(facts.family, facts.text_config, stored if facts.quantization else None)
-    if facts.quantization is None:
+    stored = {"quant_method": facts.model.quantization, "modules_to_not_convert": list(facts.kept_whole)}
+    config = text_model_config(facts.model.family, facts.text_config, stored if facts.model.quantization else None)
+    if facts.model.quantization is None:
         _check_size(files, config)
     options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
     options["trust_remote_code"] = False
@@ -165,19 +163,19 @@ def _first_line(error: Exception) -> str:
 
 def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     """The quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
-    if facts.quantization not in (None, *STORED_FORMATS.get(facts.family, ())):
+    if facts.model.quantization not in (None, *STORED_FORMATS.get(facts.model.family, ())):
         raise CheckpointError(
-            f"{folder}: weights of {facts.model_type} in the format {facts.quantization} are not supported",
+            f"{folder}: weights of {facts.model_type} in the format {facts.model.quantization} are not supported",
             "take the plain weights; --quantize nf4 or int8 makes them smaller as they are loaded",
         )
-    if facts.quantization == "mxfp4" and where.quantize is None:
+    if facts.model.quantization == "mxfp4" and where.quantize is None:
         from transformers import Mxfp4Config
 
         # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.
         return Mxfp4Config(dequantize=True)
     if where.quantize is None:
         return None
-    if facts.family in EXPERT_FAMILIES:
+    if not facts.model.dense:  # experts are fused three-dimensional tensors, which it leaves in bf16 without a word
         raise UsageError(
             f"{where.quantize} of {facts.model_type} is refused: bitsandbytes leaves its fused experts in 16 bits",
             "load it in bfloat16, or a dense target in 4 bits",

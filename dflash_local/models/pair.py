@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash_local.config.drafter_config import MAX_BLOCK, DrafterConfig
+from dflash_local.config.features import ModelConfig
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_config import MAX_BLOCK, DrafterConfig
 from dflash_local.models.drafter_tensors import check_tensors
 from dflash_local.models.target_facts import TargetFacts
 
@@ -63,15 +64,16 @@ def check_pair(
         PairError: the two do not belong together. CheckpointError: one of them is damaged.
     """
     facts = TargetFacts.from_checkpoint(target)
+    model = facts.model
     config = DrafterConfig.from_json(drafter.config, drafter.folder / "config.json")
     doubts = _Doubts(allow_mismatch)
-    _check_taps(config, facts, doubts)
-    _check_widths(config, facts, drafter)
-    check_tensors(drafter.tensors, config, facts.hidden_size, str(drafter.folder))
+    _check_taps(config, model, doubts)
+    _check_widths(config, model, drafter)
+    check_tensors(drafter.tensors, config, model.hidden_size, str(drafter.folder))
     _check_vocabulary(config, facts, doubts)
     _check_generation(config, generations, doubts)
     block = _block_size(config, block_size, doubts)
-    context = _context(config, facts, doubts.notices)
+    context = _context(config, model, doubts.notices)
     return PairFacts(config, facts, tuple(doubts.notices), block, context)
 
 
@@ -84,42 +86,42 @@ def check_tokenizer_size(facts: TargetFacts, size: int) -> None:
         )
 
 
-def _check_taps(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
-    last = facts.num_layers - 1
+def _check_taps(config: DrafterConfig, target: ModelConfig, doubts: _Doubts) -> None:
+    last = target.num_layers - 1
     for tap in config.taps:
         if tap >= last:
             raise PairError(
-                f"target_layer_ids names layer {tap}, but the target has {facts.num_layers} layers"
+                f"target_layer_ids names layer {tap}, but the target has {target.num_layers} layers"
                 f" and taps must be below {last}",
                 "the drafter was made for another target",
             )
     taps = list(config.taps)
     if len(set(taps)) != len(taps):
-        doubts.raise_or_note(f"target_layer_ids {taps} holds a layer twice (target layers: {facts.num_layers})")
+        doubts.raise_or_note(f"target_layer_ids {taps} holds a layer twice (target layers: {target.num_layers})")
     elif taps != sorted(taps):
-        doubts.raise_or_note(f"target_layer_ids {taps} is not in order (target layers: {facts.num_layers})")
-    if config.num_target_layers not in (None, facts.num_layers):
+        doubts.raise_or_note(f"target_layer_ids {taps} is not in order (target layers: {target.num_layers})")
+    if config.num_target_layers not in (None, target.num_layers):
         doubts.raise_or_note(
-            f"the drafter was made for a target of {config.num_target_layers} layers, this one has {facts.num_layers}"
+            f"the drafter was made for a target of {config.num_target_layers} layers, this one has {target.num_layers}"
         )
 
 
-def _check_widths(config: DrafterConfig, facts: TargetFacts, drafter: Checkpoint) -> None:
+def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoint) -> None:
     hint = "the drafter was made for another target"
-    if config.target_hidden_size not in (None, facts.hidden_size):
+    if config.target_hidden_size not in (None, target.hidden_size):
         raise PairError(
-            f"the drafter expects target hidden size {config.target_hidden_size}, the target has {facts.hidden_size}",
+            f"the drafter expects target hidden size {config.target_hidden_size}, the target has {target.hidden_size}",
             hint,
         )
     # The block is embedded by the target, so its rows are as wide as the target whatever fc maps.
-    if config.hidden_size != facts.hidden_size:
-        raise PairError(f"drafter hidden size {config.hidden_size}, target hidden size {facts.hidden_size}", hint)
+    if config.hidden_size != target.hidden_size:
+        raise PairError(f"drafter hidden size {config.hidden_size}, target hidden size {target.hidden_size}", hint)
     info = drafter.tensors.get("fc.weight")
-    wanted = len(config.taps) * facts.hidden_size
+    wanted = len(config.taps) * target.hidden_size
     if info is not None and len(info.shape) == 2 and info.shape[1] != wanted:
         raise PairError(
             f"fc.weight takes {info.shape[1]} features, {len(config.taps)} taps of a target"
-            f" with hidden size {facts.hidden_size} give {wanted}",
+            f" with hidden size {target.hidden_size} give {wanted}",
             hint,
         )
 
@@ -131,13 +133,13 @@ def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts
     be a multiple of 64 (Qwen3: 151669 ids, 151936 rows). A drafter has no table of its own, so its
     vocab_size sizes nothing: it only tells which vocabulary it was trained on.
     """
-    mask, rows = config.mask_token_id, facts.embedding_rows
+    mask, rows, held = config.mask_token_id, facts.embedding_rows, facts.model.vocab_size
     if mask >= rows:
         raise PairError(f"mask_token_id {mask} is outside the target's embedding of {rows} rows", "wrong target")
     if mask in facts.eos_ids:
         doubts.raise_or_note(f"mask_token_id {mask} is the target's end-of-sequence id")
-    if config.vocab_size is not None and not _padding_only(config.vocab_size, facts.vocab_size):
-        doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {facts.vocab_size}")
+    if config.vocab_size is not None and not _padding_only(config.vocab_size, held):
+        doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {held}")
 
 
 def _padding_only(one: int, other: int) -> bool:
@@ -165,8 +167,8 @@ def _block_size(config: DrafterConfig, wanted: int | None, doubts: _Doubts) -> i
     return wanted
 
 
-def _context(config: DrafterConfig, facts: TargetFacts, notices: list[str]) -> int | None:
-    drafted, held = config.max_position_embeddings, facts.max_position_embeddings
+def _context(config: DrafterConfig, target: ModelConfig, notices: list[str]) -> int | None:
+    drafted, held = config.max_position_embeddings, target.max_position_embeddings
     if drafted is not None and held is not None and drafted < held:
         notices.append(f"the drafter was made for {drafted} positions, the target for {held}: context is {drafted}")
     limits = [limit for limit in (drafted, held) if limit is not None]

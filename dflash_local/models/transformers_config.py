@@ -13,11 +13,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from dflash_local.catalog.families import MODEL_TYPES
-
-# Attention functions by family, all of them transformers' own; gpt-oss has sinks, which SDPA does not know.
-ATTENTION = {"gpt_oss": "eager"}
-DEFAULT_ATTENTION = "sdpa"
+from dflash_local.config.families import NAMED
 
 # What transformers raises while it builds or fills a model whose configuration and weights do not fit together.
 BUILD_ERRORS = (
@@ -37,7 +33,7 @@ def text_model_config(family: str, values: Mapping[str, Any], quantization: Mapp
     """
     from transformers import CONFIG_MAPPING
 
-    known: dict[str, Any] = {**values, "attn_implementation": ATTENTION.get(family, DEFAULT_ATTENTION)}
+    known: dict[str, Any] = {**values, "attn_implementation": "sdpa" if NAMED[family].fits_sdpa else "eager"}
     if quantization is not None:
         known["quantization_config"] = dict(quantization)
-    return CONFIG_MAPPING[MODEL_TYPES[family][0]](**known)
+    return CONFIG_MAPPING[NAMED[family].model_types[0]](**known)

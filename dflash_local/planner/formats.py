@@ -5,8 +5,8 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 
 from __future__ import annotations
 
-from dflash_local.planner.parameters import Parameters, Unknown, known, target_parameters
-from dflash_local.planner.shape import TargetShape
+from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.planner.parameters import Parameters, target_parameters
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # bitsandbytes nf4 with double quantisation: 4 bits, an 8-bit scale per 64 weights, float32 per 256 scales.
@@ -14,6 +14,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 INT8_BYTES = 1.0  # and one float32 per output row, far below a thousandth
 # Native formats pack the routed experts: four bits, and a scale of one byte (mxfp4) or two (int4) per 32.
 NATIVE_BYTES = {"mxfp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 32}
+INT4_METHODS = ("compressed-tensors",)  # what its publishers call it
 
 
 def default_dtype(kind: str) -> str:
@@ -26,33 +27,33 @@ def resolved_dtype(dtype: str, kind: str) -> str:
     return default_dtype(kind) if dtype == "auto" else dtype
 
 
-def refusal(shape: TargetShape, quantize: str | None) -> str:
+def native_format(model: ModelConfig) -> str | None:
+    """The format of weights that are published quantised; None for plain ones."""
+    return "int4" if model.quantization in INT4_METHODS else model.quantization
+
+
+def refusal(model: ModelConfig, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
-    if shape.family is None:
-        return "its architecture is not one the reference engine knows"
-    if shape.native_format is not None and shape.native_format != "mxfp4":
-        return f"published in {shape.native_format}, which the reference engine cannot run yet"
+    native = native_format(model)
+    if native is not None and native != "mxfp4":
+        return f"published in {native}, which the reference engine cannot run yet"
     if quantize is None:
         return ""
-    if shape.native_format == "mxfp4":
+    if native == "mxfp4":
         return f"published in mxfp4; {quantize} on top of it is not supported"
-    if not shape.dense:
+    if not model.dense:
         return f"{quantize} leaves fused experts in 16 bits (bitsandbytes issue 1849): dense targets only"
     return ""
 
 
-def weight_bytes(shape: TargetShape, dtype: str, quantize: str | None) -> int | None:
+def weight_bytes(model: ModelConfig, dtype: str, quantize: str | None) -> int:
     """Bytes of the target on the device, without a head of its own."""
-    counts = target_parameters(shape)
-    if counts is None:
-        return None
-    return _weights(counts, DTYPE_BYTES[dtype], quantize)
+    return _weights(target_parameters(model), DTYPE_BYTES[dtype], quantize)
 
 
-def head_bytes(shape: TargetShape, dtype: str) -> int | None:
+def head_bytes(model: ModelConfig, dtype: str) -> int:
     """Bytes of the head, which is never quantised; 0 when it is the embedding."""
-    counts = target_parameters(shape)
-    return None if counts is None else counts.head * DTYPE_BYTES[dtype]
+    return target_parameters(model).head * DTYPE_BYTES[dtype]
 
 
 def _weights(counts: Parameters, size: int, quantize: str | None) -> int:
@@ -64,28 +65,24 @@ def _weights(counts: Parameters, size: int, quantize: str | None) -> int:
     return round(counts.quantisable * each) + (body - counts.quantisable) * size
 
 
-def published_bytes(shape: TargetShape) -> int | None:
-    """Bytes of the text model's weights as its publisher stores them."""
-    counts = target_parameters(shape)
-    if counts is None:
+def published_bytes(model: ModelConfig) -> int | None:
+    """Bytes of the text model's weights as its publisher stores them; None for a format that is not known here."""
+    counts = target_parameters(model)
+    size = DTYPE_BYTES.get(model.stored_dtype, 2)
+    native = native_format(model)
+    if native is None:
+        return counts.total * size
+    if native not in NATIVE_BYTES:
         return None
-    size = DTYPE_BYTES.get(shape.stored_dtype, 2)
-    packed = NATIVE_BYTES.get(shape.native_format or "")
-    if packed is None:
-        return None if shape.native_format else counts.total * size
-    weights = counts.experts - _expert_biases(shape)
-    return round(weights * packed) + (counts.total - weights) * size
+    weights = counts.experts - _expert_biases(model)
+    return round(weights * NATIVE_BYTES[native]) + (counts.total - weights) * size
 
 
-def _expert_biases(shape: TargetShape) -> int:
-    if shape.family != "gpt_oss" or shape.experts is None or shape.hidden is None:
-        return 0
-    return shape.layers * shape.experts.count * (2 * shape.experts.width + shape.hidden)
+def _expert_biases(model: ModelConfig) -> int:
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias]
+    return sum(part.num_experts * (2 * part.intermediate_size + model.hidden_size) for part in mixtures)
 
 
-def largest_matrix(shape: TargetShape) -> int | None:
-    """Elements of the largest matrix of a dense layer, which quantising holds whole for a moment."""
-    try:
-        return known(shape.hidden) * known(shape.width)
-    except Unknown:
-        return None
+def largest_matrix(model: ModelConfig) -> int:
+    """Elements of the largest matrix of a layer, which quantising holds whole for a moment."""
+    return model.hidden_size * max(layer.mlp.intermediate_size for layer in model.layers)

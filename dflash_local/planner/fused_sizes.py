@@ -1,17 +1,14 @@
-"""A pair as the fused engine lays it out: rows, capacities, widths. Knows no bytes of a whole.
-
-A property whose number is not known raises ``Unknown``.
-"""
+"""A pair as the fused engine lays it out: rows, capacities, widths. Knows no bytes of a whole."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig
 from dflash_local.load_config import FREQUENT
 from dflash_local.planner.formats import DTYPE_BYTES
 from dflash_local.planner.load import Load
-from dflash_local.planner.parameters import Unknown, known
-from dflash_local.planner.shape import GATED_ATTENTION, DrafterShape, Linear, TargetShape
 
 EXACT_ROWS = 16
 
@@ -20,8 +17,8 @@ EXACT_ROWS = 16
 class Sizes:
     """A pair as the fused engine lays it out; every number known."""
 
-    target: TargetShape
-    drafter: DrafterShape | None
+    target: ModelConfig
+    drafter: DrafterConfig | None
     load: Load
 
     @property
@@ -42,7 +39,7 @@ class Sizes:
     @property
     def drafted(self) -> int:
         """Ids that may be drafted."""
-        vocab = known(self.target.vocab)
+        vocab = self.target.vocab_size
         return min(vocab, FREQUENT) if self.load.drafter_precision.head == "frequent" else vocab
 
     @property
@@ -67,33 +64,46 @@ class Sizes:
         return self.capacity + self.load.block
 
     @property
+    def attention(self) -> AttentionConfig:
+        """That of the first layer that has it: all are alike here."""
+        return next(layer.mixer for layer in self.target.layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def linear(self) -> GatedDeltaNetConfig:
+        """The same of the Gated-DeltaNet layers."""
+        return next(layer.mixer for layer in self.target.layers if isinstance(layer.mixer, GatedDeltaNetConfig))
+
+    @property
+    def recurrent_layers(self) -> int:
+        """How many of these there are."""
+        return sum(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.target.layers)
+
+    @property
+    def width(self) -> int:
+        """Of the feed-forward part."""
+        return self.target.layers[0].mlp.intermediate_size
+
+    @property
     def gated(self) -> bool:
-        """True for a family whose queries come with gates."""
-        return self.target.family in GATED_ATTENTION
+        """True where queries come with gates."""
+        return self.attention.gated
 
     @property
     def queries(self) -> int:
         """Width of all query heads."""
-        return known(self.target.heads) * known(self.target.head_dim)
+        return self.attention.output_size
 
     @property
     def columns(self) -> int:
         """Width of attention's fused projection."""
-        return self.queries * (2 if self.gated else 1) + 2 * known(self.target.kv_heads) * known(self.target.head_dim)
+        return self.attention.qkv_size
 
     @property
     def turned(self) -> int:
         """Dimensions of a head that rotate."""
-        return known(self.target.turned)
+        return self.attention.rotary_dim
 
     @property
     def taps(self) -> int:
         """Tapped layers."""
-        return known(self.drafter.taps) if self.drafter is not None else 0
-
-    @property
-    def linear(self) -> Linear:
-        """The Gated-DeltaNet layers' sizes."""
-        if self.target.linear is None:
-            raise Unknown
-        return self.target.linear
+        return len(self.drafter.taps) if self.drafter is not None else 0

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dflash_local.planner import memory
 from dflash_local.planner.fused_sizes import Sizes
-from dflash_local.planner.parameters import known
-from dflash_local.planner.shape import LINEAR
 from dflash_local.planner.workspace import SORT
 
 CHUNK = 64  # rows of a Gated-DeltaNet chunk
@@ -17,40 +15,40 @@ CHUNK = 64  # rows of a Gated-DeltaNet chunk
 def prefill_steps(sizes: Sizes) -> dict[str, int]:
     """The steps of a prompt's chunk, each with what lives beside it."""
     target, size, drafter = sizes.target, sizes.size, sizes.drafter
-    hidden, rows = known(target.hidden), min(memory.PREFILL_CHUNK, sizes.load.context)
+    hidden, rows = target.hidden_size, min(memory.PREFILL_CHUNK, sizes.load.context)
     # The residual, its norm and the taps; and of the chunk before, its output and its taps.
     later = sizes.load.context > memory.PREFILL_CHUNK
     beside = hidden * (2 + sizes.taps + (1 + sizes.taps if later else 0))
     # The projection and the queries, the output, a gate and the gated output; and a float32 a row and head.
     attention = sizes.columns + (4 if sizes.gated else 2) * sizes.queries
     steps = {
-        "attention of a prompt chunk": rows * ((beside + attention) * size + 4 * known(target.heads)),
+        "attention of a prompt chunk": rows * ((beside + attention) * size + 4 * sizes.attention.num_heads),
         # The result is there before the two products; then silu of one of them.
-        "feed-forward of a prompt chunk": rows * (beside + 4 * known(target.width)) * size,
+        "feed-forward of a prompt chunk": rows * (beside + 4 * sizes.width) * size,
     }
-    if target.count(LINEAR):
+    if sizes.recurrent_layers:
         steps["recurrent layer of a prompt chunk"] = rows * beside * size + _recurrent(sizes, rows)
     if drafter is not None:
-        keys = known(drafter.layers) * known(drafter.kv_heads) * known(drafter.head_dim)
+        keys = drafter.num_layers * drafter.num_kv_heads * drafter.head_dim
         kept = hidden * (1 + sizes.taps)
-        steps["drafter's rows of a prompt chunk"] = rows * (kept + known(drafter.hidden) + 2 * keys) * size
+        steps["drafter's rows of a prompt chunk"] = rows * (kept + drafter.hidden_size + 2 * keys) * size
     return steps
 
 
 def _recurrent(sizes: Sizes, rows: int) -> int:
     """The projection; the convolved rows with norms and gates; two of each chunk's three matrices, and the output."""
     part = sizes.linear
-    values = part.value_heads * part.value_dim
-    projected = part.channels + values + 2 * part.value_heads
+    values = part.num_value_heads * part.value_head_dim
+    projected = part.conv_dim + values + 2 * part.num_value_heads
     rows = -(-rows // CHUNK) * CHUNK
-    norms = 4 * 2 * (part.key_heads + part.value_heads)
-    matrices = 4 * part.value_heads * (2 * CHUNK + 4) + 4 * max(values, part.value_heads * CHUNK)
-    return rows * ((projected + part.channels) * sizes.size + norms + matrices)
+    norms = 4 * 2 * (part.num_key_heads + part.num_value_heads)
+    matrices = 4 * part.num_value_heads * (2 * CHUNK + 4) + 4 * max(values, part.num_value_heads * CHUNK)
+    return rows * ((projected + part.conv_dim) * sizes.size + norms + matrices)
 
 
 def choice_bytes(sizes: Sizes) -> int:
     """Sampling with every filter: noise, scaled scores and log-probabilities beside a sort."""
-    return sizes.rows * known(sizes.target.vocab) * (3 * 4 + SORT)
+    return sizes.rows * sizes.target.vocab_size * (3 * 4 + SORT)
 
 
 def scratch_bytes(sizes: Sizes) -> int:
@@ -59,5 +57,5 @@ def scratch_bytes(sizes: Sizes) -> int:
     """
     if sizes.load.device != "cuda":
         return 0
-    products = sizes.rows * 3 * known(sizes.target.width) * sizes.size
+    products = sizes.rows * 3 * sizes.width * sizes.size
     return 2 * memory.library_workspace(sizes.load.device) + products

@@ -6,11 +6,14 @@ the two together. Knows shapes and bytes, nothing of devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
 from dflash_local.planner.formats import DTYPE_BYTES, head_bytes, largest_matrix, weight_bytes
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.load import Load
-from dflash_local.planner.parameters import Unknown, drafter_resident, known
-from dflash_local.planner.shape import LINEAR, DrafterShape, TargetShape
+from dflash_local.planner.parameters import drafter_resident
 from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_step
 
 FIRST_ROWS = 256  # of both caches
@@ -23,7 +26,7 @@ GAPS = 0.03
 LIBRARY_WORKSPACE = 32 * MIB  # cuBLAS, taken through torch's allocator
 
 
-def ledger(target: TargetShape, drafter: DrafterShape | None, load: Load) -> Ledger:
+def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Ledger:
     """The memory of a target, with or without its drafter, when ``load.context`` tokens are reached.
 
     The lines are those of the fuller moment: the last chunk of a prompt that fills the context, or the
@@ -31,16 +34,15 @@ def ledger(target: TargetShape, drafter: DrafterShape | None, load: Load) -> Led
     """
     weights = [
         Line("target weights", weight_bytes(target, load.dtype, load.quantize), _format(load)),
-        Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tied else load.dtype),
+        Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),
     ]
     if drafter is not None:
-        weights.append(Line("drafter weights", _drafter_weights(drafter, load), drafter_dtype(load.dtype)))
-    moments = [
-        Ledger((*weights, *_moment(target, drafter, load, phase)), loading(target, drafter, load)) for phase in PHASES
-    ]
+        weights.append(Line("drafter weights", _drafter_weights(drafter, target, load), drafter_dtype(load.dtype)))
+    loaded = loading(target, weights, load)
+    moments = [Ledger((*weights, *_moment(target, drafter, load, phase)), loaded) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
-    return Ledger(lines, fullest.loading, reserve(load, fullest.peak))
+    return Ledger(lines, loaded, reserve(load, fullest.peak))
 
 
 def _format(load: Load) -> str:
@@ -52,44 +54,40 @@ def reserve(load: Load, peak: int | None) -> Line:
     """What a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
     if load.device != "cuda":
         return Line("reserve", 0)
-    gaps = None if peak is None else round(GAPS * peak)
-    return Line("reserve", _sum(GPU_RESERVE, gaps), f"device context, {GAPS:.0%} for gaps")
+    needed = None if peak is None else GPU_RESERVE + round(GAPS * peak)
+    return Line("reserve", needed, f"device context, {GAPS:.0%} for gaps")
 
 
-def _moment(target: TargetShape, drafter: DrafterShape | None, load: Load, phase: Phase) -> list[Line]:
+def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phase: Phase) -> list[Line]:
     """Caches, state and workspace of a phase at its end."""
     rows = cache_rows(load.context)
-    each = kv_bytes_per_token(target, load.dtype)
-    lines = [Line("target KV", _product(each, rows), f"{rows} rows")]
+    lines = [Line("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
     grown = 0
     if drafter is not None:
         last = load.context if phase == "prefill" else load.context - 1 + load.block
         grown = context_rows(load.context, last)
-        held = _sum(
-            _product(context_bytes_per_token(drafter, load.dtype), grown), rope_table_bytes(drafter, load.dtype, last)
-        )
+        held = context_bytes_per_token(drafter, load.dtype) * grown + rope_table_bytes(drafter, load.dtype, last)
         lines.append(Line("drafter KV", held, f"{grown} rows, and the rope table"))
-    if target.count(LINEAR):
+    if target.recurrent:
         state = state_bytes(target, load.dtype, held=True)
-        lines.append(Line("recurrent state", _sum(state, _tape(target, load)), "with the tape of a block"))
+        lines.append(Line("recurrent state", state + _tape(target, load), "with the tape of a block"))
         copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
-        lines.append(Line("state snapshots", _product(state, copies), f"{copies} of them"))
+        lines.append(Line("state snapshots", state * copies, f"{copies} of them"))
     chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
     later = phase == "decode" or load.context > PREFILL_CHUNK
     conditions = Conditions(load.dtype, load.quantize, load.context, chunk, grown, later)
     step = largest_step(target, drafter, phase, conditions)
-    lines.append(Line("workspace", _sum(step.bytes, library_workspace(load.device)), step.note))
+    lines.append(Line("workspace", step.bytes + library_workspace(load.device), step.note))
     return lines
 
 
-def loading(target: TargetShape, drafter: DrafterShape | None, load: Load) -> Line:
+def loading(target: ModelConfig, weights: Sequence[Line], load: Load) -> Line:
     """The fullest moment of loading: tensors go straight to their place, so it is what is loaded at its end."""
-    target_bytes = _sum(weight_bytes(target, load.dtype, load.quantize), head_bytes(target, load.dtype))
-    whole = _sum(target_bytes, 0 if drafter is None else _drafter_weights(drafter, load))
+    whole = sum(line.bytes or 0 for line in weights)
     if load.quantize is None:
         return Line("loading", whole, "the weights")
     # A matrix comes in 16 bits and is packed on the device.
-    return Line("loading", _sum(whole, _product(largest_matrix(target), 2)), "the weights, and one before it is packed")
+    return Line("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
 
 
 def drafter_dtype(dtype: str) -> str:
@@ -120,62 +118,56 @@ def context_rows(tokens: int, last: int) -> int:
     return rows if last <= rows else max(2 * rows, last)
 
 
-def rope_table_bytes(drafter: DrafterShape, dtype: str, last: int) -> int | None:
+def rope_table_bytes(drafter: DrafterConfig, dtype: str, last: int) -> int:
     """The drafter's cos and sin of every position so far, grown to powers of two."""
     rows = max(FIRST_TABLE_ROWS, 1 << (last - 1).bit_length())
-    return _product(drafter.head_dim, 2 * rows * DTYPE_BYTES[drafter_dtype(dtype)])
+    return drafter.head_dim * 2 * rows * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
-def kv_bytes_per_token(target: TargetShape, dtype: str = "bfloat16") -> int | None:
+def kv_bytes_per_token(target: ModelConfig, dtype: str = "bfloat16") -> int:
     """Bytes of keys and values per token; of the latent and its rope part where attention keeps that (MLA)."""
-    layers, size = target.layers - target.count(LINEAR), DTYPE_BYTES[dtype]
-    try:
-        if target.latent is not None:
-            return layers * (target.latent.kv_rank + target.latent.rope) * size
-        return layers * 2 * known(target.kv_heads) * known(target.head_dim) * size
-    except Unknown:
-        return None
+    return sum(_kept(layer.mixer) for layer in target.layers) * DTYPE_BYTES[dtype]
 
 
-def context_bytes_per_token(drafter: DrafterShape, dtype: str = "bfloat16") -> int | None:
+def _kept(mixer: Mixer) -> int:
+    """Numbers of a token that a layer keeps."""
+    if isinstance(mixer, AttentionConfig):
+        return 2 * mixer.kv_size
+    if isinstance(mixer, LatentAttentionConfig):
+        return mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    return 0
+
+
+def context_bytes_per_token(drafter: DrafterConfig, dtype: str = "bfloat16") -> int:
     """Bytes of the drafter's context keys and values per token; windows attend to less but keep all."""
-    try:
-        width = known(drafter.kv_heads) * known(drafter.head_dim)
-        return known(drafter.layers) * 2 * width * DTYPE_BYTES[drafter_dtype(dtype)]
-    except Unknown:
-        return None
+    width = drafter.num_kv_heads * drafter.head_dim
+    return drafter.num_layers * 2 * width * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
-def state_bytes(target: TargetShape, dtype: str = "bfloat16", *, held: bool = False) -> int | None:
+def state_bytes(target: ModelConfig, dtype: str = "bfloat16", *, held: bool = False) -> int:
     """Recurrent and convolution state of one sequence.
 
     Usual layouts keep as many convolution inputs as the kernel is wide; ``held``: ours keeps one less.
     """
-    layers, part = target.count(LINEAR), target.linear
-    if part is None:
-        return None if layers else 0
-    state = part.value_heads * part.key_dim * part.value_dim * 4
-    return layers * (state + part.channels * (part.kernel - held) * DTYPE_BYTES[dtype])
+    return sum(
+        4 * part.value_size * part.key_head_dim + part.conv_dim * (part.conv_kernel_size - held) * DTYPE_BYTES[dtype]
+        for part in _recurrent(target)
+    )
 
 
-def _tape(target: TargetShape, load: Load) -> int | None:
+def _recurrent(target: ModelConfig) -> list[GatedDeltaNetConfig]:
+    return [layer.mixer for layer in target.layers if isinstance(layer.mixer, GatedDeltaNetConfig)]
+
+
+def _tape(target: ModelConfig, load: Load) -> int:
     """Raw inputs of a block's rows, kept until it is known how many are accepted."""
-    part, rows = target.linear, max(load.block, 8)
-    if part is None:
-        return None
-    gates = part.value_heads * rows * (part.key_dim + part.value_dim + 2) * 4
-    inputs = part.channels * (part.kernel - 1 + rows) * DTYPE_BYTES[load.dtype]
-    return target.count(LINEAR) * (gates + inputs)
+    rows, size = max(load.block, 8), DTYPE_BYTES[load.dtype]
+    return sum(
+        4 * part.num_value_heads * rows * (part.key_head_dim + part.value_head_dim + 2)
+        + part.conv_dim * (part.conv_kernel_size - 1 + rows) * size
+        for part in _recurrent(target)
+    )
 
 
-def _drafter_weights(drafter: DrafterShape, load: Load) -> int | None:
-    return _product(drafter_resident(drafter), DTYPE_BYTES[drafter_dtype(load.dtype)])
-
-
-def _product(value: int | None, times: int) -> int | None:
-    return None if value is None else value * times
-
-
-def _sum(*values: int | None) -> int | None:
-    known_values = [value for value in values if value is not None]
-    return sum(known_values) if len(known_values) == len(values) else None
+def _drafter_weights(drafter: DrafterConfig, target: ModelConfig, load: Load) -> int:
+    return drafter_resident(drafter, target.hidden_size) * DTYPE_BYTES[drafter_dtype(load.dtype)]

@@ -1,28 +1,24 @@
-"""How many parameters a shape has, group by group, exactly as transformers and our drafter allocate them.
+"""How many parameters a model has, group by group, exactly as transformers and our drafter allocate them.
 
-None where the shape lacks a number it needs. Knows nothing of bytes per weight.
+Knows nothing of bytes per weight.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, fields
 
-from dflash_local.planner.shape import GATED_ATTENTION, LINEAR, QK_NORM, DrafterShape, Experts, TargetShape
-
-
-class Unknown(Exception):
-    """A number the sum needs is not known."""
-
-
-def known(value: int | None) -> int:
-    """The number, or the end of the sum.
-
-    Raises:
-        Unknown: it is None.
-    """
-    if value is None:
-        raise Unknown
-    return value
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import (
+    AttentionConfig,
+    FeedForward,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +32,21 @@ class Parameters:
         vectors: norms, biases, convolution and other one-dimensional weights.
     """
 
-    embedding: int
-    head: int
-    attention: int
-    linear: int
-    mlp: int
-    experts: int
-    whole: int
-    vectors: int
+    embedding: int = 0
+    head: int = 0
+    attention: int = 0
+    linear: int = 0
+    mlp: int = 0
+    experts: int = 0
+    whole: int = 0
+    vectors: int = 0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def times(self, count: int) -> Parameters:
+        """Those of so many like it."""
+        return Parameters(*(count * getattr(self, field.name) for field in fields(self)))
 
     @property
     def total(self) -> int:
@@ -56,127 +59,84 @@ class Parameters:
         return self.attention + self.linear + self.mlp
 
 
-def target_parameters(shape: TargetShape) -> Parameters | None:
-    """The target's parameters; None when the family or a size is unknown."""
-    try:
-        return _target(shape)
-    except Unknown:
-        return None
+def target_parameters(model: ModelConfig) -> Parameters:
+    """The target's parameters."""
+    hidden, table = model.hidden_size, model.vocab_size * model.hidden_size
+    whole = Parameters(embedding=table, head=0 if model.tie_word_embeddings else table, vectors=hidden)
+    for layer, count in Counter(model.layers).items():
+        whole += layer_parameters(layer, hidden).times(count)
+    return whole
 
 
-def drafter_parameters(shape: DrafterShape) -> int | None:
+def layer_parameters(layer: LayerConfig, hidden: int) -> Parameters:
+    """Parameters of one decoder layer, its norms included."""
+    norms = Parameters(vectors=(4 if layer.sandwich_norms else 2) * hidden)
+    return _mixer(layer, hidden) + _feed_forward(layer.mlp, hidden) + norms
+
+
+def drafter_parameters(drafter: DrafterConfig, target_hidden: int) -> int:
     """Parameters of a drafter's file."""
-    try:
-        return _drafter(shape)
-    except Unknown:
-        return None
+    return sum(math.prod(shape) for shape in drafter.tensor_shapes(target_hidden).values())
 
 
-def drafter_resident(shape: DrafterShape) -> int | None:
+def drafter_resident(drafter: DrafterConfig, target_hidden: int) -> int:
     """Parameters a loaded drafter holds: the K and V projections and key norms of all layers stand twice."""
-    try:
-        layers, keys = known(shape.layers), known(shape.kv_heads) * known(shape.head_dim)
-        twice = 2 * layers * keys * known(shape.hidden) + (2 * layers * keys if shape.biased else 0)
-        # One norm row per head instead of one per layer; the keys' rows stand in both places.
-        heads = known(shape.heads) + 2 * known(shape.kv_heads)
-        norms = layers * (heads - 2) * known(shape.head_dim)
-        return _drafter(shape) + twice + norms
-    except Unknown:
-        return None
+    layers, keys = drafter.num_layers, drafter.num_kv_heads * drafter.head_dim
+    twice = 2 * layers * keys * drafter.hidden_size + (2 * layers * keys if drafter.attention_bias else 0)
+    # One norm row per head instead of one per layer; the keys' rows stand in both places.
+    heads = drafter.num_heads + 2 * drafter.num_kv_heads
+    norms = layers * (heads - 2) * drafter.head_dim
+    return drafter_parameters(drafter, target_hidden) + twice + norms
 
 
-def mtp_parameters(shape: TargetShape) -> int | None:
-    """Parameters of one published multi-token-prediction layer (Qwen3.5): downloaded, never loaded."""
-    if shape.family not in ("qwen3_5", "qwen3_5_moe"):
-        return 0
-    try:
-        hidden = known(shape.hidden)
-        attention, vectors = _attention(shape)
-        feed, experts, whole = _feed_forward(shape, shape.experts)
-        # fc joins the embedding and the hidden state; three norms of its own, two of the layer.
-        return 2 * hidden * hidden + attention + vectors + feed + experts + whole + 5 * hidden
-    except Unknown:
-        return None
+def _mixer(layer: LayerConfig, hidden: int) -> Parameters:
+    mixer = layer.mixer
+    if isinstance(mixer, GatedDeltaNetConfig):
+        return _gated_delta_net(mixer, hidden)
+    if isinstance(mixer, LatentAttentionConfig):
+        return _latent_attention(mixer, hidden)
+    return _attention(mixer, hidden)
 
 
-def _target(shape: TargetShape) -> Parameters:
-    if shape.family is None or not shape.kinds:
-        raise Unknown
-    hidden, vocab = known(shape.hidden), known(shape.vocab)
-    attention = linear = mlp = experts = whole = 0
-    vectors = hidden  # the final norm
-    for index, kind in enumerate(shape.kinds):
-        if kind == LINEAR:
-            mixed, kept, small = _linear(shape)
-            linear, whole = linear + mixed, whole + kept
-        else:
-            mixed, small = _attention(shape)
-            attention += mixed
-        held = shape.experts if shape.experts and index >= shape.experts.dense_layers else None
-        feed, routed, router = _feed_forward(shape, held)
-        mlp, experts, whole = mlp + feed, experts + routed, whole + router
-        vectors += small + 2 * hidden
+def _attention(part: AttentionConfig, hidden: int) -> Parameters:
+    vectors = 2 * part.head_dim if part.qk_norm else 0
+    vectors += part.qkv_size if part.qkv_bias else 0
+    vectors += hidden if part.output_bias else 0
+    vectors += part.num_heads if part.sinks else 0
+    return Parameters(attention=hidden * part.qkv_size + part.output_size * hidden, vectors=vectors)
+
+
+def _latent_attention(part: LatentAttentionConfig, hidden: int) -> Parameters:
+    heads, queries = part.num_heads, part.num_heads * part.head_dim
+    rank = part.q_lora_rank
+    query = hidden * queries if rank is None else hidden * rank + rank * queries
+    compressed = part.kv_lora_rank + part.qk_rope_head_dim
+    keys = hidden * compressed + part.kv_lora_rank * heads * (part.qk_nope_head_dim + part.v_head_dim)
+    vectors = (rank or 0) + part.kv_lora_rank
+    vectors += (rank or 0) + compressed + hidden if part.bias else 0
+    return Parameters(attention=query + keys + heads * part.v_head_dim * hidden, vectors=vectors)
+
+
+def _gated_delta_net(part: GatedDeltaNetConfig, hidden: int) -> Parameters:
     return Parameters(
-        vocab * hidden, 0 if shape.tied else vocab * hidden, attention, linear, mlp, experts, whole, vectors
+        linear=hidden * (part.conv_dim + part.value_size) + part.value_size * hidden,
+        whole=2 * hidden * part.num_value_heads,
+        vectors=part.conv_dim * part.conv_kernel_size + 2 * part.num_value_heads + part.value_head_dim,
     )
 
 
-def _attention(shape: TargetShape) -> tuple[int, int]:
-    """Matrices and vectors of one attention layer."""
-    if shape.latent is not None:
-        return _latent_attention(shape)
-    hidden, head = known(shape.hidden), known(shape.head_dim)
-    queries, keys = known(shape.heads) * head, known(shape.kv_heads) * head
-    asked = 2 * queries if shape.family in GATED_ATTENTION else queries  # the gate comes with the query
-    matrices = hidden * (asked + 2 * keys) + queries * hidden
-    vectors = 2 * head if shape.family in QK_NORM else 0
-    if shape.biased:
-        vectors += asked + 2 * keys + hidden
-    if shape.family == "gpt_oss":
-        vectors += known(shape.heads)  # attention sinks
-    return matrices, vectors
-
-
-def _latent_attention(shape: TargetShape) -> tuple[int, int]:
-    if shape.latent is None:
-        raise Unknown
-    part, hidden, heads = shape.latent, known(shape.hidden), known(shape.heads)
-    query = hidden * part.query_rank + part.query_rank * heads * (part.nope + part.rope)
-    keys = hidden * (part.kv_rank + part.rope) + part.kv_rank * heads * (part.nope + part.value)
-    return query + keys + heads * part.value * hidden, part.query_rank + part.kv_rank
-
-
-def _linear(shape: TargetShape) -> tuple[int, int, int]:
-    """Matrices, decay projections and vectors of one Gated-DeltaNet layer."""
-    part, hidden = shape.linear, known(shape.hidden)
-    if part is None:
-        raise Unknown
-    values = part.value_heads * part.value_dim
-    matrices = hidden * (part.channels + values) + values * hidden
-    vectors = part.channels * part.kernel + 2 * part.value_heads + part.value_dim
-    return matrices, 2 * hidden * part.value_heads, vectors
-
-
-def _feed_forward(shape: TargetShape, experts: Experts | None) -> tuple[int, int, int]:
+def _feed_forward(part: FeedForward, hidden: int) -> Parameters:
     """Dense or shared matrices, routed experts, router and shared gate of one layer."""
-    hidden = known(shape.hidden)
-    if experts is None:
-        return 3 * hidden * known(shape.width), 0, 0
-    routed = 3 * hidden * experts.width
-    router = experts.count * hidden
-    if shape.family == "gpt_oss":
-        routed += 2 * experts.width + hidden
-        router += experts.count
-    shared = 3 * hidden * experts.shared
-    if shape.family in ("qwen3_next", "qwen3_5_moe"):
-        router += hidden  # the shared expert's gate
-    return shared, experts.count * routed, router
-
-
-def _drafter(shape: DrafterShape) -> int:
-    hidden, head = known(shape.hidden), known(shape.head_dim)
-    queries, keys = known(shape.heads) * head, known(shape.kv_heads) * head
-    layer = hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * known(shape.width) + 2 * hidden + 2 * head
-    if shape.biased:
-        layer += queries + 2 * keys + hidden
-    return known(shape.taps) * known(shape.target_hidden) * hidden + 2 * hidden + known(shape.layers) * layer
+    if isinstance(part, MLPConfig):
+        return Parameters(
+            mlp=3 * hidden * part.intermediate_size, vectors=2 * part.intermediate_size + hidden if part.bias else 0
+        )
+    routed = 3 * hidden * part.intermediate_size
+    if part.expert_bias:
+        routed += 2 * part.intermediate_size + hidden
+    router = part.num_experts * hidden + (part.num_experts if part.router_bias else 0)
+    return Parameters(
+        mlp=3 * hidden * part.shared_intermediate_size,
+        experts=part.num_experts * routed,
+        whole=router + (hidden if part.shared_gate else 0),
+    )

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from dflash_local.catalog import engine_rule
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import formats, fused_memory, memory
@@ -17,13 +20,11 @@ from dflash_local.planner.ledger import GIB, Ledger, Line
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
-from dflash_local.planner.shape import DrafterShape, TargetShape
 
 FLOOR = 2048  # tokens below which a chat is of no use
 USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is asked for
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
-LIKELY_BLOCK = 16  # for a drafter whose block size is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Plan:
         engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights.
         load: what loads it so: what was asked for with the context and the drafter precision of the plan. The context
             is the floor, or the one asked for, when it does not fit.
-        ledger: sizes in bytes; unknown ones are None, and then nothing is promised.
+        ledger: sizes in bytes; those of a server's target may be unknown.
     """
 
     fits: bool
@@ -69,8 +70,8 @@ class Plan:
 
 
 def plan(
-    target: TargetShape,
-    drafter: DrafterShape | None,
+    target: ModelConfig,
+    drafter: DrafterConfig | None,
     machine: Machine,
     config: LoadConfig | None = None,
     *,
@@ -102,7 +103,7 @@ def plan(
 
 
 def nearest(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig | None = None
+    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
     """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter."""
     for other in alternatives(config or LoadConfig(), machine):
@@ -128,14 +129,14 @@ def require(found: Plan, near: Plan | None) -> None:
 
 
 def fits_table(
-    target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig | None = None
+    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
     """Every weight format an engine can run, each with the most context that fits, whatever was asked of these."""
     config = replace(config or LoadConfig(), dtype="auto", context=None)
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in formats_of(config))
 
 
-def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Machine, config: LoadConfig) -> str:
+def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
@@ -145,17 +146,18 @@ def chosen_engine(target: TargetShape, drafter: DrafterShape | None, machine: Ma
         quantize=config.quantize,
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
         device=machine.device if machine.kind == "cuda" else machine.kind,
-        drafter_biased=drafter is not None and drafter.biased,
-        target=target.not_fused,
+        drafter_biased=drafter is not None and drafter.attention_bias,
+        target=fused_refusal(target),
     )
-    return engine_rule.choose(config.engine, why, lambda: machine.runs_kernels, config.needs_fused)
+    fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
+    return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))
 
 
-def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
+def context_limit(target: ModelConfig, drafter: DrafterConfig | None) -> int:
     """Tokens both models were made for."""
-    limits = [target.context or DEFAULT_CONTEXT]
-    if drafter is not None and drafter.context is not None:
-        limits.append(drafter.context)
+    limits = [target.max_position_embeddings or DEFAULT_CONTEXT]
+    if drafter is not None and drafter.max_position_embeddings is not None:
+        limits.append(drafter.max_position_embeddings)
     return min(limits)
 
 
@@ -163,15 +165,15 @@ def context_limit(target: TargetShape, drafter: DrafterShape | None) -> int:
 class _Case:
     """Everything but the context."""
 
-    target: TargetShape
-    drafter: DrafterShape | None
+    target: ModelConfig
+    drafter: DrafterConfig | None
     machine: Machine
     config: LoadConfig
     engine: str
 
     @property
     def block(self) -> int:
-        return 1 if self.drafter is None else self.drafter.block_size or LIKELY_BLOCK
+        return 1 if self.drafter is None else self.drafter.block_size
 
     def ledger(self, context: int) -> Ledger:
         made = fused_memory.ledger if self.engine == "fused" else memory.ledger
@@ -220,27 +222,24 @@ class _Case:
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
         free, name = _gib(self.machine.free), self.machine.name
-        if sizes.total is None:
-            unknown = [line.name for line in (*sizes.lines, sizes.loading) if line.bytes is None]
-            return f"not known to fit: {', '.join(unknown)} of {self.target.source} cannot be told from its shape"
         if fits:
             return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}"
+        total = sizes.total or 0
         filled = sizes.running == sizes.peak
-        need = f"{_gib(sizes.total)} {f'at context {context}' if filled else 'while it loads'}"
+        need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         dtype = formats.resolved_dtype(self.config.dtype, self.machine.kind)
         what = f"{self.target.source} in {self.config.quantize or dtype}"
-        short = sizes.total - self.machine.free
+        short = total - self.machine.free
         return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
 
 
-def _server_plan(target: TargetShape, machine: Machine, limit: int) -> Plan:
+def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:
     """A target that only servers run: sizes as published, nothing promised for this machine."""
     published = formats.published_bytes(target)
-    each = kv_bytes_per_token(target)
     sizes = Ledger(
         (
-            Line("target weights", published, target.native_format or target.stored_dtype),
-            Line("target KV", None if each is None else each * limit, f"{limit} tokens"),
+            Line("target weights", published, formats.native_format(target) or target.stored_dtype),
+            Line("target KV", kv_bytes_per_token(target) * limit, f"{limit} tokens"),
         ),
         Line("loading", 0),
     )

@@ -8,11 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import (
+    AttentionConfig,
+    FeedForward,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+)
 from dflash_local.planner.formats import DTYPE_BYTES
-from dflash_local.planner.parameters import Unknown, known
-from dflash_local.planner.shape import FULL, GATED_ATTENTION, LINEAR, SLIDING, DrafterShape, TargetShape
 
-EAGER_COPIES = 4  # of the scores, where attention is not fused (gpt-oss, whose sinks SDPA cannot take)
+EAGER_COPIES = 4  # of the scores, where attention is not fused
 FLOAT32_OUTPUT = 128  # heads wider than this are summed into a float32 buffer by masked SDPA
 SORT = 44  # bytes per float32 that torch's sort takes on CUDA, results included: measured
 
@@ -50,38 +58,40 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes of the largest step and which one it is; None when the shape does not tell."""
+    """Bytes of the largest step and which one it is."""
 
-    bytes: int | None
+    bytes: int
     note: str
 
 
-def largest_step(target: TargetShape, drafter: DrafterShape | None, phase: Phase, at: Conditions) -> Peak:
+def largest_step(target: ModelConfig, drafter: DrafterConfig | None, phase: Phase, at: Conditions) -> Peak:
     """The step of a phase that needs most."""
-    try:
-        what = "a prompt chunk" if phase == "prefill" else "a block"
-        beside = _beside(target, drafter, at)
-        steps = {
-            f"attention of {what}": beside + _attention(target, at),
-            f"feed-forward of {what}": beside + _feed_forward(target, at),
-            f"mask of {what}": _mask_build(at),
-        }
-        if target.count(LINEAR) and phase == "prefill":
-            steps[f"recurrent layer of {what}"] = beside + _recurrent(target, at)
-        if drafter is not None:
-            steps["growth of the drafter's cache"] = _growth(drafter, at) + (beside if phase == "prefill" else 0)
-        if phase == "decode":
-            steps["choice of tokens"] = _choice(target, at)
-        note = max(steps, key=lambda name: steps[name])
-        return Peak(steps[note], note)
-    except Unknown:
-        return Peak(None, "unknown")
+    what = "a prompt chunk" if phase == "prefill" else "a block"
+    beside = _beside(target, drafter, at)
+    mixers = dict.fromkeys(layer.mixer for layer in target.layers)
+    attentions = [mixer for mixer in mixers if not isinstance(mixer, GatedDeltaNetConfig)]
+    recurrent = [mixer for mixer in mixers if isinstance(mixer, GatedDeltaNetConfig)]
+    masks = len({_window(mixer) for mixer in attentions}) + 1  # one of them in a copy of aligned width
+    feeds = dict.fromkeys(layer.mlp for layer in target.layers)
+    steps = {
+        f"attention of {what}": beside + max((_attention(mixer, masks, at) for mixer in attentions), default=0),
+        f"feed-forward of {what}": beside + max(_feed_forward(part, target.hidden_size, at) for part in feeds),
+        f"mask of {what}": _mask_build(at),
+    }
+    if recurrent and phase == "prefill":
+        steps[f"recurrent layer of {what}"] = beside + max(_recurrent(mixer, at) for mixer in recurrent)
+    if drafter is not None:
+        steps["growth of the drafter's cache"] = _growth(drafter, at) + (beside if phase == "prefill" else 0)
+    if phase == "decode":
+        steps["choice of tokens"] = _choice(target, at)
+    note = max(steps, key=lambda name: steps[name])
+    return Peak(steps[note], note)
 
 
-def _beside(target: TargetShape, drafter: DrafterShape | None, at: Conditions) -> int:
+def _beside(target: ModelConfig, drafter: DrafterConfig | None, at: Conditions) -> int:
     """What lives through every layer: residual and its norm, the taps, and the pass before's output and taps."""
-    row = known(target.hidden) * at.size * at.rows
-    taps = known(drafter.taps) if drafter is not None else 0
+    row = target.hidden_size * at.size * at.rows
+    taps = len(drafter.taps) if drafter is not None else 0
     return row * (2 + taps + (1 + taps if at.later else 0))
 
 
@@ -90,60 +100,49 @@ def _mask_build(at: Conditions) -> int:
     return at.rows * at.context * (2 + 2 * at.size) if at.masked else 0
 
 
-def _attention(target: TargetShape, at: Conditions) -> int:
+def _window(mixer: Mixer) -> int | None:
+    return mixer.sliding_window if isinstance(mixer, AttentionConfig) else None
+
+
+def _attention(mixer: AttentionConfig | LatentAttentionConfig, masks: int, at: Conditions) -> int:
     """Queries, gate and output, the masks, and what the kernel lays out beside them."""
-    head = _head_width(target)
-    queries = known(target.heads) * head
-    each = 3 if target.family in GATED_ATTENTION else 2
-    own = at.rows * queries * (each * at.size + (4 if at.masked and head > FLOAT32_OUTPUT else 0))
+    queries = mixer.num_heads * mixer.head_dim
+    plain = mixer if isinstance(mixer, AttentionConfig) else None
+    each = 3 if plain is not None and plain.gated else 2
+    own = at.rows * queries * (each * at.size + (4 if at.masked and mixer.head_dim > FLOAT32_OUTPUT else 0))
     keys = at.context if at.masked else at.rows
-    if target.family == "gpt_oss":
-        own += EAGER_COPIES * known(target.heads) * at.rows * keys * at.size
+    if plain is not None and not plain.fits_sdpa:
+        own += EAGER_COPIES * mixer.num_heads * at.rows * keys * at.size
     if not at.masked:
         return own
-    masks = len({FULL, SLIDING} & set(target.kinds)) + 1  # one of them in a copy of aligned width
-    return own + masks * at.rows * at.context * at.size + _repeated(target, at)
+    # Masked SDPA wants keys and values of one layer copied for every query head that shares them.
+    shared = plain is None or plain.num_kv_heads != plain.num_heads
+    repeated = 2 * queries * at.context * at.size if shared else 0
+    return own + masks * at.rows * at.context * at.size + repeated
 
 
-def _repeated(target: TargetShape, at: Conditions) -> int:
-    """Keys and values of one layer, copied for every query head that shares them: masked SDPA wants that."""
-    heads = known(target.heads)
-    if target.latent is None and known(target.kv_heads) == heads:
-        return 0
-    return 2 * heads * _head_width(target) * at.context * at.size
-
-
-def _head_width(target: TargetShape) -> int:
-    return target.latent.nope + target.latent.rope if target.latent else known(target.head_dim)
-
-
-def _feed_forward(target: TargetShape, at: Conditions) -> int:
+def _feed_forward(part: FeedForward, hidden: int, at: Conditions) -> int:
     """Gate, up and their product; for experts the rows sorted by expert as well."""
-    hidden, experts = known(target.hidden), target.experts
-    if experts is not None:
-        taken = at.rows * (experts.active or 1)
-        return taken * (3 * hidden + 5 * experts.width) * at.size
-    width = known(target.width)
+    width = part.intermediate_size
+    if not isinstance(part, MLPConfig):
+        return at.rows * (part.num_experts_per_tok or 1) * (3 * hidden + 5 * width) * at.size
     # nf4 weights are decoded one matrix at a time when there is more than one row.
     decoded = hidden * width * at.size if at.quantize == "nf4" and at.rows > 1 else 0
     return 3 * at.rows * width * at.size + decoded
 
 
-def _recurrent(target: TargetShape, at: Conditions) -> int:
+def _recurrent(part: GatedDeltaNetConfig, at: Conditions) -> int:
     """Projections and window, then the convolution in float32 with its products laid out."""
-    part = target.linear
-    if part is None:
-        raise Unknown
-    values = part.value_heads * part.value_dim
-    return at.rows * (part.channels * (2 * at.size + 4 + 4 * part.kernel) + values * at.size)
+    convolved = part.conv_dim * (2 * at.size + 4 + 4 * part.conv_kernel_size)
+    return at.rows * (convolved + part.value_size * at.size)
 
 
-def _growth(drafter: DrafterShape, at: Conditions) -> int:
+def _growth(drafter: DrafterConfig, at: Conditions) -> int:
     """Keys and values are copied one after the other: the old half of one of them stands beside the new."""
-    width = known(drafter.layers) * known(drafter.kv_heads) * known(drafter.head_dim)
+    width = drafter.num_layers * drafter.num_kv_heads * drafter.head_dim
     return at.grown // 2 * width * at.size
 
 
-def _choice(target: TargetShape, at: Conditions) -> int:
+def _choice(target: ModelConfig, at: Conditions) -> int:
     """Sampling with every filter: logits, noise, scaled scores and log-probabilities beside a sort."""
-    return at.rows * known(target.vocab) * (at.size + 3 * 4 + SORT)
+    return at.rows * target.vocab_size * (at.size + 3 * 4 + SORT)

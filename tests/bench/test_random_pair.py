@@ -39,7 +39,7 @@ def test_the_checkpoint_has_the_published_layout(tmp_path: Path, monkeypatch: py
 
 def test_the_true_shape_has_the_published_size() -> None:
     """Parameters of the published checkpoints: 8,953,803,264 of the text model and 1,291,904,512 of the drafter."""
-    from dflash_local.models.drafter_config import DrafterConfig
+    from dflash_local.config.drafter_config import DrafterConfig
 
     config = random_pair.drafter_config(random_pair.DRAFTER_9B, random_pair.QWEN35_9B)
     shapes = DrafterConfig.from_json(config, Path("config.json")).tensor_shapes(4096)

@@ -12,7 +12,7 @@ import pytest
 from dflash_local.catalog import registry, shapes
 from dflash_local.catalog.fingerprint import of_config
 from dflash_local.catalog.shapes import shape
-from dflash_local.models.drafter_config import DrafterConfig
+from dflash_local.config.drafter_config import DrafterConfig
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/drafter/config.json"))
 DEMO = sorted((Path(shapes.__file__).parents[1] / "demo").glob("*/drafter/config.json"))

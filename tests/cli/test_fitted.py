@@ -14,12 +14,13 @@ from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
 from dflash_local.cli.session import fitted, planned_context
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import machine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, plan
-from dflash_local.planner.shape import DrafterShape, TargetShape
 
 MIB = 2**20
 NOBODY = settings.load({})
@@ -41,8 +42,8 @@ def card(free: int) -> Machine:
 def need(pair: Pair, config: LoadConfig) -> int:
     folders = [pair.target, *([pair.drafter] if pair.drafter else [])]
     target, drafter = (json.loads((folder / "config.json").read_text()) for folder in folders)
-    known = TargetShape.from_config(target, "target")
-    total = plan(known, DrafterShape.from_config(drafter, "drafter", known), card(2**50), config).ledger.total
+    known = read_model(target, "target")
+    total = plan(known, DrafterConfig.from_shape(drafter, "drafter"), card(2**50), config).ledger.total
     assert total is not None
     return total
 

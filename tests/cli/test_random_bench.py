@@ -107,7 +107,7 @@ def test_acceptance_lengths_are_read_once_each() -> None:
     ("argv", "code", "words"),
     [
         (("qwen3-8b", "--device", "cpu"), 2, "needs a CUDA GPU"),
-        (("openai/gpt-oss-20b",), 2, "the fused engine cannot run openai/gpt-oss-20b: it knows"),
+        (("openai/gpt-oss-20b",), 2, "the fused engine cannot run openai/gpt-oss-20b: it is a mixture of experts"),
         (("moonshotai/Kimi-K2.5",), 5, "runs on a server only"),
         (("no-such-model",), 3, "unknown model"),
         (("someone/else", "--drafter", "someone/drafter"), 3, "nothing is known of the shape"),

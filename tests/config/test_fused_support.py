@@ -60,6 +60,7 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (last(mixer=replace(ATTENTION, sinks=True)), "its attention has sinks"),
         (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
         (last(mlp=MoEConfig(8, 2, 16)), "it is a mixture of experts"),
+        (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
         (replace(DENSE, quantization="fp8"), "its weights are in the format fp8"),
         (last(mixer=replace(ATTENTION, qkv_bias=True)), "its projections have biases"),
         (last(mixer=replace(ATTENTION, output_bias=True)), "its projections have biases"),

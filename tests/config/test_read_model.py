@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog.shapes import FOLDER, shape
+from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.families import TABLE
 from dflash_local.config.features import (
     AttentionConfig,
@@ -18,7 +19,6 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.read_model import read_model
-from dflash_local.config.values import UnknownValue
 from dflash_local.errors import CheckpointError, PairError
 
 TARGETS = [path.stem.replace("--", "/") for path in sorted(FOLDER.glob("*.json")) if "z-lab" not in path.stem]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter, drafter_dtype
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.rope import inverse_frequencies
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -14,11 +14,11 @@ import transformers
 from models.hostile_checkpoints import make
 from models.hostile_fields import KERNELS, Case, put
 
-from dflash_local.catalog.families import MODEL_TYPES
 from dflash_local.checkpoint_files.text_config import FLAGS, INTEGERS, NUMBERS, check_rope, text_values
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.families import TABLE
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import text_model_config
@@ -57,10 +57,10 @@ def refusal(folder: Path) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("family", MODEL_TYPES)
-def test_every_field_of_transformers_configurations_is_in_the_tables_or_shapes_nothing(family: str) -> None:
+@pytest.mark.parametrize("model_type", [family.model_types[0] for family in TABLE])
+def test_every_field_of_transformers_configurations_is_in_the_tables_or_shapes_nothing(model_type: str) -> None:
     """A field that a later transformers adds must be looked at: what is in no table never reaches a model."""
-    config = transformers.CONFIG_MAPPING[MODEL_TYPES[family][0]]
+    config = transformers.CONFIG_MAPPING[model_type]
     common = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
     fields = {field.name for field in dataclasses.fields(config)} - common
     assert fields - {*INTEGERS, *NUMBERS, *FLAGS} - OBJECTS - NO_SHAPE == set()

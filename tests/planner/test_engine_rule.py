@@ -18,7 +18,13 @@ from families import FAMILIES, save_model  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
+from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
+from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.fused_support import fused_refusal  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import load_fused  # noqa: E402
+from dflash_local.engine.checked_pair import CheckedPair  # noqa: E402
+from dflash_local.engine.engines import ENGINES, chosen_engine  # noqa: E402
 from dflash_local.errors import UsageError  # noqa: E402
 from dflash_local.kernels import jit  # noqa: E402
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig  # noqa: E402
@@ -28,7 +34,6 @@ from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
 from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
-from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
 
 DEVICES = {
     "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),
@@ -48,8 +53,14 @@ def answer(ask: Callable[..., Any], *how: Any) -> str:
         return error.message
 
 
+def engine_of(facts: TargetFacts, contract: PairFacts | None, where: Placement, config: LoadConfig) -> str:
+    """The engine that loading would choose, before a file is read."""
+    files: Any = None
+    return chosen_engine(CheckedPair(files, None, facts, contract, where, 64, config))
+
+
 def check(
-    facts: TargetFacts, contract: PairFacts | None, target: TargetShape, drafter: DrafterShape | None, kernels: bool
+    facts: TargetFacts, contract: PairFacts | None, target: ModelConfig, drafter: DrafterConfig | None, kernels: bool
 ) -> int:
     """Both answers in every way of asking; how many there were."""
     cases = list(
@@ -67,7 +78,7 @@ def check(
             kv_cache="fp8" if "fp8" in option else "auto",
             context=64,
         )
-        loaded = answer(load_fused.chosen_engine, config, facts, contract, where)
+        loaded = answer(engine_of, facts, contract, where, config)
         planned = answer(plan, target, drafter, machine, config)
         assert planned == loaded, (engine, device, dtype, quantize, option)
     return len(cases)
@@ -81,7 +92,7 @@ def test_every_family_is_planned_as_it_is_loaded(
     monkeypatch.setattr(load_fused, "_has_kernels", lambda device: kernels and device.startswith("cuda"))
     save_model(family, tmp_path)
     files = Checkpoint.open(tmp_path)
-    target = TargetShape.from_config(files.config, family)
+    target = read_model(files.config, family)
     assert check(TargetFacts.from_checkpoint(files), None, target, None, kernels) > 50
 
 
@@ -90,11 +101,11 @@ def test_a_drafter_with_biases_is_not_for_the_fused_engine(monkeypatch: pytest.M
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
     biased = replace(contract, drafter=replace(contract.drafter, attention_bias=True))
-    target = TargetShape.from_config(parts[0].config, "demo")
-    drafter = DrafterShape.from_config(parts[1].config, "drafter", target)
+    target = read_model(parts[0].config, "demo")
+    drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
     check(contract.target, contract, target, drafter, True)
-    check(contract.target, biased, target, replace(drafter, biased=True), True)
-    assert plan(target, replace(drafter, biased=True), DEVICES["cuda:0"]).engine == "reference"
+    check(contract.target, biased, target, replace(drafter, attention_bias=True), True)
+    assert plan(target, replace(drafter, attention_bias=True), DEVICES["cuda:0"]).engine == "reference"
 
 
 @pytest.mark.parametrize(("hip", "engine"), [("7.1.52802", "reference"), (None, "fused")])
@@ -107,7 +118,7 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
     contract = check_pair(*(Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")))
     where = Placement("cuda:0", torch.bfloat16)
-    assert load_fused.chosen_engine(LoadConfig(), contract.target, contract, where) == engine
+    assert engine_of(contract.target, contract, where, LoadConfig()) == engine
     on_the_card = SimpleNamespace(is_cuda=True)
     assert jit.runs_kernels(on_the_card) == (engine == "fused")
 
@@ -117,8 +128,7 @@ def test_the_registrys_shapes_are_told_apart() -> None:
     fused = set()
     for file in SHAPES.glob("*.json"):
         repo = file.stem.replace("--", "/")
-        found = TargetShape.from_config(shape(repo) or {}, repo)
-        if found.family is not None and not found.not_fused:
+        if "z-lab" not in repo and not fused_refusal(read_model(shape(repo) or {}, repo)):
             fused.add(repo)
     assert fused == {
         *(
@@ -135,14 +145,14 @@ def test_the_registrys_shapes_are_told_apart() -> None:
 def test_an_old_card_runs_the_reference_engine(card: str, engine: str) -> None:
     config = shape("Qwen/Qwen3-8B")
     assert config is not None
-    assert plan(TargetShape.from_config(config, "target"), None, named(card, None)).engine == engine
+    assert plan(read_model(config, "target"), None, named(card, None)).engine == engine
 
 
 def test_the_fused_engine_is_refused_with_the_reason() -> None:
     config = shape("openai/gpt-oss-20b")
     assert config is not None
-    target = TargetShape.from_config(config, "target")
-    with pytest.raises(UsageError, match="it knows qwen3, llama, qwen3_5"):
+    target = read_model(config, "target")
+    with pytest.raises(UsageError, match="it is a mixture of experts"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="reference", exact=True))
@@ -151,3 +161,7 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
 def test_torch_names_the_dtypes_of_the_rule() -> None:
     """The rule goes by names: float16 must be torch's name of the dtype that loading refuses."""
     assert str(DTYPES["float16"]).removeprefix("torch.") == "float16" and DTYPES["float16"] is torch.float16
+
+
+def test_every_engine_that_can_be_asked_for_is_in_the_table() -> None:
+    assert ("auto", *ENGINES) == LOAD_OPTIONS["engine"].choices

@@ -29,8 +29,8 @@ def test_a_random_pair_keeps_its_contract(name: str, toy: Path, tmp_path: Path) 
         built = random_checkpoint.build(name, folder, layers=2, tiny=True, device="cpu")
         assert any("mask_token_id" in key for key in built.assumed) == ("lama" in name)
     facts = check_pair(Checkpoint.open(folder / "target"), Checkpoint.open(folder / "drafter"))
-    assert facts.target.num_layers == (2 if folder is tmp_path else 4)
-    assert facts.drafter.taps and max(facts.drafter.taps) < facts.target.num_layers - 1
+    assert facts.target.model.num_layers == (2 if folder is tmp_path else 4)
+    assert facts.drafter.taps and max(facts.drafter.taps) < facts.target.model.num_layers - 1
 
 
 def test_the_memory_benchmark_fills_the_context(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

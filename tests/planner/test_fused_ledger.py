@@ -14,6 +14,9 @@ import torch  # noqa: E402
 
 from dflash_local.catalog.bundled import FOLDER, find  # noqa: E402
 from dflash_local.catalog.shapes import shape as known_shape  # noqa: E402
+from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
+from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine.fused import RING, FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.kernels import accept, choose, decode_attention, delta_chunk, split_kv  # noqa: E402
@@ -22,7 +25,6 @@ from dflash_local.models.fused import target as fused_target  # noqa: E402
 from dflash_local.planner import fused_memory, fused_sizes, fused_workspace  # noqa: E402
 from dflash_local.planner.fused_sizes import Sizes  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
-from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
 
 CONTEXT = 300
 
@@ -58,10 +60,10 @@ def held(*things: object) -> int:
     return sum(found.values())
 
 
-def shapes_of(name: str) -> tuple[TargetShape, DrafterShape]:
+def shapes_of(name: str) -> tuple[ModelConfig, DrafterConfig]:
     configs = [json.loads((FOLDER / name / part / "config.json").read_text()) for part in ("target", "drafter")]
-    target = TargetShape.from_config(configs[0], name)
-    return target, DrafterShape.from_config(configs[1], "drafter", target)
+    target = read_model(configs[0], name)
+    return target, DrafterConfig.from_shape(configs[1], "drafter")
 
 
 def runner_of(name: str, dtype: str, draft: bool = True, **options: Any) -> FusedRunner:
@@ -153,8 +155,8 @@ def test_measured_peaks_of_an_h200_are_predicted(
     """Of random weights and cycles alone, no prompt (torch 2.11): what stands, and the scratch of the libraries."""
     configs = [known_shape(repo) for repo in (target_id, drafter_id)]
     assert configs[0] is not None and configs[1] is not None
-    target = TargetShape.from_config(configs[0], target_id)
-    drafter = DrafterShape.from_config(configs[1], "drafter", target)
+    target = read_model(configs[0], target_id)
+    drafter = DrafterConfig.from_shape(configs[1], "drafter")
     sizes = Sizes(target, drafter, Load("bfloat16", None, context, block))
     standing = sum(line.bytes or 0 for line in fused_memory._held(sizes))
     assert standing + fused_workspace.scratch_bytes(sizes) == pytest.approx(peak_gib * 2**30, rel=0.002)
@@ -164,8 +166,8 @@ def test_narrow_formats_take_what_they_say() -> None:
     """Of the drafter of Qwen3.5-9B: a byte for each of its weights; the head's copy a byte for each of its own."""
     configs = [known_shape(repo) for repo in ("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash")]
     assert configs[0] is not None and configs[1] is not None
-    target = TargetShape.from_config(configs[0], "target")
-    drafter = DrafterShape.from_config(configs[1], "drafter", target)
+    target = read_model(configs[0], "target")
+    drafter = DrafterConfig.from_shape(configs[1], "drafter")
 
     def lines(**narrow: Any) -> dict[str, int | None]:
         book = fused_memory.ledger(target, drafter, Load.of("cuda", LoadConfig(**narrow), 32768, 16))

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.read_model import read_model
 from dflash_local.planner import formats, memory
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.memory import Load
-from dflash_local.planner.shape import DrafterShape, TargetShape
 
 PAIRS = {
     "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
@@ -23,11 +25,11 @@ PAIRS = {
 }
 
 
-def pair(repo: str) -> tuple[TargetShape, DrafterShape]:
+def pair(repo: str) -> tuple[ModelConfig, DrafterConfig]:
     configs = [shape(repo), shape(PAIRS[repo])]
     assert configs[0] is not None and configs[1] is not None
-    target = TargetShape.from_config(configs[0], repo)
-    return target, DrafterShape.from_config(configs[1], PAIRS[repo], target)
+    target = read_model(configs[0], repo)
+    return target, DrafterConfig.from_shape(configs[1], PAIRS[repo])
 
 
 def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:
@@ -80,7 +82,7 @@ def test_the_json_holds_every_line_in_bytes() -> None:
 def test_a_tied_head_and_a_missing_drafter_have_no_line() -> None:
     config = shape("Qwen/Qwen3-4B")
     assert config is not None
-    ledger = memory.ledger(TargetShape.from_config(config, "4B"), None, Load("bfloat16", None, 4096, 1))
+    ledger = memory.ledger(read_model(config, "4B"), None, Load("bfloat16", None, 4096, 1))
     assert [entry.name for entry in ledger.lines] == ["target weights", "target KV", "workspace"]
 
 
@@ -88,24 +90,23 @@ def test_a_tied_head_and_a_missing_drafter_have_no_line() -> None:
 def test_the_targets_cache_doubles(tokens: int, rows: int) -> None:
     assert memory.cache_rows(tokens) == rows
     each = memory.kv_bytes_per_token(pair("Qwen/Qwen3-8B")[0])
-    assert each is not None and line(of("Qwen/Qwen3-8B", tokens), "target KV") == each * rows
+    assert line(of("Qwen/Qwen3-8B", tokens), "target KV") == each * rows
 
 
 def test_quantised_weights_leave_head_embedding_and_norms_whole() -> None:
     target, _ = pair("Qwen/Qwen3-8B")
     whole, small = formats.weight_bytes(target, "bfloat16", None), formats.weight_bytes(target, "bfloat16", "nf4")
-    assert whole is not None and small is not None
     embedding = 151936 * 4096
     linear = 8190735360 - 2 * embedding - 36 * (2 * 4096 + 2 * 128) - 4096
     assert whole - small == pytest.approx(linear * (2 - formats.NF4_BYTES), abs=1)
     assert formats.head_bytes(target, "bfloat16") == 2 * embedding
     eight = formats.weight_bytes(target, "bfloat16", "int8")
-    assert eight is not None and small < eight < whole
+    assert small < eight < whole
 
 
 def test_mxfp4_is_decoded_at_load() -> None:
     target, _ = pair("openai/gpt-oss-20b")
-    held = (formats.weight_bytes(target, "bfloat16", None) or 0) + (formats.head_bytes(target, "bfloat16") or 0)
+    held = formats.weight_bytes(target, "bfloat16", None) + formats.head_bytes(target, "bfloat16")
     stored = formats.published_bytes(target)
     assert held == 2 * 20914757184
     assert stored is not None and stored < held / 3
@@ -121,7 +122,7 @@ def test_a_prequantised_checkpoint_is_not_run_yet() -> None:
     config = shape("Qwen/Qwen3-8B")
     assert config is not None
     config["quantization_config"] = {"quant_method": "fp8"}
-    assert "fp8" in formats.refusal(TargetShape.from_config(config, "x"), None)
+    assert "fp8" in formats.refusal(read_model(config, "x"), None)
 
 
 def test_a_drafter_never_runs_in_float16() -> None:
@@ -142,7 +143,6 @@ def test_only_a_gpu_has_a_reserve_and_the_libraries_scratch() -> None:
 @pytest.mark.parametrize("draft", [True, False])
 def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_packed(draft: bool) -> None:
     matrix = formats.largest_matrix(pair("Qwen/Qwen3-8B")[0])
-    assert matrix is not None
     for quantize, more in ((None, 0), ("nf4", 2 * matrix)):
         ledger = of("Qwen/Qwen3-8B", draft=draft, quantize=quantize)
         weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]

@@ -14,16 +14,18 @@ torch = pytest.importorskip("torch")
 from families import FAMILIES, VOCAB, random_model  # noqa: E402
 
 from benchmarks import random_pair  # noqa: E402
+from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
+from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import cycle, session  # noqa: E402
 from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.models import drafter_weights, kv_cache, load_target, rope  # noqa: E402
 from dflash_local.models.drafter import Drafter  # noqa: E402
-from dflash_local.models.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
-from dflash_local.planner.shape import DrafterShape, TargetShape  # noqa: E402
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
+DENSE = ["llama", "qwen3", "qwen3_5"]
 LOADED = [family for family in FAMILIES if family != "qwen3_5_wrapped"]
 
 
@@ -32,16 +34,15 @@ def text_model(family: str) -> Any:
     return random_model(family)
 
 
-def shape_of(family: str) -> TargetShape:
+def shape_of(family: str) -> ModelConfig:
     """As read from the config.json that transformers writes."""
     config = json.loads(text_model(family).config.to_json_string(use_diff=False))
-    return TargetShape.from_config(config | {"architectures": [type(text_model(family)).__name__]}, family)
+    return read_model(config | {"architectures": [type(text_model(family)).__name__]}, family)
 
 
-def drafter_of(biased: bool = False) -> tuple[DrafterConfig, DrafterShape]:
+def drafter_of(biased: bool = False) -> DrafterConfig:
     config = random_pair.drafter_config(random_pair.TINY_DRAFTER, random_pair.TINY) | {"attention_bias": biased}
-    target = TargetShape.from_config({"hidden_size": random_pair.TINY["hidden_size"]}, "target")
-    return DrafterConfig.from_json(config, Path("config.json")), DrafterShape.from_config(config, "drafter", target)
+    return DrafterConfig.from_json(config, Path("config.json"))
 
 
 def test_the_rooms_agree_on_constants() -> None:
@@ -56,30 +57,30 @@ def test_the_rooms_agree_on_constants() -> None:
 @pytest.mark.parametrize("family", LOADED)
 def test_parameters_are_those_transformers_allocates(family: str) -> None:
     found = parameters.target_parameters(shape_of(family))
-    assert found is not None and found.total == sum(p.numel() for p in text_model(family).parameters())
+    assert found.total == sum(p.numel() for p in text_model(family).parameters())
 
 
 @pytest.mark.parametrize("family", LOADED)
 def test_quantised_formats_are_offered_where_the_loader_takes_them(family: str) -> None:
     refused = formats.refusal(shape_of(family), "nf4") != ""
-    assert refused == (family in load_target.EXPERT_FAMILIES)
+    assert refused != shape_of(family).dense
 
 
-@pytest.mark.parametrize("family", [family for family in LOADED if family not in load_target.EXPERT_FAMILIES])
+@pytest.mark.parametrize("family", DENSE)
 def test_quantised_weights_are_the_linear_layers_the_loader_names(family: str) -> None:
     found = parameters.target_parameters(shape_of(family))
     linear = {n: m for n, m in text_model(family).named_modules() if isinstance(m, torch.nn.Linear)}
     taken = [m for n, m in linear.items() if n.rpartition(".")[2] not in load_target.KEPT_WHOLE]
-    assert found is not None and found.quantisable == sum(m.weight.numel() for m in taken) > 0
+    assert found.quantisable == sum(m.weight.numel() for m in taken) > 0
 
 
 def test_a_multimodal_checkpoint_is_counted_as_its_text_model() -> None:
     config = json.loads(random_pair.target_config(random_pair.TINY).to_json_string(use_diff=False))
-    found = parameters.target_parameters(TargetShape.from_config(config, "wrapped"))
+    found = parameters.target_parameters(read_model(config, "wrapped"))
     tensors = random_pair.target_shapes(random_pair.target_config(random_pair.TINY))
     text = [size for name, size in tensors if ".visual." not in name]
     assert len(text) < len(tensors)
-    assert found is not None and found.total == sum(torch.Size(size).numel() for size in text)
+    assert found.total == sum(torch.Size(size).numel() for size in text)
 
 
 @pytest.mark.parametrize("family", LOADED)
@@ -89,8 +90,7 @@ def test_caches_hold_the_bytes_the_planner_says(family: str) -> None:
     with torch.inference_mode():
         target.prefill(ids, True)
     held = sum(x.untyped_storage().nbytes() for layer in target.kv._rows for x in target.kv._rows[layer])
-    each = memory.kv_bytes_per_token(read, "float32")
-    assert each is not None and held == each * memory.cache_rows(300)
+    assert held == memory.kv_bytes_per_token(read, "float32") * memory.cache_rows(300)
     point = target.snapshot()
     assert memory.state_bytes(read, "float32", held=True) == sum(copy.nbytes for copy in point.recurrent)
 
@@ -108,18 +108,17 @@ def test_the_tape_of_a_block_is_counted() -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool) -> None:
-    config, read = drafter_of(biased)
+    config = drafter_of(biased)
     hidden = random_pair.TINY["hidden_size"]
     weights = drafter_weights.random_weights(config, hidden, 0, torch.device("cpu"), torch.float32)
-    resident = parameters.drafter_resident(read)
-    assert resident is not None and weights.nbytes == 4 * resident
+    assert weights.nbytes == 4 * parameters.drafter_resident(config, hidden)
     in_file = sum(torch.Size(size).numel() for size in config.tensor_shapes(hidden).values())
-    assert parameters.drafter_parameters(read) == in_file
+    assert parameters.drafter_parameters(config, hidden) == in_file
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 256, 511, 512, 513, 1000, 1024, 1025, 2048, 3000])
 def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
-    config, read = drafter_of()
+    config = drafter_of()
     model = Drafter.random(config, target_hidden=4, seed=0)
     held, block = model.new_cache(), config.block_size
     for at in range(0, tokens, memory.PREFILL_CHUNK):
@@ -130,10 +129,9 @@ def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
     model.draft_hidden(held, torch.zeros(block, config.hidden_size), tokens - 1)
     last = tokens - 1 + block
     assert held.capacity == memory.context_rows(tokens, last)
-    each = memory.context_bytes_per_token(read, "float32")
-    assert each is not None and held.nbytes == each * held.capacity
+    assert held.nbytes == memory.context_bytes_per_token(config, "float32") * held.capacity
     tables = (model._rope._cos, model._rope._signed_sin)
-    assert memory.rope_table_bytes(read, "float32", last) == sum(x.untyped_storage().nbytes() for x in tables)
+    assert memory.rope_table_bytes(config, "float32", last) == sum(x.untyped_storage().nbytes() for x in tables)
 
 
 @pytest.mark.parametrize("row", json.loads(RECORD.read_text(encoding="utf-8"))["rows"], ids=lambda row: "")
@@ -143,8 +141,8 @@ def test_pl_06_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) 
         "Qwen3.5-9B": (random_pair.QWEN35_9B, random_pair.DRAFTER_9B),
     }[row["shape"]]
     config = json.loads(random_pair.target_config(sizes[0]).to_json_string(use_diff=False))
-    target = TargetShape.from_config(config, row["shape"])
-    drafter = DrafterShape.from_config(random_pair.drafter_config(sizes[1], sizes[0]), "drafter", target)
+    target = read_model(config, row["shape"])
+    drafter = DrafterConfig.from_shape(random_pair.drafter_config(sizes[1], sizes[0]), "drafter")
     drafts = row["mode"] == "dflash"
     wish = load.Load("bfloat16", None, row["context"], sizes[1]["block_size"] if drafts else 1, snapshots=1)
     found = memory.ledger(target, drafter if drafts else None, wish)

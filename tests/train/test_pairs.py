@@ -32,7 +32,9 @@ def test_pair_fits_in_eight_megabytes_of_bfloat16(name: str) -> None:
 def test_pair_keeps_the_contract(name: str) -> None:
     facts = check_pair(Checkpoint.open(DEMO / name / "target"), Checkpoint.open(DEMO / name / "drafter"))
     assert (facts.drafter.block_size, facts.drafter.mask_token_id, facts.drafter.taps) == (BLOCK, MASK_ID, TAPS)
-    assert max(facts.drafter.taps) < LAYERS - 1 and facts.drafter.head_dim == 64 and facts.target.tied
+    assert (
+        max(facts.drafter.taps) < LAYERS - 1 and facts.drafter.head_dim == 64 and facts.target.model.tie_word_embeddings
+    )
     config = json.loads((DEMO / name / "drafter" / "config.json").read_text())
     assert config == PAIRS[name].drafter and config["architectures"] == ["DFlashDraftModel"]
     assert ("block_size" in config["dflash_config"]) == (name == "demo-hybrid")
@@ -63,7 +65,7 @@ def test_recipe_runs_end_to_end(
     assert "target step 2/2" in said and "acceptance about" in said
     for name in PAIRS:
         facts = check_pair(Checkpoint.open(tmp_path / name / "target"), Checkpoint.open(tmp_path / name / "drafter"))
-        assert facts.target.vocab_size == MASK_ID + 1
+        assert facts.target.model.vocab_size == MASK_ID + 1
         assert {file.name for file in (tmp_path / name / "target").iterdir()} == {
             file.name for file in (DEMO / name / "target").iterdir()
         }

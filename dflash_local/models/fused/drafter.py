@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.kernels.rms_norm import rms_norm
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
 from dflash_local.models.fused.linear import GateUp, Linear, quantise_layer
 from dflash_local.models.fused.target import FusedTarget, rotation_table

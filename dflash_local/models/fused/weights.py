@@ -140,7 +140,7 @@ def random_weights(
 def _is_ours(name: str, facts: TargetFacts) -> bool:
     """True for the text model's tensors; towers and further heads of a checkpoint are left alone."""
     if name in HEADS_OF:
-        return not facts.tied
+        return not facts.model.tie_word_embeddings
     return name.startswith(facts.prefix) and not name.endswith("rotary_emb.inv_freq")
 
 
@@ -159,7 +159,7 @@ def allocate(
     embedding = places[f"{facts.prefix}embed_tokens.weight"] = empty(facts.embedding_rows, shape.hidden_size)
     norm = places[f"{facts.prefix}norm.weight"] = norm_weight(shape.hidden_size)
     head = embedding
-    if not facts.tied:
+    if not facts.model.tie_word_embeddings:
         head = empty(facts.embedding_rows, shape.hidden_size)
         places[HEADS_OF[1] if facts.prefix.startswith("language_model.") else HEADS_OF[0]] = head
     layers: list[Layer] = []

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
-from dflash_local.models.drafter_config import DrafterConfig
 from dflash_local.models.drafter_tensors import check_tensors
 
 HERE = Path("some/config.json")

@@ -1,6 +1,6 @@
-"""What a DFlash drafter is, read from its raw config.json: both schemas, every number bounded.
+"""What a DFlash drafter is, read from its raw config.json or the registry's copy of one; every number bounded.
 
-Owns the list of tensors such a drafter must have. Torch-free: nothing here allocates.
+Both schemas. Owns the list of tensors such a drafter must have; nothing here allocates.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
+from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.errors import CheckpointError
 
@@ -23,6 +24,14 @@ MIN_BLOCK, MAX_BLOCK = 2, 64
 MAX_LAYERS, MAX_TAPS = 128, 64
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
 NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1, "output_multiplier": 1}
+# Where no source tells how positions rotate: no size depends on it.
+PLAIN_ROPE = {"rope_theta": 1e7}
+# What sizes and limits depend on, and what is therefore noted where it is only likely.
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "attention_bias", "block_size", "target_layer_ids", "layer_types", "sliding_window"),
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class DrafterConfig:
         block_size: the trained block, anchor included.
         taps: 0-based target layers whose outputs are concatenated, in this order.
         vocab_size, max_position_embeddings, num_target_layers, target_hidden_size: None if not said.
+        source: where it was read, for messages. inferred: of the values that sizes and limits depend on, names of those
+            that are likely but quoted by no source.
     """
 
     hidden_size: int
@@ -56,12 +67,15 @@ class DrafterConfig:
     max_position_embeddings: int | None = None
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
+    source: str = ""
+    inferred: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, config: dict[str, Any], source: Path) -> DrafterConfig:
+    def from_json(cls, config: Mapping[str, Any], source: Path | str) -> DrafterConfig:
         """Read a drafter's ``config.json``; every key is looked up in ``dflash_config`` first.
 
         Raises:
+            UnknownValue: a needed key is missing.
             CheckpointError: naming ``source``, the key and its value.
         """
         where = str(source)
@@ -94,6 +108,39 @@ class DrafterConfig:
             max_position_embeddings=fields.optional_integer("max_position_embeddings", 1, MAX_POSITION),
             num_target_layers=fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
+            source=where,
+        )
+
+    @classmethod
+    def from_shape(cls, shape: Mapping[str, Any], source: str) -> DrafterConfig:
+        """Read what the registry keeps of a ``config.json``, or one itself: what its sizes are, not whether it loads.
+
+        Nulls are "not known"; ``_inferred`` holds likely values of them.
+
+        Raises:
+            as ``from_json``.
+        """
+        known, filled_in = _filled(shape)
+        if not any(known.get(key) for key in ("rope_theta", "rope_parameters")):
+            known |= PLAIN_ROPE
+        return replace(cls.from_json(known, source), inferred=tuple(sorted(filled_in & set(SIZES))))
+
+    @property
+    def mlp(self) -> MLPConfig:
+        """The gated feed-forward part of every layer."""
+        return MLPConfig(self.intermediate_size)
+
+    def attention(self, layer: int) -> AttentionConfig:
+        """The attention of a layer."""
+        return AttentionConfig(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            rotary_dim=self.head_dim,
+            qk_norm=True,
+            qkv_bias=self.attention_bias,
+            output_bias=self.attention_bias,
+            sliding_window=self.windows[layer],
         )
 
     def with_attention_factor(self, attention_factor: float | None) -> DrafterConfig:
@@ -104,8 +151,8 @@ class DrafterConfig:
 
     def tensor_shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
         """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases."""
-        hidden, head_dim = self.hidden_size, self.head_dim
-        queries, keys = self.num_heads * head_dim, self.num_kv_heads * head_dim
+        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_heads * head, self.num_kv_heads * head
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, len(self.taps) * target_hidden),
             "hidden_norm.weight": (hidden,),
@@ -120,11 +167,11 @@ class DrafterConfig:
                 f"{at}.self_attn.k_proj.weight": (keys, hidden),
                 f"{at}.self_attn.v_proj.weight": (keys, hidden),
                 f"{at}.self_attn.o_proj.weight": (hidden, queries),
-                f"{at}.self_attn.q_norm.weight": (head_dim,),
-                f"{at}.self_attn.k_norm.weight": (head_dim,),
-                f"{at}.mlp.gate_proj.weight": (self.intermediate_size, hidden),
-                f"{at}.mlp.up_proj.weight": (self.intermediate_size, hidden),
-                f"{at}.mlp.down_proj.weight": (hidden, self.intermediate_size),
+                f"{at}.self_attn.q_norm.weight": (head,),
+                f"{at}.self_attn.k_norm.weight": (head,),
+                f"{at}.mlp.gate_proj.weight": (inner, hidden),
+                f"{at}.mlp.up_proj.weight": (inner, hidden),
+                f"{at}.mlp.down_proj.weight": (hidden, inner),
             }
             if self.attention_bias:
                 shapes |= {
@@ -145,6 +192,20 @@ class DrafterConfig:
             "block": self.block_size,
             "window": window,
         }
+
+
+def _filled(shape: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """A shape with likely values in place of nulls, and the last parts of their names."""
+    known = dict(shape)
+    inferred = known.pop("_inferred", None)
+    names: set[str] = set()
+    for name, value in inferred.items() if isinstance(inferred, Mapping) else ():
+        outer, _, key = name.rpartition(".")
+        place = known.get(outer) if outer else known
+        if isinstance(place, Mapping) and place.get(key) is None:
+            names.add(key)
+            known |= {outer: {**place, key: value}} if outer else {key: value}
+    return known, names
 
 
 def check_architecture(config: Mapping[str, Any], where: str) -> None:
@@ -177,7 +238,7 @@ def _refuse_variants(fields: Fields) -> None:
 
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
-    """Query heads, KV heads, head_dim, mutually consistent."""
+    """Query heads, key heads, head width, mutually consistent."""
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS) or heads
     if heads % kv_heads:
