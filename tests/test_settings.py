@@ -12,6 +12,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.errors import SettingsError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from tests.load_samples import SAMPLES
 
 
 def write(home: Path, text: str) -> Path:
@@ -56,10 +57,7 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_every_load_option_is_a_variable_and_a_key_unless_it_says_otherwise(tmp_path: Path) -> None:
-    values = {"draft_window": 70, "exact": True, "device": "cuda:1"}
-    given = {
-        name: values.get(name) or option.choices[-1] for name, option in LOAD_OPTIONS.items() if option.has_variable
-    }
+    given = {name: SAMPLES[name] for name, option in LOAD_OPTIONS.items() if option.has_variable}
     variables = {f"DFLASH_{name.upper()}": str(value) for name, value in given.items()}
     assert settings.load(variables).load_config == LoadConfig(**given)
     write(tmp_path, json.dumps(given))

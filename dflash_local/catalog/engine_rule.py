@@ -5,33 +5,57 @@ The planner asks it before anything is loaded, the engine when it loads; so both
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dflash_local.errors import UsageError
 
 OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
 
-def choose(wanted: str, why: str, has_kernels: Callable[[], bool], option: str = "") -> str:
-    """``fused`` or ``reference``: ``auto`` takes the fused one where its kernels run.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that is asked whether it runs a pair.
 
-    Args:
-        why: what keeps the fused engine from this pair; empty when nothing does.
-        option: one that only the fused engine has and that was given; it is taken on any device then.
+    Attributes:
+        refusal: why it cannot, as the error that says so; None when it can.
+        preferred: True where ``auto`` takes it before the candidates behind it; asked only if there is no refusal.
+    """
+
+    name: str
+    refusal: UsageError | None
+    preferred: Callable[[], bool]
+
+
+def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
+    """The name of the engine that was asked for; ``auto`` takes the first of those that can which is preferred here.
 
     Raises:
-        UsageError: an engine was asked for that cannot run this; says why.
+        UsageError: none that was asked for can run this; says why the first of them cannot.
     """
-    if wanted == "reference":
-        if option:
-            raise UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
-        return wanted
-    if wanted == "fused" or option:
-        if why:
-            hint = f"run without {option}" if option else "use --engine reference"
-            raise UsageError(f"the fused engine cannot run this: {why}", hint)
-        return "fused"
-    return "fused" if not why and has_kernels() else "reference"
+    asked = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
+    able = [candidate for candidate in asked if candidate.refusal is None]
+    if not able and asked[0].refusal is not None:
+        raise asked[0].refusal
+    return next((candidate.name for candidate in able if candidate.preferred()), able[0].name)
+
+
+def fused(why: str, has_kernels: Callable[[], bool], option: str = "") -> Candidate:
+    """The fused engine, which is preferred where its kernels run.
+
+    Args:
+        why: what keeps it from this pair; empty when nothing does.
+        option: one that only it has and that was given.
+    """
+    hint = f"run without {option}" if option else "use --engine reference"
+    error = UsageError(f"the fused engine cannot run this: {why}", hint)
+    return Candidate("fused", error if why else None, has_kernels)
+
+
+def reference(option: str = "") -> Candidate:
+    """The reference engine, which runs every pair, on any device, but not with an option of the fused one's."""
+    error = UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
+    return Candidate("reference", error if option else None, lambda: True)
 
 
 def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:

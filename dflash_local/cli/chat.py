@@ -95,7 +95,8 @@ def chat(
         desk = ScreenDesk(Desk(talk, folder), told, greeting(pair, chosen))
         raise typer.Exit(show(run_screen, conversation, desk))
     with talk:
-        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves\n{hint(talk.pair)}")
+        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
+        console.note(hint(talk.pair))
         repl(Desk(talk, folder))
 
 

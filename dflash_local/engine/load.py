@@ -10,22 +10,17 @@ import torch
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.engine.load_fused import chosen_engine, load_fused
-from dflash_local.engine.proposer import DFlashProposer
-from dflash_local.engine.reference import ReferenceRunner
-from dflash_local.engine.runner import Runner
+from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.engines import ENGINES, chosen_engine
 from dflash_local.engine.session import Session
-from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter, drafter_dtype
-from dflash_local.models.load_target import Placement, load_target, placement
+from dflash_local.models.load_target import placement
 from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
-from dflash_local.models.transformers_target import TransformersTarget
 
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
@@ -66,20 +61,9 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
-    runner: Runner
-    if chosen_engine(config, facts, contract, where) == "fused":
-        runner, notices = load_fused(
-            target_files,
-            drafter_files,
-            facts,
-            contract,
-            where,
-            context,
-            config,
-            lambda stage, fraction: say(LoadProgress(stage, fraction)),
-        )
-    else:
-        runner, notices = _load_reference(target_files, drafter_files, facts, contract, where, context, config, say)
+    checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config)
+    engine = ENGINES[chosen_engine(checked)]
+    runner, notices = engine.load(checked, lambda stage, fraction: say(LoadProgress(stage, fraction)))
     if tokenizer is not None:
         tokenizer.check()
     say(LoadProgress("ready", 1.0))
@@ -96,41 +80,6 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     )
     shown = _facts(pair, contract, loaded, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
-
-
-def _load_reference(
-    target_files: Checkpoint,
-    drafter_files: Checkpoint | None,
-    facts: TargetFacts,
-    contract: PairFacts | None,
-    where: Placement,
-    context: int,
-    config: LoadConfig,
-    say: Callable[[LoadProgress], None],
-) -> tuple[ReferenceRunner, tuple[str, ...]]:
-    """The target through transformers, the drafter in plain PyTorch; and notices of the load."""
-    say(LoadProgress("target", 0.1))
-    model = load_target(target_files, facts, where)
-    settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
-    target = TransformersTarget(model, contract.drafter.taps if contract else ())
-    if contract is None or drafter_files is None:
-        return ReferenceRunner(target, None, context), ()
-    say(LoadProgress("drafter", 0.8))
-    drafter = Drafter.load(
-        drafter_files,
-        device=target.device,
-        dtype=drafter_dtype(target.dtype),
-        attention_factor=config.attention_factor,
-    )
-    proposer = DFlashProposer(drafter, target, config.draft_window)
-    return ReferenceRunner(target, proposer, context), (*drafter.notices, *_passed_over(config))
-
-
-def _passed_over(config: LoadConfig) -> tuple[str, ...]:
-    """A notice where the reference engine leaves out what was asked for; no reply depends on it."""
-    if config.drafter_precision in ("auto", "full"):
-        return ()
-    return (f"drafts are computed in full: --drafter-precision {config.drafter_precision} is of the fused engine",)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:

@@ -8,58 +8,41 @@ import torch
 
 from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
+from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.kernels.jit import why_no_kernels
-from dflash_local.load_config import LoadConfig
 from dflash_local.models import drafter_weights
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.linear import GateUp, Linear, choose_configs
 from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.load_target import Placement
-from dflash_local.models.pair import PairFacts
-from dflash_local.models.target_facts import TargetFacts
 
 CACHES = {"fp8": torch.float8_e4m3fn}
 
 
-def chosen_engine(config: LoadConfig, facts: TargetFacts, contract: PairFacts | None, where: Placement) -> str:
-    """``fused`` or ``reference``, see ``catalog.engine_rule.choose``.
-
-    Raises:
-        UsageError: the fused one was asked for and cannot run this; says why.
-    """
+def candidate(pair: CheckedPair) -> engine_rule.Candidate:
+    """Whether it takes a pair, and ``auto`` with it."""
     why = engine_rule.refusal(
-        quantize=where.quantize,
-        dtype=str(where.dtype).removeprefix("torch."),
-        device=where.device,
-        drafter_biased=contract is not None and contract.drafter.attention_bias,
-        target=fused_refusal(facts.model),
+        quantize=pair.where.quantize,
+        dtype=str(pair.where.dtype).removeprefix("torch."),
+        device=pair.where.device,
+        drafter_biased=pair.contract is not None and pair.contract.drafter.attention_bias,
+        target=fused_refusal(pair.facts.model),
     )
-    return engine_rule.choose(config.engine, why, lambda: _has_kernels(where.device), config.needs_fused)
+    return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
 
 
 def _has_kernels(device: str) -> bool:
     return not why_no_kernels(device)
 
 
-def load_fused(
-    target_files: Checkpoint,
-    drafter_files: Checkpoint | None,
-    facts: TargetFacts,
-    contract: PairFacts | None,
-    where: Placement,
-    context: int,
-    config: LoadConfig,
-    say: Callable[[str, float], None] = lambda _stage, _fraction: None,
-) -> tuple[FusedRunner, tuple[str, ...]]:
+def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
     """Stream both models' weights, reserve the caches, and choose the products by measurement.
 
     Returns:
@@ -68,26 +51,28 @@ def load_fused(
     Raises:
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
     """
-    device = torch.device(where.device)
+    facts, contract = pair.facts, pair.contract
+    config = pair.config
+    device, dtype = torch.device(pair.where.device), pair.where.dtype
     precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
-    shape = fused_shape.TargetShape.of(facts, str(target_files.folder / "config.json"))
+    shape = fused_shape.TargetShape.of(facts, str(pair.target_files.folder / "config.json"))
     weights = target_weights.read_weights(
-        target_files, facts, shape, device, where.dtype, lambda part: say("target", 0.1 + 0.6 * part)
+        pair.target_files, facts, shape, device, dtype, lambda part: say("target", 0.1 + 0.6 * part)
     )
     settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
-    kind = CACHES.get(config.kv_cache, where.dtype)
-    target = FusedTarget(weights, shape, taps, context, block, exact=config.exact, cache_dtype=kind)
+    kind = CACHES.get(config.kv_cache, dtype)
+    target = FusedTarget(weights, shape, taps, pair.context, block, exact=config.exact, cache_dtype=kind)
     notices: list[str] = []
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if contract is not None and drafter_files is not None:
+    if contract is not None and pair.drafter_files is not None:
         say("drafter", 0.7)
         narrow = precision is not None and precision.weights == "8bit"  # then its full weights never lie on the device
         drafter_config = contract.drafter.with_attention_factor(config.attention_factor)
         home = torch.device("cpu") if narrow else device
-        parts = drafter_weights.read_weights(drafter_files, drafter_config, home, where.dtype, notices.append)
+        parts = drafter_weights.read_weights(pair.drafter_files, drafter_config, home, dtype, notices.append)
         drafter = FusedDrafter(drafter_config, parts, target, config.draft_window, eight_bits=narrow)
         stored = () if narrow else drafter.products
         del parts  # what a coarser precision replaces is free then
@@ -95,7 +80,7 @@ def load_fused(
     choose_configs([*weights.products, *stored], target.rows)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
-    runner = FusedRunner(target, drafter, context)
+    runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(drafter, config.drafter_precision, target.rows)
         runner.drafter_precision = chosen.name

@@ -40,7 +40,7 @@ class Placement:
 
 
 def placement(device: str, dtype: str, quantize: str | None) -> Placement:
-    """Resolve ``auto`` and refuse what this machine or torch does not know.
+    """Resolve ``auto`` and refuse what this machine does not have; the values are those of ``LoadConfig``.
 
     CPU defaults to float32, every accelerator to bfloat16.
     """
@@ -52,10 +52,6 @@ def placement(device: str, dtype: str, quantize: str | None) -> Placement:
         raise UsageError("device 'balanced' spreads a target over several GPUs; none is visible here", "use cpu")
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
-    if dtype not in DTYPES:
-        raise UsageError(f"unknown dtype {dtype!r}", f"use auto, {', '.join(DTYPES)}")
-    if quantize not in (None, "nf4", "int8"):
-        raise UsageError(f"unknown quantisation {quantize!r}", "use nf4 or int8")
     return Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
 
 

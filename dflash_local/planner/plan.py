@@ -149,7 +149,8 @@ def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: M
         drafter_biased=drafter is not None and drafter.attention_bias,
         target=fused_refusal(target),
     )
-    return engine_rule.choose(config.engine, why, lambda: machine.runs_kernels, config.needs_fused)
+    fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
+    return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))
 
 
 def context_limit(target: ModelConfig, drafter: DrafterConfig | None) -> int:

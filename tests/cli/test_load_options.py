@@ -12,21 +12,12 @@ from dflash_local.cli.main import app
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
+from tests.load_samples import SAMPLES
 
 LOADING = {"run", "chat", "race", "serve", "web", "demo", "bench", "certify"}
 PLANNING = {"plan", "show"}
 OFFERED = {name for name, option in LOAD_OPTIONS.items() if not option.spelled}
-GIVEN = {
-    "context": "900",
-    "quantize": "nf4",
-    "dtype": "bfloat16",
-    "device": "cuda:1",
-    "engine": "fused",
-    "drafter_precision": "8bit",
-    "kv_cache": "fp8",
-    "draft_window": "70",
-    "attention_factor": "1.5",
-}
+WANTED = LoadConfig(**{name: SAMPLES[name] for name in OFFERED})
 
 
 def options_of(command: str) -> dict[str, object]:
@@ -62,30 +53,9 @@ def argv_of(command: str) -> list[str]:
     return [*argv, "--plain"] if command in ("chat", "race") else argv
 
 
-def flags() -> list[str]:
-    switches = [option.flag for option in LOAD_OPTIONS.values() if option.kind is bool and not option.spelled]
-    return [word for name, value in GIVEN.items() for word in (LOAD_OPTIONS[name].flag, value)] + switches
-
-
-WANTED = LoadConfig(
-    context=900,
-    quantize="nf4",
-    dtype="bfloat16",
-    device="cuda:1",
-    engine="fused",
-    exact=True,
-    drafter_precision="8bit",
-    kv_cache="fp8",
-    draft_window=70,
-    attention_factor=1.5,
-    allow_mismatch=True,
-    fit_check=False,
-)
-
-
 @pytest.mark.parametrize("command", ["run", "chat", "race", "demo"])
 def test_every_option_reaches_the_load(command: str, cli: Cli, opened: Opened) -> None:
-    assert cli(*argv_of(command), *flags()).code == 0
+    assert cli(*argv_of(command), *WANTED.arguments()).code == 0
     assert opened.loads == [WANTED]
 
 
@@ -97,7 +67,7 @@ def test_serve_loads_with_every_option_and_again_when_it_loads_again(
             client.call(f"/dflash/v1/{path}", body)
         client.call("/dflash/v1/load", {"model": "demo-hybrid"})
 
-    assert serving(visit, "demo", *flags()).code == 0
+    assert serving(visit, "demo", *WANTED.arguments()).code == 0
     assert opened.loads == [WANTED] * 3 and len({pair.name for pair in opened.pairs}) == 2
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import LoadConfig, Session, load, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
@@ -253,7 +253,7 @@ def test_pl_03_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setitem(load.__globals__, "load_target", full)  # the room exports the function under its own name
+    monkeypatch.setattr(load_reference, "load_target", full)
     with pytest.raises(DoesNotFitError, match="demo ran out") as error:
         load(find("demo"), LoadConfig(device="cpu"))
     assert error.value.exit_code == 5 and "dflash plan" in error.value.hint

@@ -23,6 +23,8 @@ from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import load_fused  # noqa: E402
+from dflash_local.engine.checked_pair import CheckedPair  # noqa: E402
+from dflash_local.engine.engines import ENGINES, chosen_engine  # noqa: E402
 from dflash_local.errors import UsageError  # noqa: E402
 from dflash_local.kernels import jit  # noqa: E402
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig  # noqa: E402
@@ -51,6 +53,12 @@ def answer(ask: Callable[..., Any], *how: Any) -> str:
         return error.message
 
 
+def engine_of(facts: TargetFacts, contract: PairFacts | None, where: Placement, config: LoadConfig) -> str:
+    """The engine that loading would choose, before a file is read."""
+    files: Any = None
+    return chosen_engine(CheckedPair(files, None, facts, contract, where, 64, config))
+
+
 def check(
     facts: TargetFacts, contract: PairFacts | None, target: ModelConfig, drafter: DrafterConfig | None, kernels: bool
 ) -> int:
@@ -70,7 +78,7 @@ def check(
             kv_cache="fp8" if "fp8" in option else "auto",
             context=64,
         )
-        loaded = answer(load_fused.chosen_engine, config, facts, contract, where)
+        loaded = answer(engine_of, facts, contract, where, config)
         planned = answer(plan, target, drafter, machine, config)
         assert planned == loaded, (engine, device, dtype, quantize, option)
     return len(cases)
@@ -110,7 +118,7 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
     contract = check_pair(*(Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")))
     where = Placement("cuda:0", torch.bfloat16)
-    assert load_fused.chosen_engine(LoadConfig(), contract.target, contract, where) == engine
+    assert engine_of(contract.target, contract, where, LoadConfig()) == engine
     on_the_card = SimpleNamespace(is_cuda=True)
     assert jit.runs_kernels(on_the_card) == (engine == "fused")
 
@@ -153,3 +161,7 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
 def test_torch_names_the_dtypes_of_the_rule() -> None:
     """The rule goes by names: float16 must be torch's name of the dtype that loading refuses."""
     assert str(DTYPES["float16"]).removeprefix("torch.") == "float16" and DTYPES["float16"] is torch.float16
+
+
+def test_every_engine_that_can_be_asked_for_is_in_the_table() -> None:
+    assert ("auto", *ENGINES) == LOAD_OPTIONS["engine"].choices

@@ -1,0 +1,29 @@
+"""A pair that passed its checks, as engines are asked whether they take it and get it to load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.load_target import Placement
+from dflash_local.models.pair import PairFacts
+from dflash_local.models.target_facts import TargetFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPair:
+    """What is to be loaded.
+
+    Attributes:
+        drafter_files, contract: None without a drafter. where: device and dtypes, no longer ``auto``.
+        context: tokens to make room for.
+    """
+
+    target_files: Checkpoint
+    drafter_files: Checkpoint | None
+    facts: TargetFacts
+    contract: PairFacts | None
+    where: Placement
+    context: int
+    config: LoadConfig

@@ -1,0 +1,46 @@
+"""The reference engine's share of loading: the target through transformers, the drafter in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dflash_local.catalog import engine_rule
+from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.proposer import DFlashProposer
+from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.drafter import Drafter, drafter_dtype
+from dflash_local.models.load_target import load_target
+from dflash_local.models.transformers_target import TransformersTarget
+
+
+def candidate(pair: CheckedPair) -> engine_rule.Candidate:
+    """It takes every pair, but not every option."""
+    return engine_rule.reference(pair.config.needs_fused)
+
+
+def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:
+    """The runner, and notices of the load."""
+    say("target", 0.1)
+    model = load_target(pair.target_files, pair.facts, pair.where)
+    settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
+    target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
+    if pair.contract is None or pair.drafter_files is None:
+        return ReferenceRunner(target, None, pair.context), ()
+    say("drafter", 0.8)
+    drafter = Drafter.load(
+        pair.drafter_files,
+        device=target.device,
+        dtype=drafter_dtype(target.dtype),
+        attention_factor=pair.config.attention_factor,
+    )
+    proposer = DFlashProposer(drafter, target, pair.config.draft_window)
+    return ReferenceRunner(target, proposer, pair.context), (*drafter.notices, *_passed_over(pair.config))
+
+
+def _passed_over(config: LoadConfig) -> tuple[str, ...]:
+    """A notice where the reference engine leaves out what was asked for; no reply depends on it."""
+    if config.drafter_precision in ("auto", "full"):
+        return ()
+    return (f"drafts are computed in full: --drafter-precision {config.drafter_precision} is of the fused engine",)
