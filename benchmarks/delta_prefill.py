@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from dflash_local.models.fused.recurrent import RecurrentState
 
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.shapes import shape as known_shape
@@ -25,7 +26,6 @@ from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import chunked
 from dflash_local.kernels.timing import replay_ms
-from dflash_local.models.fused.recurrent import RecurrentState
 
 TARGETS = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B")
 EPS = 1e-6
