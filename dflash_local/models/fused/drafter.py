@@ -144,7 +144,7 @@ class FusedDrafter:
         for layer in self._layers:
             layer.block(x, self._normed, None, max_seq_len)
         self._norm(x, self._hidden)
-        self.head(self._hidden[1:], self.drafts)
+        self.target.cap_logits(self.head(self._hidden[1:], self.drafts))
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block, all of them, at its ``start``.
