@@ -22,8 +22,9 @@ import torch
 
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention, decode_attention_reference
 from dflash_local.kernels.jit import power_of_two
-from dflash_local.kernels.split_kv import CONFIGS, DecodeConfig, device_properties, fixed_splits
+from dflash_local.kernels.split_kv import CONFIGS, DecodeConfig, device_properties
 from dflash_local.kernels.timing import replay_ms
+from dflash_local.layout.split_kv import fixed_splits
 
 EIGHT = torch.float8_e4m3fn
 KINDS = {"bf16": torch.bfloat16, "fp8": EIGHT, "bytes": torch.uint8}

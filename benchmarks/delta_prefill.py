@@ -20,12 +20,13 @@ from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_step
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.delta_chunk import CONFIGS, ChunkConfig
 from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
-from dflash_local.kernels.delta_step import CycleState, GatedDeltaWeights
+from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import chunked
 from dflash_local.kernels.timing import replay_ms
-from dflash_local.models.fused.recurrent import RecurrentState
+from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 
 TARGETS = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B")
 EPS = 1e-6
@@ -82,10 +83,11 @@ class Case:
         self.layer: Any = SimpleNamespace(
             delta=weights_of(shape), norm=torch.ones(shape.value_head_dim, device="cuda").bfloat16()
         )
-        cycle_state = CycleState(*torch.zeros(2, dtype=torch.int32, device="cuda").split(1))
-        self.state = RecurrentState(shape, 16, torch.device("cuda"), torch.bfloat16, cycle_state)
-        self.rows = read_rows(self.projected, self.layer.delta, self.state.log.conv_state[0], shape)
-        self.before = torch.randn_like(self.state.log.state) / 4
+        buffers = GatedDeltaNetLayout(shape).state_buffers("layer", 16, "bfloat16")
+        *log, _ = Tensors(buffers, torch.device("cuda")).take(buffers)
+        self.log = GatedDeltaState(*log)
+        self.rows = read_rows(self.projected, self.layer.delta, self.log.conv_state[0], shape)
+        self.before = torch.randn_like(self.log.state) / 4
         self.want = oracle(self.rows, self.before, shape, count)
 
     def errors(self, config: ChunkConfig | None) -> tuple[float, float]:
@@ -108,7 +110,7 @@ class Case:
 
     def whole(self) -> dict[str, float]:
         """Microseconds of all that no config decides, and of everything together."""
-        shape, weights, conv_state = self.shape, self.layer.delta, self.state.log.conv_state[0]
+        shape, weights, conv_state = self.shape, self.layer.delta, self.log.conv_state[0]
         out = torch.randn(self.count, shape.num_value_heads, shape.value_head_dim, device="cuda")
         to = self.projected.new_empty(self.count, shape.value_size)
 
@@ -118,8 +120,15 @@ class Case:
         return {
             "read_rows": 1e3 * replay_ms(lambda: read_rows(self.projected, weights, conv_state, shape), REPLAYS),
             "gated_norm": 1e3 * replay_ms(norm, REPLAYS),
-            "many": 1e3 * replay_ms(lambda: self.state.prefill(self.projected, self.layer, EPS), REPLAYS),
+            "many": 1e3 * replay_ms(lambda: self.prefill(), REPLAYS),
         }
+
+    def prefill(self) -> torch.Tensor:
+        """A layer without its projections."""
+        out = delta_chunk.run_rows(self.projected, self.layer.delta, self.log, self.shape)
+        mixed = self.projected.new_empty(self.count, self.shape.value_size)
+        delta_step.gated_norm(out, self.projected, self.layer.norm, EPS, self.shape, mixed)
+        return mixed
 
     def kernels(self) -> dict[str, float]:
         """Microseconds of every kernel of one prompt, as the profiler sees them."""
@@ -127,7 +136,7 @@ class Case:
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             for _ in range(3):
-                self.state.prefill(self.projected, self.layer, EPS)
+                self.prefill()
             torch.cuda.synchronize()
         return {event.key[:60]: getattr(event, "device_time", 0.0) * event.count / 3 for event in seen.key_averages()}
 

@@ -33,7 +33,8 @@ from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
-from dflash_local.models.fused.linear import INT8_CONFIGS, INT8_SWIGLU_CONFIGS, LIBRARY, GateUp, KernelConfig, Linear
+from dflash_local.models.fused.formats import INT8_CONFIGS, INT8_SWIGLU_CONFIGS, LIBRARY, KernelConfig
+from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import Limits, Request, SamplingParams
 
 # out_features, in_features, and how many different weights are multiplied in turn, so that none is in a cache.

@@ -10,9 +10,9 @@ import torch
 from families import save_model
 from proposers import Planted
 
+from dflash_local.config.features import ModelConfig
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.shape import TargetShape
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -26,20 +26,19 @@ __all__ = ["FAMILIES", "PlantedBlocks", "fused_target"]
 
 
 @cache
-def _weights(family: str, device: str) -> tuple[TargetWeights, TargetShape]:
+def _weights(family: str, device: str) -> tuple[TargetWeights, ModelConfig]:
     with TemporaryDirectory() as folder:
         checkpoint = Checkpoint.open(save_model(family, Path(folder)))
         facts = TargetFacts.from_checkpoint(checkpoint)
-        shape = TargetShape.of(facts, "config.json")
-        return read_weights(checkpoint, facts, shape, torch.device(device), torch.float32), shape
+        return read_weights(checkpoint, facts, torch.device(device), torch.float32), facts.model
 
 
 def fused_target(
     family: str, context: int, rows: int = ROWS, device: str = "cpu", *, exact: bool = False
 ) -> FusedTarget:
     """A target of the weights that ``families.random_model`` gives."""
-    weights, shape = _weights(family, device)
-    return FusedTarget(weights, shape, TAPS, context, rows, exact=exact)
+    weights, model = _weights(family, device)
+    return FusedTarget(weights, model, TAPS, context, rows, exact=exact)
 
 
 class PlantedBlocks:

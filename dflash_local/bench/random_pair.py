@@ -17,6 +17,7 @@ from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.text_config import text_values
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision
@@ -26,8 +27,7 @@ from dflash_local.errors import PairError, UsageError
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import choose_configs
-from dflash_local.models.fused.shape import TargetShape
+from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
 
@@ -51,7 +51,7 @@ class RandomPair:
     drafter: str
     generation: str | None
     facts: TargetFacts
-    shape: TargetShape
+    model: ModelConfig
     config: DrafterConfig
     drafter_config: dict[str, Any]
     assumed: dict[str, dict[str, Any]]
@@ -87,7 +87,7 @@ def read_pair(
         drafter=drafter_name,
         generation=next((known.generation for known in generations if known.matches(found)), None),
         facts=facts,
-        shape=TargetShape.of(facts, target_name),
+        model=facts.model,
         config=config,
         drafter_config=filled_in,
         assumed={role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values},
@@ -168,11 +168,11 @@ def build(
     Raises:
         UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
     """
-    weights = target_weights.random_weights(pair.facts, pair.shape, device, dtype)
+    weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
-    target = FusedTarget(weights, pair.shape, pair.config.taps, context, block, exact=exact)
-    parts = drafter_weights.random_on_device(pair.config, pair.shape.hidden_size, device, dtype)
+    target = FusedTarget(weights, pair.model, pair.config.taps, context, block, exact=exact)
+    parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
     choose_configs([*weights.products, *drafter.products], block)

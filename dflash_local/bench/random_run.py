@@ -246,8 +246,7 @@ def verify_bytes(target: FusedTarget, context: int, rows: int) -> int:
     """Matrices, keys and values of committed tokens and the block, recurrent states; vectors are left out."""
     weights = target.weights
     matrices = sum(weight_bytes(product) for product in (*weights.products, weights.head))
-    states = sum(state.log.state.nbytes for state in target.states.values())
-    return matrices + states + (context + rows) * _row_bytes(target.keys, target.values)
+    return matrices + sum(layer.mixer.state_bytes(context + rows) for layer in target.layers)
 
 
 def draft_bytes(drafter: FusedDrafter, context: int) -> int:

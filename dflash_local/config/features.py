@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_local.config.rope_parameters import RopeParameters
+from dflash_local.config.values import UnknownValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,28 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    @property
+    def norm_eps(self) -> float:
+        """``rms_norm_eps``, for who must compute with it.
+
+        Raises:
+            UnknownValue: it is not told.
+        """
+        if self.rms_norm_eps is None:
+            raise UnknownValue("rms_norm_eps", self.source)
+        return self.rms_norm_eps
+
+    @property
+    def rotation(self) -> RopeParameters:
+        """``rope``, for who must compute with it.
+
+        Raises:
+            UnknownValue: it is not told, or of a kind that only transformers computes.
+        """
+        if self.rope is None:
+            raise UnknownValue("rope_theta", self.source)
+        return self.rope
 
     @property
     def recurrent(self) -> bool:

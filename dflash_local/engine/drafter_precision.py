@@ -14,7 +14,8 @@ from dflash_local.errors import UsageError
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.linear import Linear, choose_configs, first_out_features, int8_copy
+from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.linear import Linear, first_out_features, int8_copy
 
 GAIN = 0.02  # of a cycle, that a coarser precision must bring
 MAX_SEQ_LEN = 2048  # positions that measured drafts may look back on

@@ -15,11 +15,13 @@ import torch
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.planted import Planted
-from dflash_local.engine.records import RING, Records
+from dflash_local.engine.records import Records
 from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
 from dflash_local.errors import EngineError
-from dflash_local.kernels.accept import MAX_STOPS, NOT_FINITE, Progress, accept
+from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser
+from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
@@ -59,12 +61,18 @@ class FusedRunner:
         self.target, self._proposer, self.context = target, proposer, context
         self.ids: list[int] = []
         self.committed: list[int] = []
-        self.progress = Progress.for_(target.start, target.kept, target.cycle, target.tokens, RING)
-        self._chooser = Chooser(target.rows, target.vocab_size, target.device)
-        self._draft_chooser = Chooser(target.rows, target.vocab_size, target.device, not_finite_id=0)
-        self._temperature = torch.ones(1, device=target.device)
-        self._seed = torch.zeros(1, dtype=torch.int64, device=target.device)
-        self._records: Records[CycleKey] = Records(self.progress, target.rows)
+        buffers = cycle_buffers(target.rows, target.vocab_size)
+        tensors = Tensors(buffers.all(), target.device)
+        progress = tensors.take(buffers.progress)
+        self.progress = Progress.over(target.start, target.kept, target.cycle, target.tokens, progress)
+        values, ids = tensors.take(buffers.choice)
+        self._chooser = Chooser(values, ids)
+        values, ids = tensors.take(buffers.draft_choice)
+        self._draft_chooser = Chooser(values, ids, not_finite_id=0)
+        self._temperature, self._seed = tensors.take(buffers.sampling)
+        self._temperature.fill_(1.0)
+        self._seed.zero_()
+        self._records: Records[CycleKey] = Records(self.progress)
         self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
@@ -113,8 +121,8 @@ class FusedRunner:
         Raises:
             EngineError: the model has more stop ids than the device has room for.
         """
-        if len(stop_ids) > MAX_STOPS:
-            raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOPS} are known here", "use --engine reference")
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None

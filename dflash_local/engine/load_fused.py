@@ -15,15 +15,14 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.kernels.jit import why_no_kernels
+from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.models import drafter_weights
-from dflash_local.models.fused import shape as fused_shape
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.linear import GateUp, Linear, choose_configs
+from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
-
-CACHES = {"fp8": torch.float8_e4m3fn}
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
@@ -55,15 +54,14 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
     config = pair.config
     device, dtype = torch.device(pair.where.device), pair.where.dtype
     precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
-    shape = fused_shape.TargetShape.of(facts, str(pair.target_files.folder / "config.json"))
     weights = target_weights.read_weights(
-        pair.target_files, facts, shape, device, dtype, lambda part: say("target", 0.1 + 0.6 * part)
+        pair.target_files, facts, device, dtype, lambda part: say("target", 0.1 + 0.6 * part)
     )
     settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
-    kind = CACHES.get(config.kv_cache, dtype)
-    target = FusedTarget(weights, shape, taps, pair.context, block, exact=config.exact, cache_dtype=kind)
+    kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
+    target = FusedTarget(weights, facts.model, taps, pair.context, block, exact=config.exact, cache_dtype=kind)
     notices: list[str] = []
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it

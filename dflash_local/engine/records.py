@@ -9,9 +9,8 @@ from typing import Generic, TypeVar
 import torch
 
 from dflash_local.errors import EngineError
-from dflash_local.kernels.accept import HEADER_WORDS, Progress
+from dflash_local.kernels.accept import Progress
 
-RING = 8
 Mark = TypeVar("Mark")
 
 
@@ -38,10 +37,10 @@ class Records(Generic[Mark]):
         cycle: cycles sent so far.
     """
 
-    def __init__(self, progress: Progress, rows: int) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._ring = progress.record_ring
         self._on_gpu = self._ring.is_cuda
-        self._host = torch.zeros(RING, HEADER_WORDS + rows, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._host = torch.zeros(self._ring.shape, dtype=torch.int32, pin_memory=self._on_gpu)
         self._sent: deque[tuple[Mark, torch.cuda.Event | None]] = deque()
         self.cycle = 0
 
@@ -50,7 +49,7 @@ class Records(Generic[Mark]):
 
     def send(self, mark: Mark) -> None:
         """Have the record of the cycle that was just launched copied to the host, behind it in the stream."""
-        slot = self.cycle % RING
+        slot = self.cycle % len(self._ring)
         self.cycle += 1
         self._host[slot].copy_(self._ring[slot], non_blocking=True)
         event: torch.cuda.Event | None = None
@@ -65,7 +64,7 @@ class Records(Generic[Mark]):
         if event is not None:
             event.synchronize()
         expected = self.cycle - len(self._sent) - 1
-        cycle, count, accepted, rows, *ids = self._host[expected % RING].tolist()
+        cycle, count, accepted, rows, *ids = self._host[expected % len(self._ring)].tolist()
         if cycle != expected:
             raise EngineError(f"the device reports cycle {cycle}, cycle {expected} was expected")
         return Record(mark, count, accepted, rows, tuple(ids))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.layout.cycle import MAX_STOP_IDS, RECORD_HEADER
 
-MAX_STOPS = 32  # stop ids of a request, at most
-HEADER_WORDS = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
 NOT_FINITE = -1  # ids emitted, when a row's logits were not finite
 
 
@@ -24,8 +23,8 @@ class Progress:
         start: [1], committed tokens: the anchor's position. limit: [1], the start that ends the sequence.
         done: [1], 1 when nothing more is to be emitted. kept: [1], rows that the last cycle committed.
         cycle: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
-            the target's choice after each. stops: [MAX_STOPS], stop ids, -1 for none.
-        record_ring: [cycles, HEADER_WORDS + rows], the records of the last cycles.
+            the target's choice after each. stops: [MAX_STOP_IDS], stop ids, -1 for none.
+        record_ring: [cycles, RECORD_HEADER + rows], the records of the last cycles.
     """
 
     start: torch.Tensor
@@ -39,22 +38,23 @@ class Progress:
     record_ring: torch.Tensor
 
     @classmethod
-    def for_(
-        cls, start: torch.Tensor, kept: torch.Tensor, cycle: torch.Tensor, tokens: torch.Tensor, cycles: int
+    def over(
+        cls,
+        start: torch.Tensor,
+        kept: torch.Tensor,
+        cycle: torch.Tensor,
+        tokens: torch.Tensor,
+        buffers: tuple[torch.Tensor, ...],
     ) -> Progress:
-        """At the beginning of nothing; ``start``, ``kept``, ``cycle`` and ``tokens`` are the target's own."""
-        device, rows = start.device, len(tokens)
-        return cls(
-            start=start,
-            limit=torch.full((1,), 2**31 - 1, dtype=torch.int32, device=device),
-            done=torch.zeros(1, dtype=torch.int32, device=device),
-            kept=kept,
-            cycle=cycle,
-            tokens=tokens,
-            chosen=torch.zeros(rows, dtype=torch.int64, device=device),
-            stops=torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device),
-            record_ring=torch.zeros(cycles, HEADER_WORDS + rows, dtype=torch.int32, device=device),
-        )
+        """At the beginning of nothing.
+
+        Args:
+            start, kept, cycle, tokens: the target's own. buffers: of ``layout.cycle.progress_buffers``, zeroed.
+        """
+        limit, done, chosen, stops, records = buffers
+        limit.fill_(2**31 - 1)
+        stops.fill_(-1)
+        return cls(start, limit, done, kept, cycle, tokens, chosen, stops, records)
 
 
 def accept(progress: Progress, rows: int) -> None:
@@ -78,8 +78,8 @@ def accept(progress: Progress, rows: int) -> None:
         progress.record_ring.shape[0],
         progress.record_ring.shape[1],
         power_of_two(rows),
-        MAX_STOPS,
-        HEADER_WORDS,
+        MAX_STOP_IDS,
+        RECORD_HEADER,
         num_warps=1,
     )
 
@@ -98,8 +98,8 @@ def accept_reference(progress: Progress, rows: int) -> None:
         count = 0
     elif min(chosen) < 0:
         count = NOT_FINITE
-    record[:HEADER_WORDS] = torch.tensor([int(progress.cycle), count, accepted, rows], dtype=torch.int32)
-    record[HEADER_WORDS : HEADER_WORDS + rows] = progress.chosen[:rows].to(torch.int32)
+    record[:RECORD_HEADER] = torch.tensor([int(progress.cycle), count, accepted, rows], dtype=torch.int32)
+    record[RECORD_HEADER : RECORD_HEADER + rows] = progress.chosen[:rows].to(torch.int32)
     progress.cycle.add_(1)
     moved = min(max(count, 0), max(int(progress.limit) - int(progress.start), 0))
     progress.kept.fill_(moved)
@@ -114,7 +114,7 @@ def accept_reference(progress: Progress, rows: int) -> None:
 @jit
 def _accept_kernel(
     start, limit, done, kept, cycle, tokens, chosen, stops, record_ring, rows, cycles, record_words,
-    ROWS: tl.constexpr, STOPS: tl.constexpr, HEADER_WORDS: tl.constexpr,
+    ROWS: tl.constexpr, STOPS: tl.constexpr, RECORD_HEADER: tl.constexpr,
 ):
     # fmt: on
     # One program does it all: the block's rows and the stop ids are in registers.
@@ -139,7 +139,7 @@ def _accept_kernel(
     tl.store(record + 1, count)
     tl.store(record + 2, accepted)
     tl.store(record + 3, rows)
-    tl.store(record + HEADER_WORDS + row, ids.to(tl.int32), mask=inside)
+    tl.store(record + RECORD_HEADER + row, ids.to(tl.int32), mask=inside)
     tl.store(cycle, number + 1)
     moved = tl.minimum(tl.maximum(count, 0), tl.maximum(most - at, 0))
     there = at + moved

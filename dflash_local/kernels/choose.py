@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.jit import jit, runs_kernels, tl
+from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
-BLOCK = 2048
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
 
 
@@ -17,16 +18,21 @@ class Chooser:
     """Chooses an id for each row of logits; holds the room for the partial results.
 
     Args:
-        rows: at most so many. vocab: size of the vocabulary, at most.
+        values, ids: of ``layout.cycle.choice_buffers``.
         not_finite_id: the id of a row with NaN or infinity in it; 0 where ids must be ids, as of drafts, which are
             verified anyway.
     """
 
-    def __init__(self, rows: int, vocab: int, device: torch.device, not_finite_id: int = NOT_FINITE) -> None:
+    def __init__(self, values: torch.Tensor, ids: torch.Tensor, not_finite_id: int = NOT_FINITE) -> None:
+        self._values, self._ids = values, ids
         self._not_finite_id = not_finite_id
-        blocks = -(-vocab // BLOCK)
-        self._values = torch.empty(rows, blocks, device=device)
-        self._places = torch.empty(rows, blocks, dtype=torch.int32, device=device)
+
+    @classmethod
+    def allocate(cls, rows: int, vocab_size: int, device: torch.device, not_finite_id: int = NOT_FINITE) -> Chooser:
+        """With room for so many rows of so many logits."""
+        buffers = choice_buffers("", rows, vocab_size)
+        values, ids = Tensors(buffers, device).take(buffers)
+        return cls(values, ids, not_finite_id)
 
     def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` [M] int64 becomes the argmax of each row of ``logits`` [M, V]; the first of equal ones."""
@@ -66,15 +72,15 @@ class Chooser:
             out if seed is None else seed,
             out if start is None else start,
             self._values,
-            self._places,
+            self._ids,
             vocab,
             blocks,
-            BLOCK,
+            CHOICE_BLOCK,
             noisy,
             num_warps=4,
         )
         wide = 1 << (blocks - 1).bit_length()
-        _argmax_kernel[(rows,)](self._values, self._places, out, blocks, wide, self._not_finite_id, num_warps=1)
+        _argmax_kernel[(rows,)](self._values, self._ids, out, blocks, wide, self._not_finite_id, num_warps=1)
 
 
 def _reference(

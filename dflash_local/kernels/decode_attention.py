@@ -12,19 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 from dflash_local.kernels.qk_norm_rope_cache import as_bytes
-from dflash_local.kernels.split_kv import (
-    FIXED_SPLIT_SIZE,
-    FP8_LOAD_CAPABILITY,
-    MAX_SPLITS,
-    MIN_SPLIT_SIZE,
-    SPLITS_PER_DOUBLING,
-    DecodeConfig,
-    decode_config,
-    device_properties,
-    fixed_splits,
-)
+from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, DecodeConfig, decode_config, device_properties
+from dflash_local.layout.attention import partial_buffers
+from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
 
 MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
 BLOCK_SPLITS = 16  # splits that are combined at a time
@@ -65,12 +58,9 @@ class SplitKV:
         cls, rows: int, num_heads: int, head_dim: int, capacity: int, device: torch.device, fixed: bool = False
     ) -> SplitKV:
         """Room for caches of ``capacity`` rows."""
-        count = fixed_splits(capacity) if fixed else min(math.ceil(capacity / MIN_SPLIT_SIZE), MAX_SPLITS)
-        return cls(
-            torch.empty(count, rows, num_heads, head_dim, device=device),
-            torch.empty(count, rows, num_heads, 2, device=device),
-            fixed,
-        )
+        buffers = partial_buffers("", num_heads, head_dim, rows, capacity, fixed)
+        outputs, softmax_stats = Tensors(buffers, device).take(buffers)
+        return cls(outputs, softmax_stats, fixed)
 
     def num_splits(self, max_seq_len: int, min_split_size: int, max_splits: int) -> int:
         """Splits up to a length; even ones are at most so many, of at least so many keys."""

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
-from dflash_local.kernels.skinny_gemm import MAX_ROWS, MIN_ROWS, GemmConfig
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, MIN_ROWS, GemmConfig, row_stride
 
 MAX_CODE = 127
 MIN_ABSMAX = 1e-30  # as the largest number of a row of zeros
@@ -104,7 +104,7 @@ def linear(
     """``out = x @ weight.T (+ residual)``, the product rounded once. The library's without a config and for many rows.
 
     Args:
-        x: [M, K]. out: [M, N]; may be ``residual``.
+        x: [M, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``.
     """
     if config is None or len(x) > MAX_ROWS or not runs_kernels(x):
         return linear_reference(x, weight, out, config, residual)
@@ -119,8 +119,8 @@ def linear(
         sums = x.new_empty(config.split_k, block_m, out_features, dtype=torch.float32)
     _linear_kernel[(out_features // gemm.block_n, config.split_k)](
         part, row_scales, weight.codes, weight.scales, out, out if residual is None else residual, sums, counters,
-        rows, out_features, in_features, block_m, gemm.block_n, gemm.block_k, config.split_k, config.w8a8, _packs(x),
-        residual is not None, num_warps=gemm.num_warps, num_stages=gemm.num_stages,
+        rows, out_features, row_stride(out, residual), in_features, block_m, gemm.block_n, gemm.block_k, config.split_k,
+        config.w8a8, _packs(x), residual is not None, num_warps=gemm.num_warps, num_stages=gemm.num_stages,
     )  # fmt: skip
     return out
 
@@ -239,7 +239,7 @@ def _dot(left, codes, total, W8A8: tl.constexpr, PACKED: tl.constexpr):
 # fmt: off
 @jit
 def _linear_kernel(
-    x, row_scales, weight, weight_scales, out, residual, sums, counters, rows, out_features, in_features,
+    x, row_scales, weight, weight_scales, out, residual, sums, counters, rows, out_features, out_stride, in_features,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, W8A8: tl.constexpr,
     PACKED: tl.constexpr, ADD: tl.constexpr,
 ):
@@ -279,6 +279,7 @@ def _linear_kernel(
         if W8A8:
             total *= tl.load(row_scales + row, mask=row < rows, other=0.0)[:, None]
         kind = out.dtype.element_ty
+        place = row[:, None] * out_stride + n[None, :]
         if ADD:
             # Rounded before the sum, as a layer whose output is added to the residual would be.
             total = total.to(kind).to(tl.float32) + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)

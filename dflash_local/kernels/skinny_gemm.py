@@ -27,6 +27,11 @@ class GemmConfig:
     num_stages: int = 4
     num_warps: int = 4
 
+    @property
+    def gemm(self) -> GemmConfig:
+        """Itself: as configurations of other formats hold one."""
+        return self
+
     def fits(self, out_features: int, in_features: int) -> bool:
         """True when it divides a weight of that shape."""
         return out_features % self.block_n == 0 and in_features % self.block_k == 0
@@ -38,18 +43,18 @@ def linear(
     """``out = x @ weight.T (+ residual)``, rounded once.
 
     Args:
-        x: [M, K], M <= 64. weight: [N, K]. out: [M, N]; may be ``residual``.
+        x: [M, K], M <= 64. weight: [N, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``.
     """
     if not runs_kernels(x):
         return linear_reference(x, weight, out, residual)
-    rows, out_features = x.shape[0], weight.shape[0]
-    _linear_kernel[(out_features // config.block_n,)](
+    rows = x.shape[0]
+    _linear_kernel[(weight.shape[0] // config.block_n,)](
         x,
         weight,
         out,
         out if residual is None else residual,
         rows,
-        out_features,
+        row_stride(out, residual),
         x.shape[1],
         max(MIN_ROWS, power_of_two(rows)),
         config.block_n,
@@ -59,6 +64,13 @@ def linear(
         num_stages=config.num_stages,
     )
     return out
+
+
+def row_stride(out: torch.Tensor, residual: torch.Tensor | None) -> int:
+    """Numbers from a row to the next one, of both."""
+    if residual is not None and residual.stride(0) != out.stride(0):
+        raise ValueError("the residual's rows do not lie as the result's do")
+    return out.stride(0)
 
 
 def linear_reference(
@@ -103,7 +115,7 @@ def swiglu_reference(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) 
 # fmt: off
 @jit
 def _linear_kernel(
-    x, weight, out, residual, rows, out_features, in_features: tl.constexpr, BLOCK_M: tl.constexpr,
+    x, weight, out, residual, rows, out_stride, in_features: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr,
 ):
     # fmt: on
@@ -120,7 +132,7 @@ def _linear_kernel(
         total = tl.dot(
             tl.load(left + step, mask=inside, other=0.0), tl.load(right + step), total, input_precision="ieee"
         )
-    place = row[:, None] * out_features + n[None, :]
+    place = row[:, None] * out_stride + n[None, :]
     if ADD:
         # Rounded before the sum, as a layer whose output is added to the residual would be.
         total = total.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + place, mask=inside, other=0.0).to(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-MAX_SPLITS = 64  # of an even split, at most; more would only be more to combine
-MIN_SPLIT_SIZE = 16  # keys of a split, whatever is asked for
-FIXED_SPLIT_SIZE = 128  # keys of the smallest splits where they are fixed by position
-SPLITS_PER_DOUBLING = 32  # fixed splits from one sequence length to its double
+from dflash_local.layout.split_kv import MIN_SPLIT_SIZE
+
 FP8_LOAD_CAPABILITY = (8, 9)  # from which compute capability a load can be told that its bytes are float8_e4m3fn
 
 
@@ -74,9 +71,3 @@ def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int
         else:
             break
     return DecodeConfig(block_kv, config.num_warps, num_stages, config.programs_per_sm, config.min_split_size)
-
-
-def fixed_splits(max_seq_len: int) -> int:
-    """Fixed splits below a position: ``SPLITS_PER_DOUBLING`` for each doubling, the first of ``FIXED_SPLIT_SIZE``."""
-    doublings = max((max(max_seq_len - 1, 0) // (SPLITS_PER_DOUBLING * FIXED_SPLIT_SIZE)).bit_length() - 1, 0)
-    return doublings * SPLITS_PER_DOUBLING + math.ceil(max_seq_len / (FIXED_SPLIT_SIZE << doublings))

@@ -12,6 +12,10 @@ from dataclasses import dataclass, fields
 import torch
 
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.layout import drafter as layout
+from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.linear import LinearSpec, linear_buffers, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors, target_hidden_of
 
@@ -69,7 +73,7 @@ def read_weights(
     where = str(checkpoint.folder)
     target_hidden = target_hidden_of(checkpoint.tensors, config, where)
     check_tensors(checkpoint.tensors, config, target_hidden, where)
-    weights, places = _allocate(config, target_hidden, device, dtype)
+    weights, places = allocate(config, target_hidden, device, dtype)
     checkpoint.fill(places, on_notice)
     return weights
 
@@ -78,7 +82,7 @@ def random_weights(
     config: DrafterConfig, target_hidden: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> DrafterWeights:
     """Random weights of sensible scale, a pure function of config and seed."""
-    weights, places = _allocate(config, target_hidden, device, dtype)
+    weights, places = allocate(config, target_hidden, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, shape in config.tensor_shapes(target_hidden).items():
         noise = torch.randn(shape, generator=generator)
@@ -95,7 +99,7 @@ def random_on_device(
     config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> DrafterWeights:
     """Random weights made where they lie, for measuring: norms are one, matrices keep the scale of their input."""
-    weights, places = _allocate(config, target_hidden, device, dtype)
+    weights, places = allocate(config, target_hidden, device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     for name, shape in config.tensor_shapes(target_hidden).items():
         for place in places[name]:
@@ -106,50 +110,51 @@ def random_on_device(
     return weights
 
 
-def _allocate(
+def allocate(
     config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[DrafterWeights, Places]:
     """Uninitialised tensors in the fused layout, and where each tensor of the checkpoint goes."""
+    kind = dtype_name(dtype)
+    tensors = Tensors(layout.weight_buffers(config, target_hidden, kind), device)
+    products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, device=device, dtype=dtype)
+    def matrix(product: LinearSpec) -> torch.Tensor:
+        (weight,) = tensors.take(linear_buffers(product, unquantized, kind, layout.GROUP))
+        return weight
 
-    hidden, num_layers = config.hidden_size, config.num_layers
-    keys = config.num_kv_heads * config.head_dim
+    def vector(buffer: Buffer | None) -> torch.Tensor | None:
+        return None if buffer is None else tensors[buffer.name]
+
     weights = DrafterWeights(
-        fc=empty(hidden, len(config.taps) * target_hidden),
-        hidden_norm=empty(hidden),
-        norm=empty(hidden),
-        context_kv=empty(2 * num_layers * keys, hidden),
-        context_kv_bias=empty(2 * num_layers * keys) if config.attention_bias else None,
-        context_key_norm=empty(num_layers * config.num_kv_heads, config.head_dim),
-        layers=tuple(_allocate_layer(config, empty) for _ in range(num_layers)),
+        fc=matrix(products.fc),
+        hidden_norm=tensors[vectors.hidden_norm.name],
+        norm=tensors[vectors.norm.name],
+        context_kv=matrix(products.context_kv),
+        context_kv_bias=vector(vectors.context_kv_bias),
+        context_key_norm=tensors[vectors.context_key_norm.name],
+        layers=tuple(
+            LayerWeights(
+                input_norm=tensors[small.input_norm.name],
+                qkv=matrix(large.qkv),
+                qkv_bias=vector(small.qkv_bias),
+                query_key_norm=tensors[small.qk_norm.name],
+                output=matrix(large.output),
+                output_bias=vector(small.output_bias),
+                post_norm=tensors[small.post_norm.name],
+                gate_up=matrix(large.gate_up),
+                down=matrix(large.down),
+            )
+            for large, small in zip(products.layers, vectors.layers, strict=True)
+        ),
     )
     places: Places = {
         "fc.weight": [weights.fc],
         "hidden_norm.weight": [weights.hidden_norm],
         "norm.weight": [weights.norm],
     }
-    for index in range(num_layers):
+    for index in range(config.num_layers):
         places |= _layer_places(config, weights, index)
     return weights, places
-
-
-def _allocate_layer(config: DrafterConfig, empty: Callable[..., torch.Tensor]) -> LayerWeights:
-    hidden, biased = config.hidden_size, config.attention_bias
-    head_dim, num_heads = config.head_dim, config.num_heads
-    fused = num_heads + 2 * config.num_kv_heads
-    return LayerWeights(
-        input_norm=empty(hidden),
-        qkv=empty(fused * head_dim, hidden),
-        qkv_bias=empty(fused * head_dim) if biased else None,
-        query_key_norm=empty(num_heads + config.num_kv_heads, head_dim),
-        output=empty(hidden, num_heads * head_dim),
-        output_bias=empty(hidden) if biased else None,
-        post_norm=empty(hidden),
-        gate_up=empty(2 * config.intermediate_size, hidden),
-        down=empty(hidden, config.intermediate_size),
-    )
 
 
 def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) -> Places:

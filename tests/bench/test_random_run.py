@@ -13,6 +13,7 @@ from dflash_local.bench.random_pair import build
 from dflash_local.bench.random_report import Acceptance, Assumption
 from dflash_local.bench.random_run import Measures
 from dflash_local.catalog.row import Published
+from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_pair
@@ -26,16 +27,16 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     target, drafter = runner.target, runner.proposer
     assert drafter is not None
     text, size = pair.facts.text_config, 4
-    attending = pair.shape.layer_types.count("attention")
+    attending = sum(isinstance(layer.mixer, AttentionConfig) for layer in pair.model.layers)
     matrices = sum(p.weight.numel() for p in target.weights.products) + text["vocab_size"] * text["hidden_size"]
     row = 2 * attending * text["num_key_value_heads"] * text["head_dim"]
     states = sum(state.log.state.numel() for state in target.states.values())
     assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + states)
     config = pair.config
     whole = sum(
-        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.shape.hidden_size).items() if len(one) > 1
+        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.model.hidden_size).items() if len(one) > 1
     )
-    fusion = config.hidden_size * len(config.taps) * pair.shape.hidden_size
+    fusion = config.hidden_size * len(config.taps) * pair.model.hidden_size
     keys = config.num_kv_heads * config.head_dim
     context_keys = 2 * config.num_layers * keys * config.hidden_size
     assert random_run.inject_bytes(drafter) == size * (fusion + context_keys)

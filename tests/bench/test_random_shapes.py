@@ -42,9 +42,9 @@ def test_a_row_becomes_a_pair_of_its_true_size_and_newest_generation(name: str) 
     row, pair = ROWS[name], _pair(name)
     assert pair.generation == row.fingerprints[0].generation
     sizes = [config["_sizes"] for _, config in _shapes(row)]
-    _, places = allocate(pair.facts, pair.shape, torch.device("meta"), torch.bfloat16)
-    assert sum(place.numel() for place in places.values()) == sizes[0]["text_params"]
-    drafter = pair.config.tensor_shapes(pair.shape.hidden_size)
+    weights = allocate(pair.model, "model.", pair.model.vocab_size, torch.device("meta"), torch.bfloat16)
+    assert sum(place.numel() for place in weights.places.values()) == sizes[0]["text_params"]
+    drafter = pair.config.tensor_shapes(pair.model.hidden_size)
     assert sum(torch.Size(one).numel() for one in drafter.values()) == sizes[1]["params"]
 
 

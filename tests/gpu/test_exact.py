@@ -41,7 +41,7 @@ def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:
     _, _, _ = record(FusedRunner(target, None, NEW + 100), prompt, 8, 1)
     plain = FusedRunner(target, None, NEW + 100)
     record(plain, prompt, NEW, 1)
-    text, states = list(plain.ids), [state.copy().state[0] for state in _settled(target)]
+    text, states = list(plain.ids), [state.snapshot().state[0] for state in _settled(target)]
     drafted = FusedRunner(target, Planted(target, text), NEW + 100)  # type: ignore[arg-type]
     before, rows, lengths = record(drafted, prompt, NEW, target.rows)
     assert drafted.ids[: len(text)] == text  # the last cycle may reach behind the end

@@ -13,7 +13,8 @@ from dflash_local.kernels import int8_gemm
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
-from dflash_local.models.fused.linear import GateUp, Linear, candidates
+from dflash_local.models.fused.kernel_choice import candidates
+from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
 
 pytestmark = pytest.mark.gpu

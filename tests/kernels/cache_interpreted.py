@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from dflash_local.kernels import decode_attention, qk_norm_rope_cache, split_kv
+from dflash_local.kernels import decode_attention, qk_norm_rope_cache
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.layout import split_kv
 
 EIGHT = torch.float8_e4m3fn
 CPU = torch.device("cpu")

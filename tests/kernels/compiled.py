@@ -27,7 +27,10 @@ from dflash_local.kernels import (
     split_kv,
 )
 from dflash_local.kernels.int8_gemm import Int8Weight
-from dflash_local.models.fused.linear import GateUp, Linear, candidates
+from dflash_local.layout.cycle import CHOICE_BLOCK
+from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
+from dflash_local.models.fused.kernel_choice import candidates
+from dflash_local.models.fused.linear import GateUp, Linear
 
 CARDS = (80, 86, 89, 90, 120)
 LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
@@ -63,7 +66,7 @@ def work(limit: int) -> Iterator[Work]:
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache}
         yield f"heads {cache}", qk_norm_rope_cache._qk_norm_rope_cache_kernel, types, {**layout, **kind}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
-    yield "choice", choose._block_argmax_kernel, types, {"BLOCK": choose.BLOCK, "NOISY": True}, 4, 1
+    yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
     counts = {"cycle": "*i32", "kept": "*i32"}
@@ -85,13 +88,13 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
         "BLOCK_M": block_m,
     }
     mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
-    for kind, per_doubling in ((BF16, 0), ("*u8", split_kv.SPLITS_PER_DOUBLING), (EIGHT, 0)):
+    for kind, per_doubling in ((BF16, 0), ("*u8", SPLITS_PER_DOUBLING), (EIGHT, 0)):
         config = split_kv.decode_config(block_m, head_dim, 2 if kind == BF16 else 1, limit)
         splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv}
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind}
         kernel = decode_attention._attend_split_kernel
         yield f"attend {kind}", kernel, types, {**sizes, **splits, **mask}, config.num_warps, config.num_stages
-    combine = {"SPLITS_PER_DOUBLING": split_kv.SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
+    combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
     combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True}
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]
     types = {"start": "*i32", "gates": BF16}

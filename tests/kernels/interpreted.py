@@ -20,11 +20,13 @@ from dflash_local.kernels import (
     rms_norm,
     skinny_gemm,
 )
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 
 MODULES = (accept, choose, decode_attention, delta_step, int8_gemm, qk_norm_rope_cache, rms_norm, skinny_gemm)
 
@@ -65,6 +67,14 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
         again = int8_gemm.linear(x, weight, torch.empty(rows, 48), config)  # the counters are as they were
         return out, gated, again
 
+    def part_of_rows(split_k: int) -> tuple[torch.Tensor, ...]:
+        x, rows = torch.randn(5, 256), torch.randn(5, 128)
+        config, residual = GemmConfig(16, 32), rows.clone()
+        skinny_gemm.linear(x, torch.randn(48, 256), rows[:, 16:64], config, residual[:, 16:64])
+        codes = Int8Weight.of(torch.randn(48, 256))
+        int8_gemm.linear(x, codes, rows[:, 64:112], Int8Config(config, False, split_k), None)
+        return (rows,)
+
     def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return int8_gemm.quantise_rows(x)
 
@@ -72,6 +82,8 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
         rows, w8a8, split_k, _ = case
         name = f"products of {rows} rows in eight bits, w8a8 {w8a8}, split_k {split_k}"
         yield name, lambda case=case: run(*case)
+    for split_k in (1, 2):
+        yield f"products into a part of each row, split_k {split_k}", lambda split_k=split_k: part_of_rows(split_k)
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
@@ -147,7 +159,7 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         if poisoned:
             logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
         out = torch.zeros(4, dtype=torch.int64)
-        chooser = choose.Chooser(4, 5001, torch.device("cpu"), not_finite_id)
+        chooser = choose.Chooser.allocate(4, 5001, torch.device("cpu"), not_finite_id)
         if noisy:
             start = torch.tensor([17], dtype=torch.int32)
             chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
@@ -164,11 +176,12 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run() -> tuple[torch.Tensor, ...]:
         seen = []
+        rings = progress_buffers(8, records=4)
         for case in range(60):
             rows = int(torch.randint(1, 9, ()))
             start, kept, cycle = torch.tensor([20, 3, case], dtype=torch.int32).split(1)
             tokens = torch.randint(0, 3, (8,))
-            progress = accept.Progress.for_(start, kept, cycle, tokens, 4)
+            progress = accept.Progress.over(start, kept, cycle, tokens, Tensors(rings, start.device).take(rings))
             progress.chosen.copy_(torch.randint(0, 3, (8,)))
             if case % 3:
                 progress.chosen[: rows - 1] = tokens[1:rows]
@@ -181,9 +194,7 @@ def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
                 progress.chosen[rows - 1] = -1
             accept.accept(progress, rows)
             words = (progress.start, progress.kept, progress.cycle, progress.done, progress.tokens[:1])
-            seen += [word.clone() for word in words] + [
-                progress.record_ring[case % 4, : accept.HEADER_WORDS + rows].clone()
-            ]
+            seen += [word.clone() for word in words] + [progress.record_ring[case % 4, : RECORD_HEADER + rows].clone()]
         return tuple(seen)
 
     yield "acceptance", run

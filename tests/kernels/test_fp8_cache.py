@@ -13,7 +13,8 @@ from dflash_local.kernels import split_kv
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache, rounded
-from dflash_local.kernels.split_kv import decode_config, fixed_splits
+from dflash_local.kernels.split_kv import decode_config
+from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
 
 EIGHT = torch.float8_e4m3fn
 
@@ -67,7 +68,7 @@ def test_prefill_over_an_eight_bit_cache_equals_that_over_its_widened_copy(commi
 
 
 def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
-    per_doubling, smallest = split_kv.SPLITS_PER_DOUBLING, split_kv.FIXED_SPLIT_SIZE
+    per_doubling, smallest = SPLITS_PER_DOUBLING, FIXED_SPLIT_SIZE
     low, ends = 0, []
     for split in range(fixed_splits(1 << 18)):
         doublings = max(split // per_doubling - 1, 0)
@@ -101,4 +102,4 @@ def test_a_configuration_is_made_smaller_where_a_card_has_no_room_for_it(
     assert block_m * head_dim * 2 + 2 * small.num_stages * small.block_kv * head_dim * itemsize <= 99 * 1024
     assert small.block_kv <= entered.block_kv and 2 <= small.num_stages <= entered.num_stages
     least = decode_config(block_m, head_dim, itemsize, 0)
-    assert (least.block_kv, least.num_stages) == (split_kv.MIN_SPLIT_SIZE, 2)
+    assert (least.block_kv, least.num_stages) == (MIN_SPLIT_SIZE, 2)

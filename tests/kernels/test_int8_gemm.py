@@ -8,18 +8,9 @@ import torch
 from dflash_local.kernels import int8_gemm
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig, swiglu_reference
-from dflash_local.models.fused.linear import (
-    INT8_CONFIGS,
-    INT8_SWIGLU_CONFIGS,
-    SMALL_INT8_CONFIGS,
-    GateUp,
-    Linear,
-    candidates,
-    choose_configs,
-    first_out_features,
-    int8_copy,
-    quantise_layer,
-)
+from dflash_local.models.fused.formats import INT8_CONFIGS, INT8_SWIGLU_CONFIGS, SMALL_INT8_CONFIGS
+from dflash_local.models.fused.kernel_choice import candidates, choose_configs
+from dflash_local.models.fused.linear import GateUp, Linear, first_out_features, int8_copy, quantise_layer
 
 W8A8 = Int8Config(GemmConfig(), w8a8=True)
 

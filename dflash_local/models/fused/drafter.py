@@ -9,31 +9,19 @@ from __future__ import annotations
 import torch
 
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
+from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
-from dflash_local.kernels.rms_norm import rms_norm
+from dflash_local.layout import attention as attention_layout
+from dflash_local.layout import drafter as layout
+from dflash_local.layout import mlp as mlp_layout
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
-from dflash_local.models.fused.linear import GateUp, Linear, quantise_layer
-from dflash_local.models.fused.target import FusedTarget, rotation_table
-from dflash_local.models.rope import inverse_frequencies
-
-
-class _Layer:
-    """A layer's weights behind the seam for matrices, and what its rows see."""
-
-    def __init__(
-        self, weights: LayerWeights, config: DrafterConfig, index: int, draft_window: int, device: torch.device
-    ) -> None:
-        self.input_norm, self.post_norm = weights.input_norm.to(device), weights.post_norm.to(device)
-        qk_norms = weights.query_key_norm.to(device)
-        self.qk_norms = (qk_norms[0], qk_norms[config.num_heads])
-        self.qkv, self.output = Linear(weights.qkv), Linear(weights.output)
-        self.gate_up, self.down = GateUp(weights.gate_up), Linear(weights.down)
-        self.mask = AttentionMask(config.causal[index], config.windows[index] or 0, draft_window)
-
-    @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        return (self.qkv, self.output, self.gate_up, self.down)
+from dflash_local.models.fused.attention import Attention, AttentionWeights
+from dflash_local.models.fused.decoder_layer import DecoderLayer
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, quantise_layer
+from dflash_local.models.fused.mlp import MLP, MLPWeights
+from dflash_local.models.fused.norm import RMSNorm
+from dflash_local.models.fused.target import FusedTarget, fill_rotation
 
 
 class FusedDrafter:
@@ -64,48 +52,72 @@ class FusedDrafter:
         """
         self.config, self.target = config, target
         self.length = 0
-        self._layers = tuple(
-            _Layer(layer, config, index, draft_window or 0, target.device) for index, layer in enumerate(weights.layers)
-        )
+        self.window = draft_window or 0
         self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
-        self._norm, self._hidden_norm, self._context_key_norm = (
-            norm.to(target.device) for norm in (weights.norm, weights.hidden_norm, weights.context_key_norm)
-        )
+        self._norm, self._hidden_norm = self._of(weights.norm), self._of(weights.hidden_norm)
+        self._context_key_norm = weights.context_key_norm.to(target.device)
+        buffers = layout.run_buffers(config, target.vocab_size, target.spec)
+        tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
+        own = layout.shared_buffers(config, target.spec)
+        self.keys, self.values = tensors.take(own.caches)
+        self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
+        self._x, self._normed, self._hidden = tensors.take(own.rows)
+        self._feature, self._projected = tensors.take(own.context)
+        self._rotation = self._filled_rotation(tensors)
+        self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
+        self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
         if eight_bits:
             self.in_eight_bits()
-        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
+        heads = layout.heads_of(config)
         self._context_heads = HeadLayout(
-            0, config.num_layers * config.num_kv_heads, config.head_dim, config.head_dim, per_head_norms=True
+            num_heads=0,
+            num_kv_heads=config.num_layers * heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            rotary_dim=heads.rotary_dim,
+            per_head_norms=True,
         )
-        device, dtype = target.device, target.dtype
-        shape = (config.num_layers, config.num_kv_heads, target.capacity + config.block_size, config.head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=target.cache_dtype)
-        self.values = torch.zeros(shape, device=device, dtype=target.cache_dtype)
-        frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
-        self._rotation = rotation_table(frequencies, config.rope.attention_factor, shape[2], dtype)
-        self._allocate_buffers(config.block_size)
         self.use_head(target.weights.head)
 
-    def _allocate_buffers(self, rows: int) -> None:
-        config, target = self.config, self.target
+    def _of(self, weight: torch.Tensor) -> RMSNorm:
+        return RMSNorm(weight.to(self.target.device), self.config.rms_norm_eps)
 
-        def empty(*sizes: int) -> torch.Tensor:
-            return torch.empty(sizes, device=target.device, dtype=target.dtype)
+    def _filled_rotation(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        spec, width = self.target.spec, layout.heads_of(self.config).rotary_dim
+        cos, sin = tensors.take(
+            attention_layout.rotation_buffers(layout.OWNER, width, spec.drafter_capacity, spec.dtype)
+        )
+        fill_rotation((cos, sin), self.config.rope)
+        return cos, sin
 
-        self._ids = torch.full((rows,), config.mask_token_id, dtype=torch.int64, device=target.device)
-        self._x, self._normed, self._hidden = (empty(rows, config.hidden_size) for _ in range(3))
-        self._qkv, self._queries = empty(rows, self._heads.qkv_size), empty(rows, config.num_heads, config.head_dim)
-        self._attended = empty(rows, config.num_heads * config.head_dim)
-        self._intermediate = empty(rows, config.intermediate_size)
-        self._partials = SplitKV.allocate(rows, config.num_heads, config.head_dim, self.keys.shape[2], target.device)
-        most_rows = max(rows, target.rows)
-        self._feature = empty(most_rows, config.hidden_size)
-        self._projected = empty(most_rows, self._context_kv.out_features)
+    def _layer(self, index: int, weights: LayerWeights, tensors: Tensors) -> DecoderLayer:
+        config, spec, rows = self.config, self.target.spec, self.config.block_size
+        heads = config.attention(index)
+        rows_of_heads = weights.query_key_norm.to(self.target.device)
+        norms = (self._of(rows_of_heads[0]), self._of(rows_of_heads[heads.num_heads]))
+        loaded = AttentionWeights(heads, _joined(weights.qkv), _joined(weights.output), norms, config.rms_norm_eps)
+        outputs, softmax_stats = tensors.take(layout.partial_buffers(config, spec))
+        mask = AttentionMask(config.causal[index], heads.sliding_window or 0, self.window)
+        attention = Attention(
+            loaded,
+            (self.keys[index], self.values[index]),
+            self._rotation,
+            SplitKV(outputs, softmax_stats),
+            tensors.take(attention_layout.block_buffers(layout.OWNER, heads, rows, spec.dtype)),
+            self.target.start,
+            mask,
+        )
+        gate_up = JoinedGateUp((GateUp(weights.gate_up),), {})
+        (between,) = tensors.take(mlp_layout.block_buffers(layout.OWNER, config.mlp, rows, spec.dtype))
+        feed_forward = MLPWeights(config.mlp, gate_up, _joined(weights.down))
+        self._parts += (loaded, feed_forward)
+        mlp = MLP(feed_forward, between)
+        return DecoderLayer(attention, mlp, self._of(weights.input_norm), self._of(weights.post_norm))
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
         """All matrices of the drafter's own."""
-        return (*(p for layer in self._layers for p in layer.products), self._fc, self._context_kv)
+        of_layers = (product for part in self._parts for product in part.products)
+        return (*of_layers, self._fc, self._context_kv)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -121,28 +133,17 @@ class FusedDrafter:
     def use_head(self, head: Linear) -> None:
         """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
         self.head = head
-        sizes = (self.config.block_size - 1, head.out_features)
-        self.drafts = torch.empty(sizes, device=self.target.device, dtype=self.target.dtype)
+        buffer = layout.draft_logits(self.config.block_size, head.out_features, self.target.spec.dtype)
+        self.drafts = Tensors([buffer], self.target.device)[buffer.name]
 
     def block(self, max_seq_len: int) -> None:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
-        x, eps = self._x, self.config.rms_norm_eps
+        x = self._x
         torch.index_select(self.target.weights.embedding, 0, self._ids, out=x)
-        for index, layer in enumerate(self._layers):
-            normed = rms_norm(x, layer.input_norm, eps, self._normed)
-            qkv = layer.qkv(normed, self._qkv)
-            cache = (self.keys[index], self.values[index])
-            qk_norm_rope_cache(
-                qkv, layer.qk_norms, eps, self._rotation, self.target.start, self._queries, cache, self._heads
-            )
-            attended = decode_attention(
-                self._queries, cache, self.target.start, self._attended, self._partials, max_seq_len, layer.mask
-            )
-            layer.output(attended, x, x)
-            rms_norm(x, layer.post_norm, eps, normed)
-            layer.down(layer.gate_up(normed, self._intermediate), x, x)
-        rms_norm(x, self._norm, eps, self._hidden)
+        for layer in self._layers:
+            layer.block(x, self._normed, None, max_seq_len)
+        self._norm(x, self._hidden)
         self.head(self._hidden[1:], self.drafts)
 
     def inject(self, rows: int) -> None:
@@ -151,23 +152,25 @@ class FusedDrafter:
         Rows behind the ones that get committed are written too; they are never seen and are written again.
         """
         feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
-        rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
-        self._write_cache(self._context_kv(feature, self._projected[:rows]))
+        self._hidden_norm(feature, feature)
+        self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
         """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
         feature = self._fc.prefill(taps)
-        rms_norm(feature, self._hidden_norm, self.config.rms_norm_eps, feature)
+        self._hidden_norm(feature, feature)
         at = torch.tensor([start], dtype=torch.int32, device=taps.device)
         self._write_cache(self._context_kv.prefill(feature), at)
         self.length = start + len(taps)
 
-    def _write_cache(self, projected: torch.Tensor, start: torch.Tensor | None = None) -> None:
+    def _write_cache(self, projected: torch.Tensor, start: torch.Tensor) -> None:
         """Keys and values of all layers, normed and rotated, into the cache rows ``start ..``."""
-        # All layers' caches lie one behind the other, so their heads are placed like those of one layer.
+        # All layers' caches lie one behind the other, so their heads are treated like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
-        norms = (self._hidden_norm, self._context_key_norm)
-        at = self.target.start if start is None else start
-        qk_norm_rope_cache(
-            projected, norms, self.config.rms_norm_eps, self._rotation, at, self._queries, cache, self._context_heads
-        )
+        norms = (self._hidden_norm.weight, self._context_key_norm)  # there are no queries: the first is not read
+        eps = self.config.rms_norm_eps
+        qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, self._context_heads)
+
+
+def _joined(weight: torch.Tensor) -> JoinedLinear:
+    return JoinedLinear((Linear(weight),), {})

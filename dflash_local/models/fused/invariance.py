@@ -11,7 +11,8 @@ import torch
 
 from dflash_local.errors import EngineError
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.models.fused.linear import GateUp, Linear, candidates
+from dflash_local.models.fused.kernel_choice import candidates
+from dflash_local.models.fused.linear import GateUp, Linear
 
 Product = Linear | GateUp
 
@@ -25,11 +26,12 @@ def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
     Raises:
         EngineError: a shape has no product whose rows are independent here.
     """
-    groups: dict[tuple[type, int, int], list[Product]] = {}
+    groups: dict[tuple[bool, type, torch.Size], list[Product]] = {}
     for product in products:
-        groups.setdefault((type(product), product.out_features, _in_features(product)), []).append(product)
+        groups.setdefault(product.kind, []).append(product)
     replaced: list[str] = []
-    for (_, out_features, in_features), members in groups.items():
+    for members in groups.values():
+        out_features, in_features = members[0].out_features, _in_features(members[0])
         if independent(members[0], rows):
             continue
         if not _replaced(members, rows):

@@ -9,27 +9,28 @@ from collections.abc import Sequence
 
 import torch
 
-from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
+from dflash_local.config.features import AttentionConfig, ModelConfig
+from dflash_local.config.rope_parameters import RopeParameters
+from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.kernels.prefill_attention import prefill_attention
-from dflash_local.kernels.qk_norm_rope_cache import qk_norm_rope_cache
-from dflash_local.kernels.rms_norm import rms_norm
-from dflash_local.models.fused.recurrent import RecurrentState
-from dflash_local.models.fused.shape import TargetShape
-from dflash_local.models.fused.weights import AttentionLayer, GatedDeltaLayer, Layer, TargetWeights
+from dflash_local.layout import attention as attention_layout
+from dflash_local.layout import target as layout
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.models.fused.decoder_layer import DecoderLayer
+from dflash_local.models.fused.part import RecurrentMixer, RunState
+from dflash_local.models.fused.weights import LayerWeights, TargetWeights
 from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
-EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
 
-
-def rotation_table(
-    frequencies: torch.Tensor, factor: float, positions: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
     """cos and sin [positions, rotary_dim] of all positions, computed in float32."""
-    angles = torch.outer(torch.arange(positions, device=frequencies.device, dtype=torch.float32), frequencies)
+    cos, sin = tables
+    frequencies = inverse_frequencies(rope, cos.shape[1]).to(cos.device)
+    angles = torch.outer(torch.arange(len(cos), device=cos.device, dtype=torch.float32), frequencies)
     angles = torch.cat((angles, angles), -1)
-    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    cos.copy_(angles.cos() * rope.attention_factor)
+    sin.copy_(angles.sin() * rope.attention_factor)
 
 
 class FusedTarget:
@@ -42,73 +43,58 @@ class FusedTarget:
     Attributes:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
             recurrent layers have not committed yet. cycle: [1], blocks so far. tokens: [rows] int64, the block's ids.
+        states: the recurrent layers by their index.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
     """
 
     def __init__(
         self,
         weights: TargetWeights,
-        shape: TargetShape,
+        model: ModelConfig,
         taps: Sequence[int],
         context: int,
-        rows: int,
+        block_size: int,
         *,
         exact: bool = False,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        rows = max(rows, EXACT_ROWS) if exact else rows
-        self.weights, self.shape = weights, shape
+        """Allocate and put it together.
+
+        Args:
+            taps: layers whose outputs the drafter reads. cache_dtype: of keys and values, if not the weights'.
+        """
+        self.weights, self.config = weights, model
         self.taps = tuple(taps)
-        self.rows, self.exact = rows, exact
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self.hidden_size, self.vocab_size = shape.hidden_size, weights.head.out_features
-        self.is_recurrent = shape.recurrent
-        heads = shape.heads
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
-        self.capacity = context + 2 * rows  # cycles that were launched too early write behind the end
-        attending = shape.layer_types.count("attention")
-        # Zeros: a masked key is never used, but NaN times nothing would be.
-        self.keys, self.values = (
-            torch.zeros(
-                attending, heads.num_kv_heads, self.capacity, heads.head_dim, device=self.device, dtype=self.cache_dtype
-            )
-            for _ in range(2)
+        self.spec = EngineSpec(
+            dtype_name(self.dtype), context, block_size, len(self.taps), dtype_name(self.cache_dtype), exact
         )
-        self._slots = [shape.layer_types[:index].count("attention") for index in range(shape.num_layers)]
-        frequencies = inverse_frequencies(shape.rope, heads.rotary_dim).to(self.device)
-        self.rotation = rotation_table(frequencies, shape.rope.attention_factor, self.capacity, self.dtype)
-        self.start, self.kept, self.cycle = torch.zeros(3, dtype=torch.int32, device=self.device).split(1)
-        self.states = {
-            index: RecurrentState(shape.delta, rows, self.device, self.dtype, CycleState(self.cycle, self.kept))
-            for index, kind in enumerate(shape.layer_types)
-            if kind == "delta" and shape.delta is not None
+        self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
+        self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
+        self.is_recurrent = model.recurrent
+        tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device)
+        shared = layout.shared_buffers(model, self.vocab_size, self.spec)
+        self.start, self.kept, self.cycle = tensors[shared.counters.name].split(1)
+        self.tokens, self.logits = tensors[shared.tokens.name], tensors[shared.logits.name]
+        self.hidden, self.tapped = tensors[shared.hidden.name], tensors[shared.taps.name]
+        self._x, self._normed = tensors[shared.x.name], tensors[shared.normed.name]
+        self._branch = None if shared.branch is None else tensors[shared.branch.name]
+        run = RunState(layout.OWNER, tensors, self.spec, self.start, CycleState(self.cycle, self.kept))
+        self.layers = tuple(_bound(index, layer, run) for index, layer in enumerate(weights.layers))
+        self.states: dict[int, RecurrentMixer] = {
+            index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
+        self._fill_rotations(tensors)
+        self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
         self.length = 0  # the host's view of ``start``, where it knows
-        self._allocate_buffers(rows)
 
-    def _allocate_buffers(self, rows: int) -> None:
-        shape, heads = self.shape, self.shape.heads
-
-        def empty(*sizes: int) -> torch.Tensor:
-            return torch.empty(sizes, device=self.device, dtype=self.dtype)
-
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.hidden = empty(rows, shape.hidden_size)
-        self._x = empty(rows, shape.hidden_size)
-        self._normed = empty(rows, shape.hidden_size)
-        self._qkv = empty(rows, heads.qkv_size)
-        self._queries = empty(rows, heads.num_heads, heads.head_dim)
-        self._attended = empty(rows, heads.num_heads * heads.head_dim)
-        self._intermediate = empty(rows, shape.intermediate_size)
-        if shape.delta is not None:
-            self._projected = empty(rows, shape.delta.projection_size)
-            self._mixed = empty(rows, shape.delta.value_size)
-        self.tapped = empty(rows, max(len(self.taps), 1) * shape.hidden_size)
-        self.logits = empty(rows, self.vocab_size)
-        self._partials = SplitKV.allocate(
-            rows, heads.num_heads, heads.head_dim, self.capacity, self.device, fixed=self.exact
-        )
-        self._tap_place = {layer: index for index, layer in enumerate(self.taps)}
+    def _fill_rotations(self, tensors: Tensors) -> None:
+        """The tables of positions, one for each width that rotates."""
+        widths = {part.mixer.rotary_dim for part in self.config.layers if isinstance(part.mixer, AttentionConfig)}
+        for width in widths:
+            buffers = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
+            fill_rotation(tensors.take(buffers), self.config.rotation)
 
     def block(self, rows: int, max_seq_len: int, with_taps: bool) -> None:
         """Run ``tokens[:rows]`` at ``start ..``: fills ``hidden``, ``tapped`` and ``logits``, and the cache rows.
@@ -120,89 +106,58 @@ class FusedTarget:
         """
         if self.exact:
             rows = self.rows
-        x = self._x[:rows]
+        x, normed = self._x[:rows], self._normed[:rows]
+        branch = None if self._branch is None else self._branch[:rows]
         torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
-        for index, layer in enumerate(self.weights.layers):
-            self._mix_tokens(index, layer, x, max_seq_len)
-            normed = rms_norm(
-                x, layer.post_norm, self.shape.eps, self._normed[:rows], norm_plus_one=self.shape.norm_plus_one
-            )
-            layer.down(layer.gate_up(normed, self._intermediate[:rows]), x, x)
-            if with_taps and index in self._tap_place:
-                self._tap(self.tapped[:rows], self._tap_place[index]).copy_(x)
-        rms_norm(x, self.weights.norm, self.shape.eps, self.hidden[:rows], norm_plus_one=self.shape.norm_plus_one)
-        self.weights.head(self.hidden[:rows], self.logits[:rows])
+        if self.config.embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
+        for index, layer in enumerate(self.layers):
+            layer.block(x, normed, branch, max_seq_len)
+            if with_taps and index in self._tap_index:
+                self._tap(self.tapped[:rows], index).copy_(x)
+        self.weights.norm(x, self.hidden[:rows])
+        self._capped(self.weights.head(self.hidden[:rows], self.logits[:rows]))
 
-    def _tap(self, taps: torch.Tensor, place: int) -> torch.Tensor:
-        return taps[:, place * self.hidden_size : (place + 1) * self.hidden_size]
+    @property
+    def _embedding_scale(self) -> float:
+        """In the model's dtype, as the published models round it."""
+        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
-    def _mix_tokens(self, index: int, layer: Layer, x: torch.Tensor, max_seq_len: int) -> None:
-        """The layer's first half: attention or Gated-DeltaNet, added to ``x``."""
-        rows, eps = len(x), self.shape.eps
-        normed = rms_norm(x, layer.input_norm, eps, self._normed[:rows], norm_plus_one=self.shape.norm_plus_one)
-        if isinstance(layer, GatedDeltaLayer):
-            projected = layer.in_proj(normed, self._projected[:rows])
-            mixed = self.states[index].block(projected, layer, eps, self._mixed[:rows])
-            layer.output(mixed, x, x)
-            return
-        qkv = layer.qkv(normed, self._qkv[:rows])
-        queries, heads = self._queries[:rows], self.shape.heads
-        cache = self._cache(index)
-        qk_norm_rope_cache(qkv, layer.qk_norms, eps, self.rotation, self.start, queries, cache, heads)
-        gates = qkv if heads.gated else None
-        attended = self._attended[:rows]
-        decode_attention(queries, cache, self.start, attended, self._partials, max_seq_len, AttentionMask(), gates)
-        layer.output(attended, x, x)
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] after the model's soft cap, in place."""
+        cap = self.config.final_logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _cache(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        slot = self._slots[index]
-        return self.keys[slot], self.values[slot]
+    def _tap(self, taps: torch.Tensor, layer: int) -> torch.Tensor:
+        first = self._tap_index[layer] * self.hidden_size
+        return taps[:, first : first + self.hidden_size]
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M], as many as there are: they are part of the text from now on."""
         rows = len(ids)
-        eps, norm_plus_one = self.shape.eps, self.shape.norm_plus_one
         self._commit_pending()
-        x = self.weights.embedding[ids]
+        x = self.embed(ids)
         normed = torch.empty_like(x)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
-        for index, layer in enumerate(self.weights.layers):
-            rms_norm(x, layer.input_norm, eps, normed, norm_plus_one=norm_plus_one)
-            if isinstance(layer, GatedDeltaLayer):
-                x += layer.output.prefill(self.states[index].prefill(layer.in_proj.prefill(normed), layer, eps))
-            else:
-                x += layer.output.prefill(self._prefill_attention(index, layer, normed))
-            rms_norm(x, layer.post_norm, eps, normed, norm_plus_one=norm_plus_one)
-            x += layer.down.prefill(layer.gate_up.prefill(normed))
-            if taps is not None and index in self._tap_place:
-                self._tap(taps, self._tap_place[index]).copy_(x)
+        for index, layer in enumerate(self.layers):
+            layer.prefill(x, normed, self.length)
+            if taps is not None and index in self._tap_index:
+                self._tap(taps, index).copy_(x)
         self.set_length(self.length + rows)
-        return Forward(rms_norm(x, self.weights.norm, eps, normed, norm_plus_one=norm_plus_one), taps)
-
-    def _prefill_attention(self, index: int, layer: AttentionLayer, normed: torch.Tensor) -> torch.Tensor:
-        rows, heads = len(normed), self.shape.heads
-        cache = self._cache(index)
-        qkv = layer.qkv.prefill(normed)
-        queries = normed.new_empty(rows, heads.num_heads, heads.head_dim)
-        qk_norm_rope_cache(qkv, layer.qk_norms, self.shape.eps, self.rotation, self.start, queries, cache, heads)
-        attended = prefill_attention(queries, cache, self.length)
-        if heads.gated:
-            wide = heads.num_heads * heads.head_dim
-            gate = qkv[:, : 2 * wide].view(rows, heads.num_heads, 2, heads.head_dim)[:, :, 1]
-            attended = attended * gate.sigmoid().reshape(rows, wide)
-        return attended
+        return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embedding rows [M, H]."""
-        return self.weights.embedding[ids]
+        rows = self.weights.embedding[ids]
+        return rows if self.config.embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
         rows = len(hidden)
         if not self.exact or rows > self.rows:
-            return self.weights.head.prefill(hidden)
+            return self._capped(self.weights.head.prefill(hidden))
         self.hidden[:rows] = hidden
-        return self.weights.head(self.hidden, self.logits)[:rows].clone()
+        return self._capped(self.weights.head(self.hidden, self.logits))[:rows].clone()
 
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
@@ -238,7 +193,7 @@ class FusedTarget:
     def snapshot(self) -> TargetSnapshot:
         """A point ``restore`` can return to."""
         self._commit_pending()
-        return TargetSnapshot(self.length, tuple(state.copy() for state in self.states.values()))
+        return TargetSnapshot(self.length, tuple(state.snapshot() for state in self.states.values()))
 
     def restore(self, point: TargetSnapshot) -> None:
         """Return to it."""
@@ -260,3 +215,16 @@ class FusedTarget:
         for state in self.states.values():
             state.commit(rows)
         self.kept.zero_()
+
+
+def _bound(index: int, layer: LayerWeights, run: RunState) -> DecoderLayer:
+    at = f"{run.owner}.layers.{index}"
+    norms = layer.norms
+    return DecoderLayer(
+        layer.mixer.bind(f"{at}.mixer", run),
+        layer.mlp.bind(f"{at}.mlp", run),
+        norms.mixer_input,
+        norms.mlp_input,
+        norms.mixer_output,
+        norms.mlp_output,
+    )

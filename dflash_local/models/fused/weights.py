@@ -2,92 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.delta_step import GatedDeltaWeights
+from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.layout import target as layout
+from dflash_local.layout.linear import FormatOf, unquantized
 from dflash_local.models.checkpoint import Checkpoint, name_list
-from dflash_local.models.fused.linear import GateUp, Linear
-from dflash_local.models.fused.shape import TargetShape
+from dflash_local.models.fused.attention import AttentionWeights
+from dflash_local.models.fused.formats import Places
+from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
+from dflash_local.models.fused.linear import GateUp, Linear, randomize
+from dflash_local.models.fused.mlp import MLPWeights
+from dflash_local.models.fused.norm import RMSNorm
+from dflash_local.models.fused.part import FeedForward, Mixer, PartWeights
+from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.target_facts import TargetFacts
 
-Places = dict[str, torch.Tensor]
-HEADS_OF = ("lm_head.weight", "language_model.lm_head.weight")
+# The kinds of layer parts, as ``layout.target.PARTS`` has them.
+PARTS: Mapping[type, Any] = {
+    AttentionConfig: AttentionWeights,
+    GatedDeltaNetConfig: GatedDeltaNetWeights,
+    MLPConfig: MLPWeights,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """One decoder layer. qkv: rows of queries, keys, values; qk_norms: of queries and keys, or None."""
+class LayerNorms:
+    """Of the inputs of a layer's two parts and, of sandwich layers, of their results."""
 
-    input_norm: torch.Tensor
-    qkv: Linear
-    qk_norms: tuple[torch.Tensor, torch.Tensor] | None
-    output: Linear
-    post_norm: torch.Tensor
-    gate_up: GateUp
-    down: Linear
+    mixer_input: RMSNorm
+    mlp_input: RMSNorm
+    mixer_output: RMSNorm | None = None
+    mlp_output: RMSNorm | None = None
 
-    @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        """All its matrices."""
-        return (self.qkv, self.output, self.gate_up, self.down)
+    def present(self) -> tuple[RMSNorm, ...]:
+        """Those that the layer has."""
+        found = (self.mixer_input, self.mlp_input, self.mixer_output, self.mlp_output)
+        return tuple(norm for norm in found if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDeltaLayer:
-    """A decoder layer with Gated-DeltaNet as its mixer. in_proj: rows of q, k, v, z, b, a; norm: of its gated norm."""
+class LayerWeights:
+    """One decoder layer."""
 
-    input_norm: torch.Tensor
-    in_proj: Linear
-    delta: GatedDeltaWeights
-    norm: torch.Tensor
-    output: Linear
-    post_norm: torch.Tensor
-    gate_up: GateUp
-    down: Linear
+    mixer: PartWeights[Mixer]
+    mlp: PartWeights[FeedForward]
+    norms: LayerNorms
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """All its matrices."""
-        return (self.in_proj, self.output, self.gate_up, self.down)
-
-
-Layer = AttentionLayer | GatedDeltaLayer
+        """Its products with large matrices."""
+        return (*self.mixer.products, *self.mlp.products)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The whole target; ``head`` may be the embedding itself."""
+    """The whole target; ``head`` may be the embedding itself. places: where a checkpoint's tensors are read to."""
 
     embedding: torch.Tensor
-    layers: tuple[Layer, ...]
-    norm: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: RMSNorm
     head: Linear
+    places: Places
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
         """All matrices of the layers."""
         return tuple(product for layer in self.layers for product in layer.products)
 
+    def finish(self) -> None:
+        """Once all places are filled: from what is stored to what is used."""
+        for layer in self.layers:
+            layer.mixer.finish()
+            layer.mlp.finish()
+            for norm in layer.norms.present():
+                norm.finish()
+        self.norm.finish()
+
 
 def read_weights(
     checkpoint: Checkpoint,
     facts: TargetFacts,
-    shape: TargetShape,
     device: torch.device,
     dtype: torch.dtype,
     on_fraction: Callable[[float], None] = lambda _: None,
+    format_of: FormatOf = unquantized,
 ) -> TargetWeights:
     """Allocate, then stream; beside the weights at most one tensor is held.
+
+    Args:
+        format_of: the format of each matrix by its module's name.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or not finite.
     """
-    weights, places = allocate(facts, shape, device, dtype)
+    weights = allocate(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of)
+    places = weights.places
     names = [name for name in checkpoint.tensors if _is_ours(name, facts)]
     missing, left = set(places) - set(names), set(names) - set(places)
     if missing:
@@ -95,131 +112,82 @@ def read_weights(
     if left:
         raise CheckpointError(f"{checkpoint.folder} has tensors that this family does not know: {name_list(left)}")
     for name in names:
-        found, wanted = checkpoint.tensors[name].shape, tuple(places[name].shape)
-        if found != wanted:
-            raise CheckpointError(
-                f"{checkpoint.tensors[name].file}: tensor {name} has shape {list(found)}, expected {list(wanted)}"
-            )
+        _check(checkpoint.tensors[name], places[name])
     checkpoint.fill({name: [places[name]] for name in names}, on_fraction=on_fraction)
-    _finish(weights, shape)
+    weights.finish()
     return weights
 
 
-def _finish(weights: TargetWeights, shape: TargetShape) -> None:
-    """What is stored one way and used another: norms that count from zero, rates as logarithms."""
-    if shape.norm_plus_one:
-        for layer in weights.layers:
-            qk_norms = layer.qk_norms or () if isinstance(layer, AttentionLayer) else ()
-            for norm in (layer.input_norm, layer.post_norm, *qk_norms):
-                norm.add_(1.0)
-        weights.norm.add_(1.0)
-    for layer in weights.layers:
-        if isinstance(layer, GatedDeltaLayer):
-            layer.delta.rate.exp_().neg_()
+def _check(info: TensorInfo, place: torch.Tensor) -> None:
+    """A tensor must have its place's shape, and be numbers where numbers are wanted and codes where codes are."""
+    if info.shape != tuple(place.shape):
+        raise CheckpointError(
+            f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
+        )
+    if info.dtype.startswith(("F", "BF")) != place.is_floating_point():
+        raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, expected {place.dtype}")
 
 
-def random_weights(
-    facts: TargetFacts, shape: TargetShape, device: torch.device, dtype: torch.dtype, seed: int = 0
-) -> TargetWeights:
+def random_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> TargetWeights:
     """Weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
-    weights, places = allocate(facts, shape, device, dtype)
+    weights = allocate(model, "model.", model.vocab_size, device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, place in places.items():
-        if place.dim() == 1:
-            place.fill_(1.0)
-        else:
-            place.normal_(generator=generator).mul_(place.shape[1] ** -0.5)
-        if name.endswith("embed_tokens.weight"):
-            place.mul_(place.shape[1] ** 0.5)
-        if name.endswith(("A_log", "dt_bias")) or (shape.norm_plus_one and name.endswith("norm.weight")):
-            place.fill_(1.0 if "linear_attn" in name and name.endswith("norm.weight") else 0.0)
-    _finish(weights, shape)
+    weights.embedding.normal_(generator=generator)
+    for layer in weights.layers:
+        layer.mixer.randomize(generator)
+        layer.mlp.randomize(generator)
+        for norm in layer.norms.present():
+            norm.reset()
+    weights.norm.reset()
+    if weights.head.weight is not weights.embedding:
+        randomize([weights.head], generator)
+    weights.finish()
     return weights
 
 
 def _is_ours(name: str, facts: TargetFacts) -> bool:
     """True for the text model's tensors; towers and further heads of a checkpoint are left alone."""
-    if name in HEADS_OF:
+    if name in {f"{head}.weight" for head in layout.HEAD_MODULES}:
         return not facts.model.tie_word_embeddings
     return name.startswith(facts.prefix) and not name.endswith("rotary_emb.inv_freq")
 
 
 def allocate(
-    facts: TargetFacts, shape: TargetShape, device: torch.device, dtype: torch.dtype
-) -> tuple[TargetWeights, Places]:
-    """Uninitialised weights, and where each tensor of a checkpoint goes."""
+    model: ModelConfig,
+    prefix: str,
+    embedding_rows: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    format_of: FormatOf = unquantized,
+) -> TargetWeights:
+    """Uninitialised weights.
 
-    def empty(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, device=device, dtype=dtype)
-
-    def norm_weight(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, device=device, dtype=torch.float32 if shape.norm_plus_one else dtype)
-
-    places: Places = {}
-    embedding = places[f"{facts.prefix}embed_tokens.weight"] = empty(facts.embedding_rows, shape.hidden_size)
-    norm = places[f"{facts.prefix}norm.weight"] = norm_weight(shape.hidden_size)
-    head = embedding
-    if not facts.model.tie_word_embeddings:
-        head = empty(facts.embedding_rows, shape.hidden_size)
-        places[HEADS_OF[1] if facts.prefix.startswith("language_model.") else HEADS_OF[0]] = head
-    layers: list[Layer] = []
-    for index, kind in enumerate(shape.layer_types):
-        build = _delta_layer if kind == "delta" else _attention_layer
-        layers.append(build(f"{facts.prefix}layers.{index}", shape, empty, norm_weight, places))
-    return TargetWeights(embedding, tuple(layers), norm, Linear(head)), places
-
-
-Empty = Callable[..., torch.Tensor]
-
-
-def _common(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> dict[str, Any]:
-    """What every layer has."""
-    hidden, intermediate = shape.hidden_size, shape.intermediate_size
-    gate_up, down = empty(2 * intermediate, hidden), empty(hidden, intermediate)
-    norms = (norm_weight(hidden), norm_weight(hidden))
-    places[f"{at}.input_layernorm.weight"], places[f"{at}.post_attention_layernorm.weight"] = norms
-    places[f"{at}.mlp.gate_proj.weight"] = gate_up[:intermediate]
-    places[f"{at}.mlp.up_proj.weight"] = gate_up[intermediate:]
-    places[f"{at}.mlp.down_proj.weight"] = down
-    return {"input_norm": norms[0], "post_norm": norms[1], "gate_up": GateUp(gate_up), "down": Linear(down)}
+    Args:
+        prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
+    """
+    kind = dtype_name(dtype)
+    spec = layout.weight_spec(model, kind, format_of)
+    tensors = Tensors(layout.weight_buffers(model, prefix, embedding_rows, kind, format_of), device)
+    source = WeightTensors(tensors, spec, model.norm_eps)
+    ends = layout.end_buffers(model, prefix, embedding_rows, spec)
+    places: Places = {buffer.name: tensors[buffer.name] for buffer in ends.present()}
+    embedding = tensors[ends.embedding.name]
+    head = Linear(embedding if ends.head is None else tensors[ends.head.name])
+    layers = []
+    for index, layer in enumerate(model.layers):
+        layers.append(_layer(f"{prefix}layers.{index}", layer, source, places))
+    return TargetWeights(embedding, tuple(layers), source.norm(ends.norm), head, places)
 
 
-def _attention_layer(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> AttentionLayer:
-    heads, hidden = shape.heads, shape.hidden_size
-    query_size = heads.num_heads * heads.head_dim * (2 if heads.gated else 1)
-    kv_size = heads.num_kv_heads * heads.head_dim
-    qkv, output = empty(heads.qkv_size, hidden), empty(hidden, heads.num_heads * heads.head_dim)
-    for name, rows in (
-        ("q", qkv[:query_size]),
-        ("k", qkv[query_size : query_size + kv_size]),
-        ("v", qkv[query_size + kv_size :]),
-    ):
-        places[f"{at}.self_attn.{name}_proj.weight"] = rows
-    places[f"{at}.self_attn.o_proj.weight"] = output
-    qk_norms: tuple[torch.Tensor, torch.Tensor] | None = None
-    if shape.qk_norm:
-        qk_norms = (norm_weight(heads.head_dim), norm_weight(heads.head_dim))
-        places[f"{at}.self_attn.q_norm.weight"], places[f"{at}.self_attn.k_norm.weight"] = qk_norms
-    common = _common(at, shape, empty, norm_weight, places)
-    return AttentionLayer(qkv=Linear(qkv), qk_norms=qk_norms, output=Linear(output), **common)
+def _layer(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:
+    """One layer's weights; adds where its tensors are read to."""
+    mixer, mlp = (_part(config, at, source) for config in (layer.mixer, layer.mlp))
+    norms = layout.layer_norms(at, layer, source.spec)
+    named = {name: source.norm(norm) for name, norm in norms._asdict().items() if norm is not None}
+    places |= {**mixer.places, **mlp.places}
+    places |= {norm.name: source.tensors[norm.name] for norm in norms.present()}
+    return LayerWeights(mixer, mlp, LayerNorms(**named))
 
 
-def _delta_layer(at: str, shape: TargetShape, empty: Empty, norm_weight: Empty, places: Places) -> GatedDeltaLayer:
-    if shape.delta is None:
-        raise ValueError("a delta layer without its shape")
-    config, hidden = shape.delta, shape.hidden_size
-    at_mixer = f"{at}.linear_attn"
-    in_proj = empty(config.projection_size, hidden)
-    output = empty(hidden, config.value_size)
-    conv = empty(config.conv_dim, config.conv_kernel_size)
-    parts = in_proj.split((config.conv_dim, config.value_size, config.num_value_heads, config.num_value_heads))
-    for name, rows in zip(("qkv", "z", "b", "a"), parts):
-        places[f"{at_mixer}.in_proj_{name}.weight"] = rows
-    norm = empty(config.value_head_dim)
-    rate, bias = (torch.empty(config.num_value_heads, device=in_proj.device, dtype=torch.float32) for _ in range(2))
-    places[f"{at_mixer}.conv1d.weight"], places[f"{at_mixer}.norm.weight"] = conv.unsqueeze(1), norm
-    places[f"{at_mixer}.A_log"], places[f"{at_mixer}.dt_bias"] = rate, bias
-    places[f"{at_mixer}.out_proj.weight"] = output
-    common = _common(at, shape, empty, norm_weight, places)
-    delta = GatedDeltaWeights(conv, rate, bias)
-    return GatedDeltaLayer(in_proj=Linear(in_proj), delta=delta, norm=norm, output=Linear(output), **common)
+def _part(config: object, at: str, source: WeightTensors) -> Any:
+    return PARTS[type(config)].of(config, f"{at}.{layout.part_layout(config).module}", source)

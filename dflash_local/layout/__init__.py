@@ -1,0 +1,1 @@
+"""Every tensor that the fused engine holds, as data: the engine allocates it, the planner sums it. Torch-free."""

@@ -1,0 +1,103 @@
+"""Tensors of softmax attention over a cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dflash_local.config.features import AttentionConfig
+from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.linear import LinearSpec, Part
+from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.split_kv import even_splits, fixed_splits
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """Of one layer."""
+
+    config: AttentionConfig
+    module: str = "self_attn"
+    title: str = "attention"
+
+    def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
+        """Queries, keys and values in one product; and the output's."""
+        config = self.config
+        sizes = (("q_proj", config.query_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size))
+        qkv = LinearSpec(f"{at}.qkv_proj", hidden_size, tuple(Part(f"{at}.{name}", size) for name, size in sizes))
+        output = Part(f"{at}.o_proj", hidden_size)
+        return qkv, LinearSpec(output.module, config.output_size, (output,))
+
+    def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
+        """Projections and the norms of queries and keys."""
+        yield from spec.linear(*self.projections(at, spec.hidden_size))
+        yield from self.norms(at, spec)
+
+    def norms(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
+        """Of queries and keys, head by head."""
+        names = ("q_norm", "k_norm") if self.config.qk_norm else ()
+        return tuple(spec.norm(f"{at}.{name}", self.config.head_dim) for name in names)
+
+    def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
+        """Keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
+        config = self.config
+        shape = (config.num_kv_heads, spec.capacity, config.head_dim)
+        for name in ("keys", "values"):
+            yield Buffer(f"{at}.{name}", shape, spec.cache_dtype, "target KV", zeroed=True)
+
+    def partials(self, owner: str, spec: EngineSpec) -> tuple[Buffer, Buffer]:
+        """See ``partial_buffers``."""
+        config = self.config
+        return partial_buffers(owner, config.num_heads, config.head_dim, spec.rows, spec.capacity, spec.exact)
+
+    def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
+        """A block's rows, and the partial results of split-KV attention."""
+        yield from block_buffers(owner, self.config, spec.rows, spec.dtype)
+        yield from self.partials(owner, spec)
+        yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
+
+    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+        """The projection and the queries, the output, a gate and the gated output; and a float32 a row and head."""
+        config = self.config
+        kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
+        return rows * (kept * item_bytes + 4 * config.num_heads)
+
+    def snapshot_bytes(self, item_bytes: int) -> int:
+        """None: a cache is cut back."""
+        return 0
+
+    def scratch_bytes(self, rows: int, item_bytes: int) -> int:
+        """None."""
+        return 0
+
+
+def block_buffers(owner: str, config: AttentionConfig, rows: int, dtype: str) -> Iterator[Buffer]:
+    """What a block's rows take on their way, for one layer after the other."""
+    heads = (rows, config.num_heads, config.head_dim)
+    yield Buffer(f"{owner}.qkv.{config.qkv_size}", (rows, config.qkv_size), dtype, "buffers")
+    yield Buffer(f"{owner}.queries.{config.num_heads}x{config.head_dim}", heads, dtype, "buffers")
+    yield Buffer(f"{owner}.attended.{config.output_size}", (rows, config.output_size), dtype, "buffers")
+
+
+def partial_buffers(
+    owner: str, num_heads: int, head_dim: int, rows: int, capacity: int, fixed: bool = False
+) -> tuple[Buffer, Buffer]:
+    """Split-KV partials, for one layer after the other: outputs, and each one's largest score and sum of weights.
+
+    Args:
+        capacity: rows of the cache. fixed: the splits follow from the position alone (exact mode).
+    """
+    splits = fixed_splits(capacity) if fixed else even_splits(capacity)
+    size, of_heads = f"{num_heads}x{head_dim}", (splits, rows, num_heads)
+    return (
+        Buffer(f"{owner}.partial_outputs.{size}", (*of_heads, head_dim), "float32", "attention partials"),
+        Buffer(f"{owner}.partial_stats.{size}", (*of_heads, 2), "float32", "attention partials"),
+    )
+
+
+def rotation_buffers(owner: str, rotary_dim: int, capacity: int, dtype: str) -> Iterator[Buffer]:
+    """cos and sin of every position."""
+    group: Group = "rotation tables"
+    for name in ("cos", "sin"):
+        yield Buffer(f"{owner}.{name}.{rotary_dim}", (capacity, rotary_dim), dtype, group)

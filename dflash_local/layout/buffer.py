@@ -1,0 +1,65 @@
+"""One tensor as data: its name, shape and dtype, and the line of the memory ledger that it counts in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "int32": 4, "int64": 8}
+
+Group = Literal[
+    "target weights",
+    "head",
+    "head for drafting",
+    "drafter weights",
+    "target KV",
+    "drafter KV",
+    "rotation tables",
+    "recurrent state",
+    "attention partials",
+    "buffers",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor that stands from load to close.
+
+    Attributes:
+        name: dotted; layers that use one buffer in turn name it alike. dtype: as torch names it. group: the ledger's
+            line. zeroed: read before everything in it has been written.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: Group
+    zeroed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, padding of the allocator left out."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
+    """Buffers by name, in order; what several layers share stands once.
+
+    Raises:
+        ValueError: two of one name differ.
+    """
+    found: dict[str, Buffer] = {}
+    for buffer in buffers:
+        if found.setdefault(buffer.name, buffer) != buffer:
+            raise ValueError(f"{buffer} and {found[buffer.name]} have one name")
+    return found
+
+
+def group_bytes(buffers: Iterable[Buffer]) -> dict[Group, int]:
+    """Bytes of each group that has any."""
+    sums: dict[Group, int] = {}
+    for buffer in distinct(buffers).values():
+        sums[buffer.group] = sums.get(buffer.group, 0) + buffer.nbytes
+    return sums

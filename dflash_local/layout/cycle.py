@@ -1,0 +1,61 @@
+"""Tensors of the decoding loop: what a cycle is at, the records of the last cycles, and the choice of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dflash_local.layout.buffer import Buffer
+
+MAX_STOP_IDS = 32
+RECORDS = 8  # cycles whose records the device keeps
+RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
+CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
+
+
+def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, Buffer]:
+    """The largest logit of each block of the vocabulary, and its id."""
+    blocks = (rows, -(-vocab_size // CHOICE_BLOCK))
+    return Buffer(f"{owner}.values", blocks, "float32", "buffers"), Buffer(f"{owner}.ids", blocks, "int32", "buffers")
+
+
+class CycleBuffers(NamedTuple):
+    """Of the decoding loop.
+
+    Attributes:
+        choice, draft_choice: of the target's rows, and of the drafts'. progress: what ``kernels.accept.Progress`` has
+            of its own: limit, done, chosen, stop ids, records. sampling: the request's temperature and seed.
+    """
+
+    choice: tuple[Buffer, Buffer]
+    draft_choice: tuple[Buffer, Buffer]
+    progress: tuple[Buffer, ...]
+    sampling: tuple[Buffer, Buffer]
+
+    def all(self) -> tuple[Buffer, ...]:
+        """One after the other."""
+        return (*self.choice, *self.draft_choice, *self.progress, *self.sampling)
+
+
+def progress_buffers(rows: int, records: int = RECORDS) -> tuple[Buffer, ...]:
+    """Limit, done, chosen ids, stop ids, records of so many cycles."""
+
+    def number(name: str, *shape: int, dtype: str = "int32") -> Buffer:
+        return Buffer(f"progress.{name}", shape, dtype, "buffers", zeroed=True)
+
+    return (
+        number("limit", 1),
+        number("done", 1),
+        number("chosen", rows, dtype="int64"),
+        number("stop_ids", MAX_STOP_IDS),
+        number("records", records, RECORD_HEADER + rows),
+    )
+
+
+def cycle_buffers(rows: int, vocab_size: int) -> CycleBuffers:
+    """Everything that a runner adds to its models. ``rows``: of a block."""
+    return CycleBuffers(
+        choice_buffers("choice", rows, vocab_size),
+        choice_buffers("draft_choice", rows, vocab_size),
+        progress_buffers(rows),
+        (Buffer("temperature", (1,), "float32", "buffers"), Buffer("seed", (1,), "int64", "buffers")),
+    )

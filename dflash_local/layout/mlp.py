@@ -1,0 +1,58 @@
+"""Tensors of a dense gated feed-forward part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dflash_local.config.features import MLPConfig
+from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.linear import LinearSpec, Part
+from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MLPLayout:
+    """Of one layer."""
+
+    config: MLPConfig
+    module: str = "mlp"
+    title: str = "feed-forward"
+
+    def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
+        """Gate and up in one product, and down."""
+        size = self.config.intermediate_size
+        parts = tuple(Part(f"{at}.{name}_proj", size) for name in ("gate", "up"))
+        down = Part(f"{at}.down_proj", hidden_size)
+        return LinearSpec(f"{at}.gate_up_proj", hidden_size, parts), LinearSpec(down.module, size, (down,))
+
+    def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
+        """The three matrices."""
+        yield from spec.linear(*self.projections(at, spec.hidden_size))
+
+    def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
+        """Nothing."""
+        return iter(())
+
+    def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
+        """The rows between the products, for one layer after the other."""
+        yield from block_buffers(owner, self.config, spec.rows, spec.dtype)
+
+    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+        """The result is there before the two products; then the activation of one of them."""
+        return rows * 4 * self.config.intermediate_size * item_bytes
+
+    def snapshot_bytes(self, item_bytes: int) -> int:
+        """None."""
+        return 0
+
+    def scratch_bytes(self, rows: int, item_bytes: int) -> int:
+        """Both halves and their product, where the library multiplies."""
+        return rows * 3 * self.config.intermediate_size * item_bytes
+
+
+def block_buffers(owner: str, config: MLPConfig, rows: int, dtype: str) -> Iterator[Buffer]:
+    """The rows between the products."""
+    size = config.intermediate_size
+    yield Buffer(f"{owner}.intermediate.{size}", (rows, size), dtype, "buffers")

@@ -1,0 +1,157 @@
+"""Every tensor of a target in the fused engine: weights, what it keeps of the sequence, and a block's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
+from dflash_local.layout.attention import AttentionLayout
+from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
+from dflash_local.layout.linear import FormatOf, unquantized
+from dflash_local.layout.mlp import MLPLayout
+from dflash_local.layout.part_layout import PartLayout, WeightSpec
+from dflash_local.layout.spec import EngineSpec
+
+OWNER = "target"
+HEAD_MODULES = ("lm_head", "language_model.lm_head")
+# The kinds of layer parts that the fused engine has.
+PARTS: Mapping[type, Any] = {
+    AttentionConfig: AttentionLayout,
+    GatedDeltaNetConfig: GatedDeltaNetLayout,
+    MLPConfig: MLPLayout,
+}
+
+
+def part_layout(config: object) -> PartLayout:
+    """The layout of a mixer or of a feed-forward part.
+
+    Raises:
+        KeyError: the fused engine has no such part.
+    """
+    layout: PartLayout = PARTS[type(config)](config)
+    return layout
+
+
+def weight_spec(model: ModelConfig, dtype: str, format_of: FormatOf = unquantized) -> WeightSpec:
+    """What a target's weights depend on."""
+    return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of)
+
+
+class LayerNorms(NamedTuple):
+    """Norms of a layer: of the inputs of its two parts and, of sandwich layers, of their results."""
+
+    mixer_input: Buffer
+    mlp_input: Buffer
+    mixer_output: Buffer | None = None
+    mlp_output: Buffer | None = None
+
+    def present(self) -> tuple[Buffer, ...]:
+        """Those that the layer has."""
+        return tuple(norm for norm in self if norm is not None)
+
+
+def layer_norms(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerNorms:
+    """The norms of the layer ``at``, under the names that published checkpoints have for them."""
+
+    def norm(name: str) -> Buffer:
+        return spec.norm(f"{at}.{name}", spec.hidden_size)
+
+    first, second = norm("input_layernorm"), norm("post_attention_layernorm")
+    if not layer.sandwich_norms:
+        return LayerNorms(mixer_input=first, mlp_input=second)
+    return LayerNorms(first, norm("pre_feedforward_layernorm"), second, norm("post_feedforward_layernorm"))
+
+
+class EndBuffers(NamedTuple):
+    """What stands before and behind the layers. ``head``: None where it is the embedding."""
+
+    embedding: Buffer
+    norm: Buffer
+    head: Buffer | None
+
+    def present(self) -> tuple[Buffer, ...]:
+        """Those that the model has."""
+        return tuple(buffer for buffer in self if buffer is not None)
+
+
+def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
+    """Embedding, norm and head, under the names that published checkpoints have for them."""
+    table = (embedding_rows, model.hidden_size)
+    head = HEAD_MODULES[prefix.startswith("language_model.")]  # it does not lie below the text model's prefix
+    return EndBuffers(
+        Buffer(f"{prefix}embed_tokens.weight", table, spec.dtype, spec.group),
+        spec.norm(f"{prefix}norm", model.hidden_size),
+        None if model.tie_word_embeddings else Buffer(f"{head}.weight", table, spec.dtype, "head"),
+    )
+
+
+def weight_buffers(
+    model: ModelConfig, prefix: str, embedding_rows: int, dtype: str, format_of: FormatOf = unquantized
+) -> Iterator[Buffer]:
+    """Embedding, layers, norm and head.
+
+    Args:
+        prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
+    """
+    spec = weight_spec(model, dtype, format_of)
+    yield from end_buffers(model, prefix, embedding_rows, spec).present()
+    for index, layer in enumerate(model.layers):
+        at = f"{prefix}layers.{index}"
+        for config in (layer.mixer, layer.mlp):
+            part = part_layout(config)
+            yield from part.weights(f"{at}.{part.module}", spec)
+        yield from layer_norms(at, layer, spec).present()
+
+
+class SharedBuffers(NamedTuple):
+    """What all layers work on.
+
+    Attributes:
+        counters: committed tokens, rows of the last block to be committed, blocks so far. x: the residual stream.
+        branch: a part's result before its norm, where layers norm it.
+    """
+
+    counters: Buffer
+    tokens: Buffer
+    hidden: Buffer
+    x: Buffer
+    normed: Buffer
+    taps: Buffer
+    logits: Buffer
+    branch: Buffer | None
+
+    def present(self) -> tuple[Buffer, ...]:
+        """Those that the model has."""
+        return tuple(buffer for buffer in self if buffer is not None)
+
+
+def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> SharedBuffers:
+    """A block's rows between the layers. ``vocab_size``: rows of the head, padding included."""
+
+    def rows(name: str, size: int) -> Buffer:
+        return Buffer(f"{OWNER}.{name}", (spec.rows, size), spec.dtype, "buffers")
+
+    hidden = model.hidden_size
+    sandwich = any(layer.sandwich_norms for layer in model.layers)
+    return SharedBuffers(
+        counters=Buffer(f"{OWNER}.counters", (3,), "int32", "buffers", zeroed=True),
+        tokens=Buffer(f"{OWNER}.tokens", (spec.rows,), "int64", "buffers", zeroed=True),
+        hidden=rows("hidden", hidden),
+        x=rows("x", hidden),
+        normed=rows("normed", hidden),
+        taps=rows("taps", max(spec.num_taps, 1) * hidden),
+        logits=rows("logits", vocab_size),
+        branch=rows("branch", hidden) if sandwich else None,
+    )
+
+
+def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
+    """What a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
+    yield from shared_buffers(model, vocab_size, spec).present()
+    for index, layer in enumerate(model.layers):
+        for role, config in (("mixer", layer.mixer), ("mlp", layer.mlp)):
+            part = part_layout(config)
+            yield from part.state(f"{OWNER}.layers.{index}.{role}", spec)
+            yield from part.activations(OWNER, spec)

@@ -1,0 +1,149 @@
+"""Softmax attention over a cache of keys and values: a block's rows by split-KV, a prompt's by the library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dflash_local.config.features import AttentionConfig
+from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
+from dflash_local.kernels.prefill_attention import prefill_attention
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
+from dflash_local.layout import attention as layout
+from dflash_local.layout.attention import AttentionLayout
+from dflash_local.models.fused.formats import Places
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
+from dflash_local.models.fused.norm import RMSNorm
+from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.weight_tensors import WeightTensors
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """The loaded weights of one layer.
+
+    Attributes:
+        qkv: rows of queries (and their gates), keys, values. qk_norms: of queries and of keys; none of either is ().
+        eps, plus_one: of these norms.
+    """
+
+    config: AttentionConfig
+    qkv: JoinedLinear
+    output: JoinedLinear
+    qk_norms: tuple[RMSNorm, ...]
+    eps: float
+    plus_one: bool = False
+    places: Places = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: AttentionConfig, at: str, source: WeightTensors) -> AttentionWeights:
+        """Over the tensors of ``AttentionLayout.weights``."""
+        spec, layout = source.spec, AttentionLayout(config)
+        qkv, output = (JoinedLinear.of(product, source) for product in layout.projections(at, spec.hidden_size))
+        norms = layout.norms(at, spec)
+        places = {**qkv.places, **output.places, **{norm.name: source.tensors[norm.name] for norm in norms}}
+        return cls(config, qkv, output, tuple(map(source.norm, norms)), source.eps, spec.norm_plus_one, places)
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """Its products with large matrices."""
+        return (*self.qkv.products, *self.output.products)
+
+    def finish(self) -> None:
+        """Once all places are filled."""
+        self.qkv.finish()
+        self.output.finish()
+        for norm in self.qk_norms:
+            norm.finish()
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Random matrices, norms of one."""
+        self.qkv.randomize(generator)
+        self.output.randomize(generator)
+        for norm in self.qk_norms:
+            norm.reset()
+
+    def bind(self, at: str, run: RunState) -> Attention:
+        """The layer over caches of its own, ``at`` their name."""
+        config, spec, owner = self.config, run.spec, run.owner
+        keys, values = run.tensors.take(AttentionLayout(config).state(at, spec))
+        cos, sin = run.tensors.take(layout.rotation_buffers(owner, config.rotary_dim, spec.capacity, spec.dtype))
+        outputs, softmax_stats = run.tensors.take(AttentionLayout(config).partials(owner, spec))
+        partials = SplitKV(outputs, softmax_stats, spec.exact)
+        scratch = run.tensors.take(layout.block_buffers(owner, config, spec.rows, spec.dtype))
+        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start)
+
+
+class Attention:
+    """One layer's, over its cache.
+
+    Attributes:
+        cache: keys and values [key heads, capacity, head_dim]. mask: what a block's rows see.
+    """
+
+    def __init__(
+        self,
+        weights: AttentionWeights,
+        cache: Pair,
+        rotation: Pair,
+        partials: SplitKV,
+        scratch: tuple[torch.Tensor, ...],
+        start: torch.Tensor,
+        mask: AttentionMask | None = None,
+    ) -> None:
+        """Put it together.
+
+        Args:
+            rotation: cos and sin [positions, rotary_dim]. scratch: of ``layout.attention.block_buffers``.
+            start: [1] int32, the first row's position.
+        """
+        config = weights.config
+        self.weights, self.cache, self.mask = weights, cache, AttentionMask() if mask is None else mask
+        self._rotation, self._partials, self._start = rotation, partials, start
+        self._qkv, self._queries, self._attended = scratch
+        self._norms = (weights.qk_norms[0].weight, weights.qk_norms[1].weight) if weights.qk_norms else None
+        self._heads = HeadLayout(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim,
+            gated=config.gated,
+            norm_plus_one=weights.plus_one,
+        )
+
+    def block(
+        self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
+    ) -> torch.Tensor:
+        """``out`` [M, H] = the layer's result (+ residual) of a block's rows at ``start ..``."""
+        rows = len(normed)
+        qkv, queries, attended = self._qkv[:rows], self._queries[:rows], self._attended[:rows]
+        self.weights.qkv(normed, qkv)
+        self._write(qkv, queries)
+        gates = qkv if self.weights.config.gated else None
+        decode_attention(queries, self.cache, self._start, attended, self._partials, max_seq_len, self.mask, gates)
+        return self.weights.output(attended, out, residual)
+
+    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
+        """Its result [M, H] of a prompt's rows behind ``committed`` tokens."""
+        config, rows = self.weights.config, len(normed)
+        qkv = self.weights.qkv.prefill(normed)
+        queries = normed.new_empty(rows, config.num_heads, config.head_dim)
+        self._write(qkv, queries)
+        attended = prefill_attention(queries, self.cache, committed)
+        if config.gated:
+            heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
+            attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)
+        return self.weights.output.prefill(attended)
+
+    def state_bytes(self, positions: int) -> int:
+        """Bytes of keys and values of so many positions."""
+        return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
+
+    def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:
+        """Queries normed and rotated; keys, so treated, and values into their cache rows."""
+        qk_norm_rope_cache(
+            qkv, self._norms, self.weights.eps, self._rotation, self._start, queries, self.cache, self._heads
+        )

@@ -1,0 +1,142 @@
+"""A Gated-DeltaNet layer: a block with exact rollback, a long prompt, snapshots to return to (ENGINE 3.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.kernels import delta_chunk, delta_step
+from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
+from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
+from dflash_local.models.fused.formats import Places
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
+from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.recurrent_cache import RecurrentSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetWeights:
+    """The loaded weights of one layer.
+
+    Attributes:
+        in_proj: rows of q, k, v, z, b, a. small: convolution, decay rates and biases. norm: [value head width].
+    """
+
+    config: GatedDeltaNetConfig
+    in_proj: JoinedLinear
+    output: JoinedLinear
+    small: GatedDeltaWeights
+    norm: torch.Tensor
+    eps: float
+    places: Places = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: GatedDeltaNetConfig, at: str, source: WeightTensors) -> GatedDeltaNetWeights:
+        """Over the tensors of ``GatedDeltaNetLayout.weights``."""
+        spec, layout = source.spec, GatedDeltaNetLayout(config)
+        in_proj, output = (JoinedLinear.of(product, source) for product in layout.projections(at, spec.hidden_size))
+        buffers = layout.small(at, spec)
+        conv, norm, rate, bias = source.tensors.take(buffers)
+        places = {buffer.name: source.tensors[buffer.name] for buffer in buffers}
+        places[buffers[0].name] = conv.unsqueeze(1)  # as it is stored
+        places = {**in_proj.places, **output.places, **places}
+        return cls(config, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """Its products with large matrices."""
+        return (*self.in_proj.products, *self.output.products)
+
+    def finish(self) -> None:
+        """Once all places are filled: rates are stored as logarithms."""
+        self.in_proj.finish()
+        self.output.finish()
+        self.small.rate.exp_().neg_()
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Random matrices and convolution, a norm of one, rates and biases of zero."""
+        self.in_proj.randomize(generator)
+        self.output.randomize(generator)
+        self.small.conv.normal_(generator=generator)
+        self.norm.fill_(1.0)
+        self.small.rate.zero_()
+        self.small.bias.zero_()
+
+    def bind(self, at: str, run: RunState) -> GatedDeltaNet:
+        """The layer over a state of its own, ``at`` its name."""
+        layout = GatedDeltaNetLayout(self.config)
+        *log, out = run.tensors.take(layout.state(at, run.spec))
+        projected, mixed = run.tensors.take(layout.activations(run.owner, run.spec))
+        return GatedDeltaNet(self, GatedDeltaState(*log), out, projected, mixed, run.cycle)
+
+
+class GatedDeltaNet:
+    """One layer's, over its state. Every method leaves the committed state as it is but for rows that were kept."""
+
+    def __init__(
+        self,
+        weights: GatedDeltaNetWeights,
+        log: GatedDeltaState,
+        out: torch.Tensor,
+        projected: torch.Tensor,
+        mixed: torch.Tensor,
+        cycle: CycleState,
+    ) -> None:
+        """Put it together.
+
+        Args:
+            out: [rows, value heads, value width]. projected, mixed: room for a block's rows before and after.
+        """
+        self.weights, self.log, self._config, self._cycle = weights, log, weights.config, cycle
+        self._out, self._projected, self._mixed = out, projected, mixed
+
+    def block(
+        self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
+    ) -> torch.Tensor:
+        """``out`` [M, H] = the layer's result (+ residual) of a block's rows, after their norm and gate."""
+        rows, weights = len(normed), self.weights
+        projected = weights.in_proj(normed, self._projected[:rows])
+        delta_step.read_inputs(projected, weights.small, self.log, self._config, self._cycle)
+        delta_step.run_block(rows, self.log, self._config, self._cycle, self._out)
+        mixed = self._mixed[:rows]
+        delta_step.gated_norm(self._out, projected, weights.norm, weights.eps, self._config, mixed)
+        return weights.output(mixed, out, residual)
+
+    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
+        """Its result [M, H] of a prompt's rows, which are committed at once."""
+        weights = self.weights
+        projected = weights.in_proj.prefill(normed)
+        out = delta_chunk.run_rows(projected, weights.small, self.log, self._config)
+        mixed = projected.new_empty(len(projected), self._config.value_size)
+        delta_step.gated_norm(out, projected, weights.norm, weights.eps, self._config, mixed)
+        return weights.output.prefill(mixed)
+
+    def state_bytes(self, positions: int) -> int:
+        """Bytes of the committed state, whatever the number of positions."""
+        return self.log.state.nbytes
+
+    def commit(self, rows: int) -> None:
+        """Commit the first ``rows`` of the last block now; both halves of the convolution's state are the same then."""
+        delta_step.commit(self.log, self._config, self._cycle, rows)
+
+    def rollback(self) -> None:
+        """Forget the last block's rows: what had been kept before it is committed and stays so."""
+        half = int(self._cycle.cycle) % 2
+        self.log.conv_state[1 - half] = self.log.conv_state[half]
+
+    def snapshot(self) -> RecurrentSnapshot:
+        """The committed state, to return to."""
+        return RecurrentSnapshot((self.log.state.clone(),), (self.log.conv_state.clone(),))
+
+    def restore(self, snapshot: RecurrentSnapshot) -> None:
+        """Return to it."""
+        self.log.state.copy_(snapshot.state[0])
+        self.log.conv_state.copy_(snapshot.conv[0])
+
+    def clear(self) -> None:
+        """The state before any token."""
+        self.log.state.zero_()
+        self.log.conv_state.zero_()

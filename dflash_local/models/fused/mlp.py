@@ -1,0 +1,67 @@
+"""A dense gated feed-forward part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dflash_local.config.features import MLPConfig
+from dflash_local.layout.mlp import MLPLayout
+from dflash_local.models.fused.formats import Places
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear
+from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.weight_tensors import WeightTensors
+
+
+@dataclass(frozen=True, slots=True)
+class MLPWeights:
+    """The loaded weights of one layer."""
+
+    config: MLPConfig
+    gate_up: JoinedGateUp
+    down: JoinedLinear
+    places: Places = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: MLPConfig, at: str, source: WeightTensors) -> MLPWeights:
+        """Over the tensors of ``MLPLayout.weights``."""
+        first, second = MLPLayout(config).projections(at, source.spec.hidden_size)
+        gate_up, down = JoinedGateUp.of(first, source), JoinedLinear.of(second, source)
+        return cls(config, gate_up, down, {**gate_up.places, **down.places})
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """Its products with large matrices."""
+        return (*self.gate_up.products, *self.down.products)
+
+    def finish(self) -> None:
+        """Once all places are filled."""
+        self.gate_up.finish()
+        self.down.finish()
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Random matrices."""
+        self.gate_up.randomize(generator)
+        self.down.randomize(generator)
+
+    def bind(self, at: str, run: RunState) -> MLP:
+        """The part over the model's buffers."""
+        (intermediate,) = run.tensors.take(MLPLayout(self.config).activations(run.owner, run.spec))
+        return MLP(self, intermediate)
+
+
+class MLP:
+    """One layer's. ``intermediate``: room for a block's rows between the products."""
+
+    def __init__(self, weights: MLPWeights, intermediate: torch.Tensor) -> None:
+        self.weights, self._intermediate = weights, intermediate
+
+    def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """``out`` [M, H] = its result (+ residual) of a block's rows."""
+        intermediate = self._intermediate[: len(normed)]
+        return self.weights.down(self.weights.gate_up(normed, intermediate), out, residual)
+
+    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+        """Its result [M, H] of a prompt's rows."""
+        return self.weights.down.prefill(self.weights.gate_up.prefill(normed))

@@ -1,0 +1,103 @@
+"""What a part of a decoder layer is to the model around it: its weights, and its forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.delta_step import CycleState
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.recurrent_cache import RecurrentSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What all parts of a model share while it runs.
+
+    Attributes:
+        owner: of the shared buffers. start: [1] int32, committed tokens. cycle: see ``CycleState``.
+    """
+
+    owner: str
+    tensors: Tensors
+    spec: EngineSpec
+    start: torch.Tensor
+    cycle: CycleState
+
+
+class Mixer(Protocol):
+    """The part of a layer that lets tokens see each other. Rows of a block stand at ``start ..``."""
+
+    def block(
+        self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
+    ) -> torch.Tensor:
+        """``out`` [M, H] = its result (+ residual) of a block's rows. A fixed list of launches.
+
+        Args:
+            normed: [M, H]. out: may be ``residual``. max_seq_len: no row stands at or behind this position.
+        """
+
+    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
+        """Its result [M, H] of a prompt's rows, which are committed at once, behind ``committed`` tokens."""
+
+    def state_bytes(self, positions: int) -> int:
+        """Bytes of what it keeps of the sequence that a block reads, where so many positions are looked back on."""
+
+
+@runtime_checkable
+class RecurrentMixer(Mixer, Protocol):
+    """A mixer with a state that cannot be cut back."""
+
+    def commit(self, rows: int) -> None:
+        """Bring the state up to the first ``rows`` of the last block now."""
+
+    def rollback(self) -> None:
+        """Forget the last block's rows: what had been kept before it is committed and stays so."""
+
+    def snapshot(self) -> RecurrentSnapshot:
+        """A copy of the committed state, to return to."""
+
+    def restore(self, snapshot: RecurrentSnapshot) -> None:
+        """Return to it."""
+
+    def clear(self) -> None:
+        """The state before any token."""
+
+
+class FeedForward(Protocol):
+    """The part of a layer that works on each token by itself."""
+
+    def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """As a mixer's."""
+
+    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+        """As a mixer's."""
+
+
+Bound = TypeVar("Bound", bound=Mixer | FeedForward, covariant=True)
+
+
+class PartWeights(Protocol[Bound]):
+    """The loaded weights of one part."""
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """Its products with large matrices, whose kernel configurations are to be chosen."""
+
+    @property
+    def places(self) -> Mapping[str, torch.Tensor]:
+        """Where each of its checkpoint's tensors is read to."""
+
+    def finish(self) -> None:
+        """Once all places are filled: from what is stored to what is used."""
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Fill the places so that activations keep their scale: for measuring without a download."""
+
+    def bind(self, at: str, run: RunState) -> Bound:
+        """The part as it runs, over what it keeps of the sequence, ``at`` the name of that."""
