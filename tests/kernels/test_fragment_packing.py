@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quantized_weights import fp8, int4
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
-
-
-def int4(
-    n: int, k: int, group: int, zeros: bool = False, scales: torch.dtype = torch.bfloat16, seed: int = 0
-) -> Int4Weight:
-    """Random codes, scales of both signs, and zero points from 0 to 16."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(-(2**31), 2**31, (n, k // 8), generator=generator).to(torch.int32)
-    values = torch.randn(n, k // group, generator=generator).to(scales)
-    points = torch.randint(0, 17, values.shape, generator=generator, dtype=torch.uint8) if zeros else None
-    return Int4Weight(codes, values, points, torch.bfloat16)
-
-
-def fp8(n: int, k: int, block: tuple[int, int] = (128, 128), seed: int = 0) -> Fp8Weight:
-    """Every code but the two that are no number, and scales of each block."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 255, (n, k), generator=generator, dtype=torch.uint8)
-    codes[codes == 127] = 0
-    scales = torch.rand(-(-n // block[0]), -(-k // block[1]), generator=generator) + 0.5
-    return Fp8Weight(codes.view(torch.float8_e4m3fn), scales, block, torch.bfloat16)
 
 
 def equal(one: Int4Weight | Fp8Weight, other: Int4Weight | Fp8Weight) -> bool:
@@ -124,9 +105,8 @@ def lanes_product(packed: FragmentWeight, tile: int, x: torch.Tensor) -> torch.T
     return total
 
 
-def scaled(record: list[int], kind: object, group: int, sums: torch.Tensor, of_x: torch.Tensor) -> torch.Tensor:
+def scaled(record: list[int], kind: FragmentFormat, group: int, sums: torch.Tensor, of_x: torch.Tensor) -> torch.Tensor:
     """A part of a group's sums with its scale, and without what the codes were offset by."""
-    assert hasattr(kind, "bits") and hasattr(kind, "zeros") and hasattr(kind, "group_size")
 
     def number(word: int) -> float:
         return float(torch.tensor([word]).to(torch.uint32).view(torch.float32))
