@@ -8,6 +8,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.spec import EngineSpec
 
 
@@ -18,7 +19,7 @@ def buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec, v
         vocab_size: rows of embedding and head, padding included, where a checkpoint told them.
     """
     vocab_size = vocab_size or model.vocab_size
-    yield from target.weight_buffers(model, "model.", vocab_size, spec.dtype)
+    yield from target.weight_buffers(model, "model.", vocab_size, spec.dtype, stored_formats(model.quantization))
     yield from target.run_buffers(model, vocab_size, spec)
     yield from cycle.cycle_buffers(spec.rows, vocab_size).all()
     if draft is not None:
