@@ -15,6 +15,7 @@ from dflash_local.errors import UsageError
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
 
 MAX_CONTEXT = 2**31 - 1
+FUSED, REFERENCE = "fused", "reference"  # engines
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
 
 
@@ -161,9 +162,7 @@ class LoadConfig:
         has_variable=False,
         compared=False,
     )
-    engine: str = _option(
-        "auto", "auto: fused on a GPU where it knows the pair.", choices=("auto", "fused", "reference")
-    )
+    engine: str = _option("auto", "auto: fused on a GPU where it knows the pair.", choices=("auto", FUSED, REFERENCE))
     exact: bool = _option(
         False, "The same bits with and without drafting, in any dtype; costs some speed.", needs_fused=True
     )

@@ -44,6 +44,7 @@ NAMES = {
     "mistral": "Mistral",
     "mistral_full": "Mistral",
     "gemma2": "Gemma2",
+    "gemma2_full": "Gemma2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
@@ -71,9 +72,13 @@ def _text_settings(family: str) -> dict[str, Any]:
         return {**base, "rope_parameters": rope, "tie_word_embeddings": False}
     if family in ("mistral", "mistral_full"):
         return {**base, "sliding_window": 8 if family == "mistral" else None}
-    if family == "gemma2":
+    if family in ("gemma2", "gemma2_full"):
         caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 12}
-        return {**base, **caps, "sliding_window": 8, "tie_word_embeddings": False}
+        gemma = {**base, **caps, "sliding_window": 8, "tie_word_embeddings": False}
+        if family == "gemma2":
+            return gemma
+        full = {"attn_logit_softcapping": None, "layer_types": ["full_attention"] * 4, "hidden_activation": "silu"}
+        return {**gemma, **full}  # what the fused engine has of it: norms of results, scales, the cap of logits
     if family == "qwen3_moe":
         return {**base, **_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 1}
     if family == "qwen3_next":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_local.errors import UsageError
+from dflash_local.load_config import FUSED, REFERENCE
 
 OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
@@ -49,13 +50,13 @@ def fused(why: str, has_kernels: Callable[[], bool], option: str = "") -> Candid
     """
     hint = f"run without {option}" if option else "use --engine reference"
     error = UsageError(f"the fused engine cannot run this: {why}", hint)
-    return Candidate("fused", error if why else None, has_kernels)
+    return Candidate(FUSED, error if why else None, has_kernels)
 
 
 def reference(option: str = "") -> Candidate:
     """The reference engine, which runs every pair, on any device, but not with an option of the fused one's."""
     error = UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
-    return Candidate("reference", error if option else None, lambda: True)
+    return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
 def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:

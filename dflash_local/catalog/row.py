@@ -59,12 +59,21 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A pre-quantised copy of the target in a repository of its own."""
+    """A pre-quantised copy of the target in a repository of its own. None is "not known" everywhere.
+
+    Attributes:
+        format: the method and the bits. group_size: weights along in_features that share a scale.
+        kept_16_bits: parts that the recipe leaves in 16 bits, besides what every recipe leaves so (norms, convolutions,
+            the b and a of Gated-DeltaNet, routers).
+        size_gib: of the repository's files, vision and multi-token-prediction parts included.
+    """
 
     repo: str
     format: str
     size_gib: float | None = None
     revision: str | None = None
+    group_size: int | None = None
+    kept_16_bits: tuple[str, ...] | None = None
     note: str = ""
 
 

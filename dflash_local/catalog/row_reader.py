@@ -30,7 +30,7 @@ ROW = (
     *("published", "acceptance_band", "notes"),
 )
 FINGERPRINT = ("generation", "layers", "taps", "mask_token_id", "block_size", "window", "revision")
-VARIANT = ("repo", "format", "size_gib", "revision", "note")
+VARIANT = ("repo", "format", "size_gib", "revision", "group_size", "kept_16_bits", "note")
 SERVER = ("tensor_parallel", "vllm", "sglang", "note")
 LAUNCH = ("command", "environment")
 PUBLISHED = ("source", "generation", "tasks")
@@ -48,6 +48,7 @@ ROW_KEYS = {
 MIN_BLOCK, MAX_BLOCK = 2, 64
 MAX_CONTEXT = 2**30
 MAX_GIB = 1e6
+MAX_GROUP = 2**16
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./-]*[A-Za-z0-9_])?")
 ALIAS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
@@ -176,8 +177,17 @@ def _variant(node: Node) -> Variant:
         format=_name(_required(node, fields, "format"), "variants.format") or "",
         size_gib=read.number(fields.get("size_gib"), "size_gib", 0, MAX_GIB),
         revision=_revision(fields.get("revision"), "variants.revision"),
+        group_size=read.integer(fields.get("group_size"), "group_size", 1, MAX_GROUP),
+        kept_16_bits=_kept(fields.get("kept_16_bits")),
         note=read.text(fields.get("note"), "note") or "",
     )
+
+
+def _kept(node: Node | None) -> tuple[str, ...] | None:
+    """Parts of a model by name; a missing list is not known, an empty one says that there are none."""
+    if node is None or read.is_null(node):
+        return None
+    return tuple(_name(item, "kept_16_bits") or "" for item in read.items(node, "kept_16_bits"))
 
 
 def _server(node: Node | None) -> Server | None:

@@ -111,7 +111,9 @@ def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
         return None
     if choice.drafter is None:
         return Shapes(target, None)
-    config = configuration(choice.drafter, choice.row if choice.own_drafter else None, places)
+    row = choice.row if choice.own_drafter else None
+    readable = row is None or row.kind == "dflash"  # of its relatives nothing here knows what they take
+    config = configuration(choice.drafter, row, places) if readable else None
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
     return Shapes(target, drafter, drafter_unknown=drafter is None)

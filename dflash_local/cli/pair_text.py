@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dflash_local.cli.tables import UNKNOWN, Column, field, gib, indented, table, tokens, wrapped
 
 if TYPE_CHECKING:
-    from dflash_local.catalog.row import Published, Row
+    from dflash_local.catalog.row import Published, Row, Variant
 
 THINKING = {
     "required": "on: the drafter was trained on replies that think first",
@@ -119,9 +119,19 @@ def variants(row: Row, width: int) -> list[str]:
     """Targets that others published in fewer bits."""
     if not row.variants:
         return []
-    columns = (Column("REPOSITORY"), Column("FORMAT"), Column("SIZE", right=True), Column("NOTE", shrinks=True))
-    rows = [(item.repo, item.format, gib(item.size_gib), item.note) for item in row.variants]
-    return ["pre-quantised targets", *indented(table(columns, rows, width - 2))]
+    columns = (Column("REPOSITORY"), Column("FORMAT"), Column("SIZE", right=True))
+    rows = [(item.repo, _format(item), gib(item.size_gib)) for item in row.variants]
+    lines = ["pre-quantised targets", *indented(table(columns, rows, width - 2))]
+    for item in row.variants:
+        kept = f"{' and '.join(item.kept_16_bits)} in 16 bits" if item.kept_16_bits else ""
+        said = "; ".join(part for part in (kept, item.note) if part)
+        lines += indented(wrapped(f"{item.repo}: {said}", width - 2)) if said else []
+    return lines
+
+
+def _format(item: Variant) -> str:
+    """The format and, where it is known, how many weights share a scale."""
+    return item.format if item.group_size is None else f"{item.format} g{item.group_size}"
 
 
 def server(row: Row, width: int) -> list[str]:

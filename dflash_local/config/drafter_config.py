@@ -14,6 +14,7 @@ from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.config.features import AttentionConfig, MLPConfig
+from dflash_local.config.inferred import fill
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.errors import CheckpointError
 
@@ -120,10 +121,10 @@ class DrafterConfig:
         Raises:
             as ``from_json``.
         """
-        known, filled_in = _filled(shape)
+        known, inferred = fill(shape)
         if not any(known.get(key) for key in ("rope_theta", "rope_parameters")):
             known |= PLAIN_ROPE
-        return replace(cls.from_json(known, source), inferred=tuple(sorted(filled_in & set(SIZES))))
+        return replace(cls.from_json(known, source), inferred=tuple(sorted(inferred & set(SIZES))))
 
     @property
     def mlp(self) -> MLPConfig:
@@ -192,20 +193,6 @@ class DrafterConfig:
             "block": self.block_size,
             "window": window,
         }
-
-
-def _filled(shape: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """A shape with likely values in place of nulls, and the last parts of their names."""
-    known = dict(shape)
-    inferred = known.pop("_inferred", None)
-    names: set[str] = set()
-    for name, value in inferred.items() if isinstance(inferred, Mapping) else ():
-        outer, _, key = name.rpartition(".")
-        place = known.get(outer) if outer else known
-        if isinstance(place, Mapping) and place.get(key) is None:
-            names.add(key)
-            known |= {outer: {**place, key: value}} if outer else {key: value}
-    return known, names
 
 
 def check_architecture(config: Mapping[str, Any], where: str) -> None:

@@ -1,6 +1,6 @@
 """A target's text model as features: of the whole, and of each layer. Names follow the published configurations.
 
-Whoever builds, plans or loads a layer asks its features; the family's name decides nothing behind ``read``.
+Whoever builds, plans or loads a layer asks its features; the family's name decides nothing behind ``read_model``.
 """
 
 from __future__ import annotations

@@ -31,10 +31,6 @@ def fused_refusal(model: ModelConfig) -> str:
         return next(iter(reasons))
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         return "it has no attention"
-    if model.embedding_scale != 1.0:
-        return "its embeddings are scaled"
-    if model.final_logit_softcap is not None:
-        return "its logits have a soft cap"
     if model.rope_type not in get_args(RopeKind):
         return f"its rotary embedding is {model.rope_type}"
     return ""
@@ -60,14 +56,10 @@ def _unknown_variant(layer: LayerConfig) -> str:
         return "its projections have biases"
     if mlp.activation != ACTIVATION:
         return f"its activation is {mlp.activation}"
-    if layer.sandwich_norms:
-        return "the results of its layers are normed"
     if attention is not None and attention.sliding_window is not None:
         return "it has sliding windows"
     if attention is not None and attention.logit_softcap is not None:
         return "its attention scores have a soft cap"
-    if attention is not None and attention.scale is not None:
-        return "its attention scores are scaled by a number of their own"
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:
         return f"its convolution is {mixer.conv_kernel_size} wide, {CONV_KERNEL_SIZE} is known"
     return ""

@@ -19,6 +19,7 @@ from dflash_local.config.features import (
     ModelConfig,
     MoEConfig,
 )
+from dflash_local.config.inferred import fill
 from dflash_local.config.quantization import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
 from dflash_local.config.values import Values
@@ -37,41 +38,32 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         CheckpointError: a value is of the wrong type or out of its bounds; names ``source`` and the key.
     """
     family = family_of(config, source)
-    top = Fields(config, source)
+    known, inferred = fill(config)
+    top = Fields(known, source)
     nested = top.inner("text_config")
-    text = Fields(nested or config, source)
+    text = Fields(nested or known, source)
     for fields in (text, top):
         if fields.present("model_type"):
             fields.word("model_type", family.model_types)
-    told, inferred = _with_inferred(text.values, config.get("_inferred"))
-    values = Values(text_values(told, source), source, inferred)
+    values = Values(text_values(text.values, source), source, inferred)
     return ModelConfig(
         source=source,
         family=family.name,
         hidden_size=values.needed("hidden_size"),
         vocab_size=values.needed("vocab_size"),
-        tie_word_embeddings=_tied(top, values, family),
+        tie_word_embeddings=_tied(top if nested else None, values, family),
         layers=_layers(values, family),
         rms_norm_eps=values.values.get("rms_norm_eps"),
         norm_plus_one=family.norm_plus_one,
         rope=_rope(values),
         rope_type=_rope_values(values).get("rope_type", "default"),
         max_position_embeddings=values.get("max_position_embeddings"),
-        stored_dtype=_stored_dtype(text.values, config),
+        stored_dtype=_stored_dtype(text.values, known),
         quantization=read_quantization(quantization_settings(top, text)),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
         final_logit_softcap=_logit_softcap(values, family),
         inferred=values.inferred,
     )
-
-
-def _with_inferred(text: Mapping[str, Any], inferred: object) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """A text model's values with likely ones in place of nulls, and the names of these."""
-    if not isinstance(inferred, Mapping):
-        return text, frozenset()
-    likely = {str(name).removeprefix("text_config."): value for name, value in inferred.items()}
-    missing = {name: value for name, value in likely.items() if text.get(name) is None}
-    return {**text, **missing}, frozenset(missing)
 
 
 def quantization_settings(top: Fields, text: Fields) -> Fields:
@@ -83,8 +75,8 @@ def quantization_settings(top: Fields, text: Fields) -> Fields:
     return Fields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
 
 
-def _tied(top: Fields, values: Values, family: Family) -> bool:
-    told = top.optional_flag("tie_word_embeddings")
+def _tied(wrapper: Fields | None, values: Values, family: Family) -> bool:
+    told = None if wrapper is None else wrapper.optional_flag("tie_word_embeddings")
     return bool(values.get("tie_word_embeddings", family.tied) if told is None else told)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -23,8 +23,11 @@ class Replaying(Runner, Protocol):
     context: int
     costs: Mapping[int, float]
 
-    def idle(self, length: int) -> AbstractContextManager[None]:
-        """Within, ``replay`` runs cycles as if so many tokens were committed; they emit nothing and move nothing."""
+    def idle(self, ids: Sequence[int]) -> AbstractContextManager[None]:
+        """Within, ``replay`` runs cycles behind these committed ids; they emit nothing and move nothing."""
+
+    def set_anchor(self, token: int) -> None:
+        """Let the next cycles begin with an id."""
 
     def replay(self, rows: int) -> None:
         """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
@@ -34,8 +37,8 @@ class Replaying(Runner, Protocol):
 def measure_costs(runner: Replaying, block: int, say: Callable[[float], None] = lambda _part: None) -> None:
     """Fill ``runner.costs``: medians in milliseconds, at about a thousand committed tokens.
 
-    The runner must be fresh: the cycles that are run emit nothing and move nothing, but what they write into
-    the caches is garbage. Without CUDA nothing is measured.
+    The runner must be fresh. Tokens are varied, committed ones and anchors: what a mixture of experts reads follows
+    from them, and a text of one id would read as little as no text does. Without CUDA nothing is measured.
     """
     if runner.device.type != "cuda" or runner.proposer is None:
         return
@@ -43,10 +46,20 @@ def measure_costs(runner: Replaying, block: int, say: Callable[[float], None] = 
     if runner.exact:  # every forward has the same rows
         lengths = [1, block]
     length = min(AT, runner.context // 2)
+    ids = varied_ids(length + REPLAYS + 2, runner.vocab_size)
     found = {}
-    for index, rows in enumerate(lengths):
-        say(index / len(lengths))
-        with runner.idle(length):
-            spans = [span_ms(partial(runner.replay, rows)) for _ in range(REPLAYS + 2)]
-        found[rows] = sorted(spans[2:])[REPLAYS // 2]  # the first compiles, the second records
+    with runner.idle(ids[:length]):
+        for index, rows in enumerate(lengths):
+            say(index / len(lengths))
+            spans = []
+            for anchor in ids[length:]:
+                runner.set_anchor(anchor)
+                spans.append(span_ms(partial(runner.replay, rows)))
+            found[rows] = sorted(spans[2:])[REPLAYS // 2]  # the first compiles, the second records
     runner.costs = found
+
+
+def varied_ids(count: int, vocab_size: int) -> list[int]:
+    """So many ids from all of the vocabulary, the same ones every time."""
+    found: list[int] = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    return found

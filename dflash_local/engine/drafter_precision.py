@@ -107,7 +107,7 @@ def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
     The products are the library's until they are chosen. Nothing may have been recorded yet.
     """
     if precision.weights == "8bit":
-        drafter.in_eight_bits()
+        drafter.quantize()
     _use_head(drafter, precision.head)
 
 
@@ -142,7 +142,7 @@ def _measured(drafter: FusedDrafter, rows: int) -> ChosenPrecision:
         coarse = int8_copy(target.weights.head)
         for name in MEASURED:
             if DRAFTER_PRECISIONS[name].weights == "8bit":
-                drafter.in_eight_bits()
+                drafter.quantize()
             _use_head(drafter, DRAFTER_PRECISIONS[name].head, coarse)
             choose_configs(drafter.products, rows)
             times[name] = draft_ms()

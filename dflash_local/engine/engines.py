@@ -10,6 +10,7 @@ from dflash_local.catalog.engine_rule import Candidate
 from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
+from dflash_local.load_config import FUSED, REFERENCE
 
 Say = Callable[[str, float], None]  # a stage, and how much of the load is done (0..1)
 
@@ -29,8 +30,8 @@ class Engine:
 
 
 ENGINES: Mapping[str, Engine] = {
-    "fused": Engine(load_fused.candidate, load_fused.load),
-    "reference": Engine(load_reference.candidate, load_reference.load),
+    FUSED: Engine(load_fused.candidate, load_fused.load),
+    REFERENCE: Engine(load_reference.candidate, load_reference.load),
 }
 
 

@@ -25,6 +25,7 @@ from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
+from dflash_local.request import SamplingParams
 
 AHEAD = 2  # cycles on their way while the host reads an older one
 FIRST_BUCKET = 2048  # tokens; each next one is twice as long
@@ -204,14 +205,22 @@ class FusedRunner:
         self._records.send(key)
 
     @contextmanager
-    def idle(self, length: int) -> Iterator[None]:
-        """Within, ``replay`` runs cycles as if so many tokens were committed; they emit nothing and move nothing."""
-        self.target.start.fill_(length)
+    def idle(self, ids: Sequence[int]) -> Iterator[None]:
+        """Within, ``replay`` runs cycles behind these committed ids; they emit nothing and move nothing."""
+        prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
+        sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
+        self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
+        for _ in self.prefill(ids, 0):
+            pass
         self.progress.done.fill_(1)
         try:
             yield
         finally:
             self.restart(0, None)
+
+    def set_anchor(self, token: int) -> None:
+        """Let the next cycles begin with an id."""
+        self.progress.tokens[:1] = token
 
     def replay(self, rows: int) -> None:
         """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""

@@ -71,7 +71,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         drafter_config = contract.drafter.with_attention_factor(config.attention_factor)
         home = torch.device("cpu") if narrow else device
         parts = drafter_weights.read_weights(pair.drafter_files, drafter_config, home, dtype, notices.append)
-        drafter = FusedDrafter(drafter_config, parts, target, config.draft_window, eight_bits=narrow)
+        drafter = FusedDrafter(drafter_config, parts, target, config.draft_window, int8=narrow)
         stored = () if narrow else drafter.products
         del parts  # what a coarser precision replaces is free then
     say("measuring", 0.85)

@@ -78,6 +78,7 @@ def decode_attention(
     max_seq_len: int,
     mask: AttentionMask,
     gates: torch.Tensor | None = None,
+    scale: float | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """Attention of rows at positions ``start ..`` over the cache, their own keys included.
@@ -88,10 +89,10 @@ def decode_attention(
         start: [1] int32 on the device. out: [M, heads * head_dim], written.
         max_seq_len: no key is at or behind this.
         gates: [M, ..] whose first numbers are each head's query and gate by turns; None gates nothing.
-        config: in place of the measured one.
+        scale: of the scores; None is ``head_dim ** -0.5``. config: in place of the measured one.
     """
     if not runs_kernels(queries):
-        return decode_attention_reference(queries, cache, start, out, mask, gates)
+        return decode_attention_reference(queries, cache, start, out, mask, gates, scale)
     rows, num_heads, head_dim = queries.shape
     device = device_properties(queries.device)
     keys, values = cache if device.compute_capability >= FP8_LOAD_CAPABILITY else (as_bytes(part) for part in cache)
@@ -105,7 +106,7 @@ def decode_attention(
     split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
     _attend_split_kernel[(num_kv_heads, count)](
-        queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, head_dim**-0.5,
+        queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
         capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
         config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -126,12 +127,13 @@ def decode_attention_reference(
     out: torch.Tensor,
     mask: AttentionMask,
     gates: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """The same in plain PyTorch, in float32."""
     rows, num_heads, head_dim = queries.shape
     end = int(start) + rows
     keys, values = (part[:, :end].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
-    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * head_dim**-0.5
+    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * (scale or head_dim**-0.5)
     at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
     key = torch.arange(end, device=out.device).unsqueeze(0)
     hidden = torch.zeros_like(key > at)

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 
-def prefill_attention(queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], committed: int) -> torch.Tensor:
+def prefill_attention(
+    queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], committed: int, scale: float | None = None
+) -> torch.Tensor:
     """Causal attention [M, heads * head_dim] of rows at ``committed ..`` over what is committed and themselves.
 
     A float8_e4m3fn cache is widened one KV head at a time, exactly: beside it stand one head's keys and values
@@ -14,29 +16,29 @@ def prefill_attention(queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Te
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
-            float8_e4m3fn, the M rows written.
+            float8_e4m3fn, the M rows written. scale: of the scores; None is ``head_dim ** -0.5``.
     """
     rows, num_heads, head_dim = queries.shape
     keys, values = (part[:, : committed + rows] for part in cache)
     if keys.dtype == queries.dtype:
-        return _attended(queries, keys, values).transpose(0, 1).reshape(rows, -1)
+        return _attended(queries, keys, values, scale).transpose(0, 1).reshape(rows, -1)
     group = num_heads // len(keys)
     out = queries.new_empty(rows, num_heads, head_dim)
     for head in range(len(keys)):
         mine = slice(head * group, (head + 1) * group)
         k, v = (part[head : head + 1].to(queries.dtype) for part in (keys, values))
-        out[:, mine] = _attended(queries[:, mine], k, v).transpose(0, 1)
+        out[:, mine] = _attended(queries[:, mine], k, v, scale).transpose(0, 1)
         del k, v  # before the next head's are made
     return out.reshape(rows, -1)
 
 
-def _attended(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _attended(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None) -> torch.Tensor:
     """[heads, M, head_dim] of queries [M, heads, head_dim] over keys and values [KV heads, rows, head_dim]."""
     q = queries.transpose(0, 1).unsqueeze(0)
     k, v = keys.unsqueeze(0), values.unsqueeze(0)
     if q.shape[2] == k.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0]
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[0]
     from torch.nn.attention.bias import causal_lower_right
 
     mask = causal_lower_right(q.shape[2], k.shape[2])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)[0]

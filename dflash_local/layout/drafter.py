@@ -11,7 +11,7 @@ from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.linear import INT8, UNQUANTIZED, LinearSpec, Part, WeightFormat, linear_buffers
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.load_config import FREQUENT
+from dflash_local.load_config import FREQUENT, DrafterPrecision
 
 OWNER = "drafter"
 LOGITS = f"{OWNER}.logits"
@@ -190,12 +190,12 @@ def draft_logits(block_size: int, drafted_ids: int, dtype: str) -> Buffer:
     return Buffer(LOGITS, (block_size - 1, drafted_ids), dtype, "buffers")
 
 
-def head_buffers(vocab_size: int, hidden_size: int, spec: EngineSpec) -> Iterator[Buffer]:
+def head_buffers(vocab_size: int, hidden_size: int, dtype: str, precision: DrafterPrecision) -> Iterator[Buffer]:
     """A copy of the target's head for drafting, where there is one."""
-    if spec.precision.head == "8bit":
-        yield from INT8.buffers("draft_head", vocab_size, hidden_size, spec.dtype, "head for drafting")
+    if precision.head == "8bit":
+        yield from INT8.buffers("draft_head", vocab_size, hidden_size, dtype, "head for drafting")
 
 
-def matrix_format(spec: EngineSpec) -> WeightFormat:
+def matrix_format(precision: DrafterPrecision) -> WeightFormat:
     """Of the drafter's matrices."""
-    return INT8 if spec.precision.weights == "8bit" else UNQUANTIZED
+    return INT8 if precision.weights == "8bit" else UNQUANTIZED

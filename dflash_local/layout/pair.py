@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, drafter, target
-from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.spec import EngineSpec
+from dflash_local.load_config import DrafterPrecision
 
 
-def buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec, vocab_size: int = 0) -> Iterator[Buffer]:
-    """What stands from load to close.
-
-    Args:
-        vocab_size: rows of embedding and head, padding included, where a checkpoint told them.
-    """
-    vocab_size = vocab_size or model.vocab_size
-    yield from target.weight_buffers(model, "model.", vocab_size, spec.dtype, stored_formats(model.quantization))
-    yield from target.run_buffers(model, vocab_size, spec)
-    yield from cycle.cycle_buffers(spec.rows, vocab_size).all()
+def weight_buffers(
+    model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
+) -> Iterator[Buffer]:
+    """What both models are loaded with, and a copy of the head for drafting."""
+    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, stored_formats(model.quantization))
     if draft is not None:
-        yield from drafter.weight_buffers(draft, model.hidden_size, spec.dtype, drafter.matrix_format(spec))
-        yield from drafter.head_buffers(vocab_size, model.hidden_size, spec)
-        yield from drafter.run_buffers(draft, vocab_size, spec)
+        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(precision))
+        yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, precision)
+
+
+def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
+    """What a loaded pair takes beside its weights."""
+    yield from target.run_buffers(model, model.vocab_size, spec)
+    yield from cycle.cycle_buffers(spec.rows, model.vocab_size).all()
+    if draft is not None:
+        yield from drafter.run_buffers(draft, model.vocab_size, spec)
+
+
+@lru_cache(maxsize=64)
+def _weight_bytes(
+    model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
+) -> Mapping[Group, int]:
+    return group_bytes(weight_buffers(model, draft, dtype, precision))
+
+
+def bytes_by_group(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> dict[Group, int]:
+    """Bytes of what stands from load to close; those of weights are kept, since a plan tries many contexts."""
+    weights = _weight_bytes(model, draft, spec.dtype, spec.precision)
+    return {**weights, **group_bytes(run_buffers(model, draft, spec))}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.layout import pair
-from dflash_local.layout.buffer import ITEM_BYTES, Group, group_bytes
+from dflash_local.layout.buffer import ITEM_BYTES, Group
 from dflash_local.layout.part_layout import PartLayout
 from dflash_local.layout.spec import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout
@@ -47,7 +47,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
 
 def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> list[Line]:
     """What stands from load to close."""
-    sums = group_bytes(pair.buffers(target, drafter, spec))
+    sums = pair.bytes_by_group(target, drafter, spec)
     notes: dict[Group, str] = {
         "target weights": spec.dtype,
         "head": "the embedding's" if target.tie_word_embeddings else spec.dtype,

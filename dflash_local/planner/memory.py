@@ -70,7 +70,7 @@ def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phas
         lines.append(Line("drafter KV", held, f"{grown} rows, and the rope table"))
     if target.recurrent:
         state = state_bytes(target, load.dtype, held=True)
-        lines.append(Line("recurrent state", state + _tape(target, load), "with the tape of a block"))
+        lines.append(Line("recurrent state", state + _log(target, load), "with the log of a block"))
         copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
         lines.append(Line("state snapshots", state * copies, f"{copies} of them"))
     chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
@@ -159,7 +159,7 @@ def _recurrent(target: ModelConfig) -> list[GatedDeltaNetConfig]:
     return [layer.mixer for layer in target.layers if isinstance(layer.mixer, GatedDeltaNetConfig)]
 
 
-def _tape(target: ModelConfig, load: Load) -> int:
+def _log(target: ModelConfig, load: Load) -> int:
     """Raw inputs of a block's rows, kept until it is known how many are accepted."""
     rows, size = max(load.block, 8), DTYPE_BYTES[load.dtype]
     return sum(

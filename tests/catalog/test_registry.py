@@ -230,3 +230,11 @@ def test_other_yaml_readers_read_the_same() -> None:
 def test_names_alone_need_no_yaml() -> None:
     code = "import sys, dflash_local.catalog.bundled, dflash_local.catalog.registry; print('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_variant_tells_what_it_leaves_in_16_bits() -> None:
+    variants = {item.repo: item for row in registry.load().rows for item in row.variants}
+    gptq = variants["Qwen/Qwen3.5-27B-GPTQ-Int4"]
+    assert (gptq.format, gptq.group_size, gptq.kept_16_bits) == ("gptq-int4", 128, ("self_attn", "linear_attn"))
+    assert variants["Qwen/Qwen3.5-27B-FP8"].kept_16_bits == (), "nothing but what every recipe leaves"
+    assert variants["QuantTrio/Qwen3.6-27B-AWQ"].kept_16_bits is None, "not known"

@@ -1,4 +1,4 @@
-"""``dflash bench --weights random`` in-process: refusals in one line, the report end to end on the CPU's twins."""
+"""``dflash bench --weights random`` in-process: refusals in one line, the report end to end on the CPU's references."""
 
 from __future__ import annotations
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.models.drafter_tensors import check_tensors
 
@@ -159,3 +162,21 @@ def test_ck_17_head_dim_that_does_not_match_the_tensors():
 
 def test_ck_09_auto_map_is_ignored():
     assert read(auto_map={"AutoModel": "evil.Model"}) == read()
+
+
+def test_layers_are_told_as_features():
+    config = read(**SLIDING, attention_bias=True)
+    plain = AttentionConfig(4, 2, 16, rotary_dim=16, qk_norm=True, qkv_bias=True, output_bias=True)
+    assert [config.attention(layer) for layer in range(3)] == [replace(plain, sliding_window=24)] * 2 + [plain]
+    assert config.mlp == MLPConfig(128)
+
+
+def test_a_shape_is_known_by_likely_values_and_names_those_that_sizes_depend_on():
+    likely = {"intermediate_size": 96, "rms_norm_eps": 1e-5, "dflash_config.block_size": 4, "hidden_size": 7}
+    nested = {"mask_token_id": 5, "target_layer_ids": [1, 2], "block_size": None}
+    shape = raw(dflash_config=nested) | {"intermediate_size": None, "rope_theta": None, "_inferred": likely}
+    config = DrafterConfig.from_shape(shape, "x")
+    assert (config.intermediate_size, config.hidden_size, config.block_size) == (96, 64, 4)
+    assert config.inferred == ("block_size", "intermediate_size") and config.source == "x"
+    with pytest.raises(UnknownValue, match="x: rope: rope_theta is missing"):
+        DrafterConfig.from_json({**shape, "intermediate_size": 96}, "x")

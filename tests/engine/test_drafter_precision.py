@@ -99,12 +99,12 @@ def test_eight_bits_give_the_matrices_memory_back() -> None:
     assert sum(matrix.weight.nbytes for matrix in drafter.matrices) < before * 0.27  # a quarter of float32, and scales
 
 
-def test_a_drafter_can_be_bound_in_eight_bits_at_once() -> None:
+def test_a_drafter_can_be_bound_quantize_at_once() -> None:
     drafter = drafter_of(fresh("demo"))
     checkpoint = Checkpoint.open(bundled.find("demo").drafter)  # type: ignore[arg-type]
     parts = read_weights(checkpoint, drafter.config, torch.device("cpu"), torch.float32, lambda _: None)
-    coarse = FusedDrafter(drafter.config, parts, drafter.target, eight_bits=True)
-    drafter.in_eight_bits()
+    coarse = FusedDrafter(drafter.config, parts, drafter.target, int8=True)
+    drafter.quantize()
     for one in (coarse, drafter):
         one.block(100)
     assert torch.equal(coarse.drafts, drafter.drafts)

@@ -21,7 +21,6 @@ from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
-from dflash_local.layout.buffer import group_bytes  # noqa: E402
 from dflash_local.layout.spec import EngineSpec  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
@@ -185,7 +184,7 @@ def test_measured_peaks_of_an_h200_are_predicted(name: str, context: int, peak_g
     """Of random weights and cycles alone, no prompt (torch 2.11): what stands, and the scratch of the libraries."""
     pair = PAIRS[name]
     spec = EngineSpec("bfloat16", context, pair.config.block_size, len(pair.config.taps))
-    stands = sum(group_bytes(layout.buffers(pair.model, pair.config, spec)).values())
+    stands = sum(layout.bytes_by_group(pair.model, pair.config, spec).values())
     scratch = fused_memory.scratch_bytes(pair.model, spec, "cuda")
     assert stands + scratch == pytest.approx(peak_gib * 2**30, rel=0.002)
 

@@ -122,8 +122,11 @@ class Attention:
         qkv, queries, attended = self._qkv[:rows], self._queries[:rows], self._attended[:rows]
         self.weights.qkv(normed, qkv)
         self._write(qkv, queries)
-        gates = qkv if self.weights.config.gated else None
-        decode_attention(queries, self.cache, self._start, attended, self._partials, max_seq_len, self.mask, gates)
+        config, start = self.weights.config, self._start
+        gates = qkv if config.gated else None
+        decode_attention(
+            queries, self.cache, start, attended, self._partials, max_seq_len, self.mask, gates, config.scale
+        )
         return self.weights.output(attended, out, residual)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
@@ -132,7 +135,7 @@ class Attention:
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
-        attended = prefill_attention(queries, self.cache, committed)
+        attended = prefill_attention(queries, self.cache, committed, config.scale)
         if config.gated:
             heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)

@@ -13,9 +13,7 @@ from dflash_local.models.fused.part import FeedForward, Mixer
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attributes:
-    mixer_output, mlp_output: norms of the parts' results (Gemma 2), or None.
-    """
+    """One layer as it runs. ``mixer_output``, ``mlp_output``: norms of the parts' results (Gemma 2), or None."""
 
     mixer: Mixer
     mlp: FeedForward

@@ -42,12 +42,12 @@ class FusedDrafter:
         target: FusedTarget,
         draft_window: int | None = None,
         *,
-        eight_bits: bool = False,
+        int8: bool = False,
     ) -> None:
         """Bind it.
 
         Args:
-            draft_window: context rows it looks back on. eight_bits: its matrices are kept so, and may lie elsewhere:
+            draft_window: context rows it looks back on. int8: its matrices are kept as codes, and may lie elsewhere:
                 then they are brought to the target's device one after the other.
         """
         self.config, self.target = config, target
@@ -66,8 +66,8 @@ class FusedDrafter:
         self._rotation = self._filled_rotation(tensors)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
         self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
-        if eight_bits:
-            self.in_eight_bits()
+        if int8:
+            self.quantize()
         heads = layout.heads_of(config)
         self._context_heads = HeadLayout(
             num_heads=0,
@@ -125,7 +125,7 @@ class FusedDrafter:
         own = () if self.head is self.target.weights.head else (self.head,)
         return (*self.matrices, *own)
 
-    def in_eight_bits(self) -> None:
+    def quantize(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
         for matrix in self.matrices:
             quantise_layer(matrix, self.target.device)
@@ -144,7 +144,7 @@ class FusedDrafter:
         for layer in self._layers:
             layer.block(x, self._normed, None, max_seq_len)
         self._norm(x, self._hidden)
-        self.head(self._hidden[1:], self.drafts)
+        self.target.cap_logits(self.head(self._hidden[1:], self.drafts))
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block, all of them, at its ``start``.

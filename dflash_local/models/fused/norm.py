@@ -11,9 +11,7 @@ from dflash_local.kernels.rms_norm import rms_norm
 
 @dataclass(slots=True)
 class RMSNorm:
-    """Attributes:
-    weight: [H]. plus_one: it is stored counting from zero, and the norm rounds once, after it.
-    """
+    """``weight`` [H]; ``plus_one``: it is stored counting from zero, and the norm rounds once, after it."""
 
     weight: torch.Tensor
     eps: float

@@ -109,21 +109,20 @@ class FusedTarget:
         x, normed = self._x[:rows], self._normed[:rows]
         branch = None if self._branch is None else self._branch[:rows]
         torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
-        if self.config.embedding_scale != 1.0:
-            x.mul_(self._embedding_scale)
+        self._scale_embedding(x)
         for index, layer in enumerate(self.layers):
             layer.block(x, normed, branch, max_seq_len)
             if with_taps and index in self._tap_index:
                 self._tap(self.tapped[:rows], index).copy_(x)
         self.weights.norm(x, self.hidden[:rows])
-        self._capped(self.weights.head(self.hidden[:rows], self.logits[:rows]))
+        self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
 
-    @property
-    def _embedding_scale(self) -> float:
-        """In the model's dtype, as the published models round it."""
-        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+    def _scale_embedding(self, x: torch.Tensor) -> torch.Tensor:
+        """Embedding rows as the layers take them, in place; the scale is rounded as the published models do."""
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
-    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+    def cap_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] after the model's soft cap, in place."""
         cap = self.config.final_logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
@@ -136,7 +135,7 @@ class FusedTarget:
         """Run committed tokens [M], as many as there are: they are part of the text from now on."""
         rows = len(ids)
         self._commit_pending()
-        x = self.embed(ids)
+        x = self._scale_embedding(self.embed(ids))
         normed = torch.empty_like(x)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
         for index, layer in enumerate(self.layers):
@@ -147,17 +146,16 @@ class FusedTarget:
         return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H]."""
-        rows = self.weights.embedding[ids]
-        return rows if self.config.embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
+        """Embedding rows [M, H], as a drafter reads them."""
+        return self.weights.embedding[ids]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
         rows = len(hidden)
         if not self.exact or rows > self.rows:
-            return self._capped(self.weights.head.prefill(hidden))
+            return self.cap_logits(self.weights.head.prefill(hidden))
         self.hidden[:rows] = hidden
-        return self._capped(self.weights.head(self.hidden, self.logits))[:rows].clone()
+        return self.cap_logits(self.weights.head(self.hidden, self.logits))[:rows].clone()
 
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
