@@ -24,8 +24,8 @@ def fused_refusal(model: ModelConfig) -> str:
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_kind(layer)))
     if reasons:
         return next(iter(reasons))
-    if model.quantization is not None:
-        return f"its weights are in the format {model.quantization}"
+    if model.quantization is not None and model.quantization.unread:
+        return f"its weights are in the format {model.quantization.unread}"
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
     if reasons:
         return next(iter(reasons))

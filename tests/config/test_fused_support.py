@@ -17,6 +17,7 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.quantization import Quantization, StoredFp8
 
 ATTENTION = AttentionConfig(4, 2, 8, rotary_dim=8)
 DELTA = GatedDeltaNetConfig(2, 4, 8, 8, conv_kernel_size=4)
@@ -64,7 +65,8 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
         (last(mlp=MoEConfig(8, 2, 16)), "it is a mixture of experts"),
         (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
-        (replace(DENSE, quantization="fp8"), "its weights are in the format fp8"),
+        (replace(DENSE, quantization=Quantization("awq", unread="awq")), "its weights are in the format awq"),
+        (replace(DENSE, quantization=Quantization("fp8", default=StoredFp8((128, 128)))), ""),
         (last(mixer=replace(ATTENTION, qkv_bias=True)), "its projections have biases"),
         (last(mixer=replace(ATTENTION, output_bias=True)), "its projections have biases"),
         (last(mlp=replace(MLP, bias=True)), "its projections have biases"),

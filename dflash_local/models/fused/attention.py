@@ -12,11 +12,11 @@ from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
-from dflash_local.models.fused.formats import Places
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
