@@ -110,10 +110,10 @@ def _text_settings(family: str) -> dict[str, Any]:
     return base
 
 
-def _model(family: str) -> Any:
+def _model(family: str, **changes: Any) -> Any:
     import transformers as t
 
-    settings = _text_settings(family)
+    settings = {**_text_settings(family), **changes}
     if family == "qwen3_5_wrapped":
         vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": HIDDEN}
         config = t.Qwen3_5Config(text_config=settings, vision_config={**vision, "num_position_embeddings": 16})
@@ -123,10 +123,10 @@ def _model(family: str) -> Any:
 
 
 @torch.no_grad()
-def random_model(family: str, seed: int = 0) -> Any:
-    """A random model of ``family`` in eval mode."""
+def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A random model of ``family`` in eval mode. ``changes``: of its configuration."""
     torch.manual_seed(seed)
-    model = _model(family).eval()
+    model = _model(family, **changes).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             parameter.normal_()
@@ -143,7 +143,7 @@ def random_model(family: str, seed: int = 0) -> Any:
     return model
 
 
-def save_model(family: str, folder: Path, seed: int = 0) -> Path:
+def save_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save a random model the way a hub repository holds it."""
-    random_model(family, seed).save_pretrained(folder)
+    random_model(family, seed, **changes).save_pretrained(folder)
     return folder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.config.quantization import Quantization
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.config.values import UnknownValue
 
@@ -173,7 +174,7 @@ class ModelConfig:
             read off it later.
         rms_norm_eps: None where it is not told. norm_plus_one: norms count their weight from zero and round after it.
         rope: None where it is not told, or of a kind that only transformers computes. rope_type: its kind in any case.
-        stored_dtype: of the published weights. quantization: their ``quant_method``; None for plain weights.
+        stored_dtype: of the published weights. quantization: how they are quantised; None for plain ones.
         embedding_scale: what embeddings are multiplied by. final_logit_softcap: as of attention's scores.
         inferred: of the values that sizes and limits depend on, names of those that are likely but quoted by no source.
     """
@@ -190,7 +191,7 @@ class ModelConfig:
     max_position_embeddings: int | None
     rope_type: str = "default"
     stored_dtype: str = "bfloat16"
-    quantization: str | None = None
+    quantization: Quantization | None = None
     embedding_scale: float = 1.0
     final_logit_softcap: float | None = None
     inferred: tuple[str, ...] = ()

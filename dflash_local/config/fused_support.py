@@ -24,8 +24,8 @@ def fused_refusal(model: ModelConfig) -> str:
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_kind(layer)))
     if reasons:
         return next(iter(reasons))
-    if model.quantization is not None:
-        return f"its weights are in the format {model.quantization}"
+    if model.quantization is not None and model.quantization.unread:
+        return f"its weights are in the format {model.quantization.unread}"
     reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
     if reasons:
         return next(iter(reasons))
@@ -56,8 +56,6 @@ def _unknown_variant(layer: LayerConfig) -> str:
         return "its projections have biases"
     if mlp.activation != ACTIVATION:
         return f"its activation is {mlp.activation}"
-    if attention is not None and attention.sliding_window is not None:
-        return "it has sliding windows"
     if attention is not None and attention.logit_softcap is not None:
         return "its attention scores have a soft cap"
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:

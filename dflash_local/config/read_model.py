@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.text_config import EXPERT_COUNTS, text_values
 from dflash_local.config.families import LINEAR, SLIDING, Experts, Family, family_of
 from dflash_local.config.features import (
@@ -20,6 +20,7 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.inferred import fill
+from dflash_local.config.quantization import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
 from dflash_local.config.values import Values
 from dflash_local.errors import CheckpointError
@@ -58,7 +59,7 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         rope_type=_rope_values(values).get("rope_type", "default"),
         max_position_embeddings=values.get("max_position_embeddings"),
         stored_dtype=_stored_dtype(text.values, known),
-        quantization=_quantization(quantization_settings(top, text)),
+        quantization=read_quantization(quantization_settings(top, text)),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
         final_logit_softcap=_logit_softcap(values, family),
         inferred=values.inferred,
@@ -72,16 +73,6 @@ def quantization_settings(top: Fields, text: Fields) -> Fields:
         CheckpointError: they are no object.
     """
     return Fields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
-
-
-def _quantization(settings: Fields) -> str | None:
-    """The method."""
-    if not settings.values:
-        return None
-    method = settings.values.get("quant_method") or "unknown"
-    if not isinstance(method, str):
-        raise CheckpointError(f"{settings.where}: quant_method must be a word, got {shown(method)}")
-    return shown(method)[1:-1]
 
 
 def _tied(wrapper: Fields | None, values: Values, family: Family) -> bool:

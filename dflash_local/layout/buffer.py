@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "int32": 4, "int64": 8}
+ITEM_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
 
 Group = Literal[
     "target weights",

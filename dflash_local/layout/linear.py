@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Protocol
 
+from dflash_local.config.quantization import Int4Dialect, Quantization, StoredFormat, StoredFp8, StoredInt4
 from dflash_local.layout.buffer import Buffer, Group
+
+INT4_PER_WORD = 8
+DEQUANTIZED_SLICE = 2**21  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
+DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 
 class WeightFormat(Protocol):
@@ -20,6 +24,9 @@ class WeightFormat(Protocol):
     @property
     def name(self) -> str:
         """As the ledger and screens call it."""
+
+    def joins(self, out_features: int) -> bool:
+        """True where a matrix may stand below one of so many rows in one weight."""
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """The tensors of a matrix [out_features, in_features] whose activations are of ``dtype``."""
@@ -30,6 +37,10 @@ class Unquantized:
     """The model's own dtype."""
 
     name: str = "unquantized"
+
+    def joins(self, out_features: int) -> bool:
+        """Always."""
+        return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """One tensor."""
@@ -42,11 +53,72 @@ class Int8PerChannel:
 
     name: str = "int8"
 
+    def joins(self, out_features: int) -> bool:
+        """Always."""
+        return True
+
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """Codes and scales."""
         return [
             Buffer(f"{name}.codes", (out_features, in_features), "int8", group),
             Buffer(f"{name}.scales", (out_features,), "float32", group),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Groups:
+    """Codes of four bits, with a scale and perhaps a zero point for each group along the input.
+
+    Attributes:
+        dialect: that it is read from.
+    """
+
+    group_size: int
+    zeros: bool = False
+    scale_dtype: str = "bfloat16"
+    dialect: Int4Dialect = "pack-quantized"
+
+    @property
+    def name(self) -> str:
+        """As the ledger and screens call it."""
+        return StoredInt4(self.dialect, self.group_size, self.zeros).name
+
+    def joins(self, out_features: int) -> bool:
+        """Always."""
+        return True
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """Codes, scales, zero points: see ``kernels.quantized_weight.Int4Weight``."""
+        groups = (out_features, -(-in_features // self.group_size))
+        buffers = [
+            Buffer(f"{name}.codes", (out_features, -(-in_features // INT4_PER_WORD)), "int32", group),
+            Buffer(f"{name}.scales", groups, self.scale_dtype, group),
+        ]
+        return [*buffers, Buffer(f"{name}.zeros", groups, "uint8", group)] if self.zeros else buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks:
+    """Codes of eight bits (e4m3), with a scale for each block of rows and columns."""
+
+    block: tuple[int, int]
+    scale_dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        """As the ledger and screens call it."""
+        return StoredFp8(self.block).name
+
+    def joins(self, out_features: int) -> bool:
+        """Blocks are counted from the first row of each matrix."""
+        return out_features % self.block[0] == 0
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """Codes and scales: see ``kernels.quantized_weight.Fp8Weight``."""
+        blocks = (-(-out_features // self.block[0]), -(-in_features // self.block[1]))
+        return [
+            Buffer(f"{name}.codes", (out_features, in_features), "float8_e4m3fn", group),
+            Buffer(f"{name}.scales", blocks, self.scale_dtype, group),
         ]
 
 
@@ -59,6 +131,27 @@ def unquantized(_module: str) -> WeightFormat:
     return UNQUANTIZED
 
 
+def stored_formats(quantization: Quantization | None) -> FormatOf:
+    """The formats of a published checkpoint's matrices, by its configuration alone."""
+    if quantization is None:
+        return unquantized
+    return lambda module: weight_format(quantization.stored(module))
+
+
+def weight_format(stored: StoredFormat | None, scale_dtype: str = "") -> WeightFormat:
+    """The format that a stored one is kept in.
+
+    Args:
+        scale_dtype: of the file; the dialect's usual one where it is not known.
+    """
+    if stored is None:
+        return UNQUANTIZED
+    if isinstance(stored, StoredInt4):
+        usual = "bfloat16" if stored.dialect == "pack-quantized" else "float16"
+        return Int4Groups(stored.group_size, stored.zeros, scale_dtype or usual, stored.dialect)
+    return Fp8Blocks(stored.block, scale_dtype or "bfloat16")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A matrix of the checkpoint: its module's name, and its rows."""
@@ -69,10 +162,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """Matrices that one input is multiplied with, one below the other.
-
-    Attributes:
-    """
+    """Matrices that one input is multiplied with, one below the other."""
 
     name: str
     in_features: int
@@ -86,7 +176,7 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring parts of one format: one weight. ``name``: of its buffers."""
+    """Neighbouring parts that are one weight. ``name``: of its buffers."""
 
     name: str
     format: WeightFormat
@@ -99,9 +189,15 @@ class Segment:
 
 def segments(spec: LinearSpec, format_of: FormatOf) -> tuple[Segment, ...]:
     """The weights of a product, in the order of its rows."""
-    runs = [(form, tuple(run)) for form, run in groupby(spec.parts, key=lambda part: format_of(part.module))]
+    runs: list[tuple[WeightFormat, list[Part]]] = []
+    for part in spec.parts:
+        form = format_of(part.module)
+        if runs and runs[-1][0] == form and form.joins(runs[-1][1][-1].out_features):
+            runs[-1][1].append(part)
+        else:
+            runs.append((form, [part]))
     names = [spec.name] if len(runs) == 1 else [f"{spec.name}.{index}" for index in range(len(runs))]
-    return tuple(Segment(name, form, parts) for name, (form, parts) in zip(names, runs))
+    return tuple(Segment(name, form, tuple(parts)) for name, (form, parts) in zip(names, runs))
 
 
 def linear_buffers(spec: LinearSpec, format_of: FormatOf, dtype: str, group: Group) -> Iterator[Buffer]:

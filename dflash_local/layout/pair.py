@@ -9,6 +9,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
+from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import DrafterPrecision
 
@@ -17,7 +18,7 @@ def weight_buffers(
     model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
 ) -> Iterator[Buffer]:
     """What both models are loaded with, and a copy of the head for drafting."""
-    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype)
+    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, stored_formats(model.quantization))
     if draft is not None:
         yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(precision))
         yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, precision)

@@ -18,6 +18,8 @@ from dflash_local.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
+    from dflash_local.models.place import Place
+
 __all__ = ["Checkpoint", "TensorInfo", "name_list"]
 
 SINGLE = "model.safetensors"
@@ -92,7 +94,7 @@ class Checkpoint:
 
     def fill(
         self,
-        places: Mapping[str, Sequence[torch.Tensor]],
+        places: Mapping[str, Sequence[Place]],
         on_notice: Callable[[str], None] | None = None,
         on_fraction: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -107,7 +109,7 @@ class Checkpoint:
         from dflash_local.models import weight_stream
 
         infos = [self._known(name) for name in places]
-        device = next(iter(places.values()))[0].device if places else None
+        device = _device(places)
         if device is None or device.type != "cuda" or any(info.dtype not in weight_stream.DTYPES for info in infos):
             return self._fill_one_by_one(places, on_notice, on_fraction)
         try:
@@ -120,16 +122,21 @@ class Checkpoint:
 
     def _fill_one_by_one(
         self,
-        places: Mapping[str, Sequence[torch.Tensor]],
+        places: Mapping[str, Sequence[Place]],
         on_notice: Callable[[str], None] | None,
         on_fraction: Callable[[float], None],
     ) -> None:
+        from dflash_local.models.place import Conversion
+
         ordered = [name for name in self.tensors if name in places]
         for count, (name, tensor) in enumerate(self.read(names=ordered, on_notice=on_notice), 1):
             for place in places[name]:
-                place.copy_(tensor)
+                if isinstance(place, Conversion):
+                    place.take(tensor)
+                else:
+                    place.copy_(tensor)
             first = places[name][0]
-            if first.dtype != tensor.dtype and _is_checked(tensor) and _is_checked(first):
+            if not isinstance(first, Conversion) and first.dtype != tensor.dtype and _is_checked(tensor):
                 _judge_cast(self.tensors[name], _peak(tensor), _peak(first), first.dtype)
             on_fraction(count / len(places))
 
@@ -137,6 +144,14 @@ class Checkpoint:
         if name not in self.tensors:
             raise CheckpointError(f"{self.folder} has no tensor {name_list([name])}", AGAIN)
         return self.tensors[name]
+
+
+def _device(places: Mapping[str, Sequence[Place]]) -> torch.device | None:
+    """Where the places lie; None when none of them tells."""
+    from dflash_local.models.place import Conversion
+
+    found = (place.device for each in places.values() for place in each if not isinstance(place, Conversion))
+    return next(found, None)
 
 
 def _read_headers(folder: Path) -> dict[str, TensorInfo]:
@@ -199,15 +214,18 @@ def _checked(
         return tensor
     peak = _peak(tensor)
     _judge(info, peak, on_notice)
-    if dtype is not None and tensor.dtype != dtype:
+    if dtype is not None and tensor.dtype != dtype and tensor.element_size() > 1:
         tensor = tensor.to(dtype)
         _judge_cast(info, peak, _peak(tensor), dtype)
     return tensor
 
 
 def _is_checked(tensor: torch.Tensor) -> bool:
-    """Floats that have something in them; float8 has no min and max in torch."""
-    return tensor.is_floating_point() and tensor.numel() > 0 and tensor.element_size() > 1
+    """Floats that have something in them; of float8 only the kind without infinities."""
+    import torch
+
+    wide = tensor.element_size() > 1 or tensor.dtype == torch.float8_e4m3fn
+    return tensor.is_floating_point() and tensor.numel() > 0 and wide
 
 
 def _judge(info: TensorInfo, peak: float | None, on_notice: Callable[[str], None] | None) -> None:
@@ -227,8 +245,8 @@ def _judge_cast(info: TensorInfo, stored: float | None, placed: float | None, dt
 
 def _peak(tensor: torch.Tensor) -> float | None:
     """The largest absolute value, None when any value is NaN or infinite. One pass, no copy."""
-    import torch
+    from dflash_local.models.weight_stream import extremes
 
-    low, high = torch.aminmax(tensor)
-    peak = max(abs(low.item()), abs(high.item()))
+    low, high = extremes(tensor).tolist()
+    peak = max(abs(low), abs(high))
     return float(peak) if peak < float("inf") else None

@@ -14,16 +14,18 @@ from typing import Any, Literal
 
 import torch
 
+from dflash_local.config.module_names import DECAY, HEAD
+from dflash_local.config.quantization import READ
 from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Small, and errors in them grow: the head decides tokens, the others decide how a state decays.
-KEPT_WHOLE = ("lm_head", "in_proj_a", "in_proj_b", "in_proj_ba")
+KEPT_WHOLE = (HEAD, *DECAY)  # in 16 bits
 SHARDED = "balanced"
-STORED_FORMATS = {"gpt_oss": ("mxfp4",)}  # quantised weights that can be read, by family
+MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decodes
 ADAPTER = "adapter_config.json"
 RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -91,7 +93,10 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     _refuse_what_stands_beside(folder)
     quantization = _quantization(folder, facts, where)
     try:
-        model, info = _built(files, facts, where, quantization)
+        if facts.model.quantization is not None and not facts.model.quantization.unread:
+            model, info = _built_of_codes(files, facts, where)
+        else:
+            model, info = _built(files, facts, where, quantization)
     except torch.cuda.OutOfMemoryError:
         raise
     except BUILD_ERRORS as error:
@@ -110,23 +115,45 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
 
 def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization: Any) -> tuple[Any, dict[str, Any]]:
     """The model, and what transformers says of the weights it found."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
-    stored = {"quant_method": facts.model.quantization, "modules_to_not_convert": list(facts.kept_whole)}
-    config = text_model_config(facts.model.family, facts.text_config, stored if facts.model.quantization else None)
-    if facts.model.quantization is None:
+    stored: dict[str, Any] | None = None
+    if facts.model.quantization is not None:
+        stored = {"quant_method": facts.model.quantization.method, "modules_to_not_convert": list(facts.kept_whole)}
+    config = text_model_config(facts.model.family, facts.text_config, stored)
+    if stored is None:
         _check_size(files, config)
+    options = _options(where)
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(files.folder, config=config, **options)
+    return found
+
+
+def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> tuple[Any, dict[str, Any]]:
+    """The model with what its quantised weights stand for, decoded one after the other."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = text_model_config(facts.model.family, facts.text_config)
+    home = torch.device("cpu" if where.device == SHARDED else where.device)
+    tensors = decoded_tensors(files, facts, home, where.dtype)
+    found: tuple[Any, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=tensors, **_options(where)
+    )
+    return found
+
+
+def _options(where: Placement) -> dict[str, Any]:
+    """Of from_pretrained."""
+    from transformers import GenerationConfig
+
     options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
     options["trust_remote_code"] = False
     options["generation_config"] = GenerationConfig()  # or it would read the checkpoint's own
     options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
     options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
-    if quantization is not None:
-        options["quantization_config"] = quantization
-    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
-        files.folder, config=config, output_loading_info=True, **options
-    )
-    return found
+    options["output_loading_info"] = True
+    return options
 
 
 def _check_size(files: Checkpoint, config: Any) -> None:
@@ -163,12 +190,19 @@ def _first_line(error: Exception) -> str:
 
 def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     """The quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
-    if facts.model.quantization not in (None, *STORED_FORMATS.get(facts.model.family, ())):
+    stored = facts.model.quantization
+    if stored is not None and stored.unread and not _decoded_by_transformers(facts):
         raise CheckpointError(
-            f"{folder}: weights of {facts.model_type} in the format {facts.model.quantization} are not supported",
-            "take the plain weights; --quantize nf4 or int8 makes them smaller as they are loaded",
+            f"{folder}: weights of {facts.model_type} in the format {stored.unread} are not supported",
+            f"take the plain weights (--quantize nf4 or int8 makes them smaller as they are loaded) or {READ}",
         )
-    if facts.model.quantization == "mxfp4" and where.quantize is None:
+    if stored is not None and not facts.model.dense and not stored.unread:
+        raise CheckpointError(
+            f"{folder}: experts in the format {stored.name} are not supported", "take the plain weights"
+        )
+    if stored is not None and where.quantize is not None and not stored.unread:
+        raise UsageError(f"{folder} is stored in {stored.name} already", "load it without --quantize")
+    if stored is not None and _decoded_by_transformers(facts) and where.quantize is None:
         from transformers import Mxfp4Config
 
         # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.
@@ -197,6 +231,11 @@ def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
         bnb_4bit_use_double_quant=True,
         llm_int8_skip_modules=list(KEPT_WHOLE),
     )
+
+
+def _decoded_by_transformers(facts: TargetFacts) -> bool:
+    stored = facts.model.quantization
+    return stored is not None and stored.method == "mxfp4" and facts.model.family in MXFP4_FAMILIES
 
 
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:

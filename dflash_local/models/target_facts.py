@@ -14,12 +14,11 @@ from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.text_config import check_rope, text_values
 from dflash_local.config.families import family_of
 from dflash_local.config.features import ModelConfig
+from dflash_local.config.module_names import PREFIXES
 from dflash_local.config.read_model import quantization_settings, read_model
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 
-# Text model's prefix, most specific first: "model." would also match inside a wrapper's names.
-PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 MAX_KEPT = 100_000  # modules that a quantisation may name as left alone
 
 

@@ -15,13 +15,17 @@ import torch
 
 from dflash_local.checkpoint_files.safetensors_header import AGAIN, TensorInfo
 from dflash_local.errors import CheckpointError
+from dflash_local.models.place import Conversion, Place
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CODES = {"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+DTYPES = {**WIDE, **CODES}
+FP8_NAN = 0x7F  # without its sign
 WINDOW = 16 * 2**20  # bytes of one read
 READERS = 4  # one thread copies 5 to 10 GB/s out of the page cache, a bus takes 25 to 50
 RING = 2 * READERS  # windows in memory at once: 128 MiB
 
-Places = Mapping[str, Sequence[torch.Tensor]]
+Places = Mapping[str, Sequence[Place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +111,14 @@ class _Landing:
     """Puts parts in place; keeps the extremes of each tensor on the device until all are there."""
 
     def __init__(self, places: Places, count: int, device: torch.device) -> None:
-        self._places, self._arriving = places, dict[str, torch.Tensor]()
+        self._places, self._device, self._arriving = places, device, dict[str, torch.Tensor]()
         self._found = torch.zeros(count, 2, 2, dtype=torch.float64, device=device)
         self._seen: list[tuple[TensorInfo, torch.dtype]] = []
 
     def land(self, part: Part, data: torch.Tensor) -> None:
         name = part.info.name
         if name not in self._arriving:
-            self._arriving[name] = _destination(part.info, self._places[name][0])
+            self._arriving[name] = _destination(part.info, self._places[name][0], self._device)
         whole = self._arriving[name].view(-1).view(torch.uint8)
         whole[part.begin : part.end].copy_(data, non_blocking=True)
         if part.end == part.info.nbytes:
@@ -123,12 +127,14 @@ class _Landing:
     def _settle(self, info: TensorInfo, stored: torch.Tensor) -> None:
         places = self._places[info.name]
         for place in places:
-            if place.data_ptr() != stored.data_ptr():
+            if isinstance(place, Conversion):
+                place.take(stored)
+            elif place.data_ptr() != stored.data_ptr():
                 place.copy_(stored)
-        row = self._found[len(self._seen)]
-        row[0] = torch.stack(torch.aminmax(stored))
-        row[1] = row[0] if places[0].dtype == stored.dtype else torch.stack(torch.aminmax(places[0]))
-        self._seen.append((info, places[0].dtype))
+        first, row = places[0], self._found[len(self._seen)]
+        row[0] = extremes(stored)
+        row[1] = row[0] if isinstance(first, Conversion) or first.dtype == stored.dtype else extremes(first)
+        self._seen.append((info, first.dtype))
 
     def extremes(self) -> list[Extremes]:
         rows = self._found.tolist()
@@ -138,12 +144,21 @@ class _Landing:
         ]
 
 
-def _destination(info: TensorInfo, place: torch.Tensor) -> torch.Tensor:
+def extremes(tensor: torch.Tensor) -> torch.Tensor:
+    """The smallest and the largest value [2], NaN for a tensor with NaN in it; of float8 those of its codes."""
+    if tensor.dtype == torch.float8_e4m3fn:  # which torch cannot compare
+        largest = (tensor.view(torch.uint8) & FP8_NAN).amax().double()
+        return torch.where(largest == FP8_NAN, torch.nan, largest).expand(2)
+    return torch.stack(torch.aminmax(tensor))
+
+
+def _destination(info: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
     """The place itself, or a tensor as it is stored on its device, which is copied there (and repeated) afterwards."""
     dtype = DTYPES[info.dtype]
-    if place.dtype == dtype and place.is_contiguous() and tuple(place.shape) == tuple(info.shape):
+    same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(info.shape)
+    if isinstance(place, torch.Tensor) and same and place.dtype == dtype:
         return place
-    return torch.empty(info.shape, dtype=dtype, device=place.device)
+    return torch.empty(info.shape, dtype=dtype, device=device)
 
 
 def _peak(pair: Sequence[float]) -> float | None:

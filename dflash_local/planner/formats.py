@@ -29,18 +29,23 @@ def resolved_dtype(dtype: str, kind: str) -> str:
 
 def native_format(model: ModelConfig) -> str | None:
     """The format of weights that are published quantised; None for plain ones."""
-    return "int4" if model.quantization in INT4_METHODS else model.quantization
+    if model.quantization is None:
+        return None
+    return "int4" if model.quantization.method in INT4_METHODS else model.quantization.method
 
 
 def refusal(model: ModelConfig, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
-    native = native_format(model)
-    if native is not None and native != "mxfp4":
-        return f"published in {native}, which the reference engine cannot run yet"
+    stored = model.quantization
+    if stored is not None and stored.method != "mxfp4":
+        if stored.unread:
+            return f"published in {stored.unread}, which is not read yet"
+        if not model.dense:
+            return f"published in {stored.name}, and quantised experts are not read yet"
     if quantize is None:
         return ""
-    if native == "mxfp4":
-        return f"published in mxfp4; {quantize} on top of it is not supported"
+    if stored is not None:
+        return f"published in {stored.name}; {quantize} on top of it is not supported"
     if not model.dense:
         return f"{quantize} leaves fused experts in 16 bits (bitsandbytes issue 1849): dense targets only"
     return ""

@@ -17,6 +17,7 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.quantization import Quantization, StoredFp8
 
 ATTENTION = AttentionConfig(4, 2, 8, rotary_dim=8)
 DELTA = GatedDeltaNetConfig(2, 4, 8, 8, conv_kernel_size=4)
@@ -47,7 +48,7 @@ def last(**changes: Any) -> ModelConfig:
         last(mixer=DELTA),
         replace(DENSE, norm_plus_one=True),
         last(mixer=replace(ATTENTION, gated=True, qk_norm=True, rotary_dim=4)),
-        last(mixer=replace(ATTENTION, scale=0.1)),
+        last(mixer=replace(ATTENTION, scale=0.1, sliding_window=64)),
         last(sandwich_norms=True),
         replace(DENSE, embedding_scale=8.0, final_logit_softcap=30.0),
     ],
@@ -64,12 +65,12 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
         (last(mlp=MoEConfig(8, 2, 16)), "it is a mixture of experts"),
         (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
-        (replace(DENSE, quantization="fp8"), "its weights are in the format fp8"),
+        (replace(DENSE, quantization=Quantization("awq", unread="awq")), "its weights are in the format awq"),
+        (replace(DENSE, quantization=Quantization("fp8", default=StoredFp8((128, 128)))), ""),
         (last(mixer=replace(ATTENTION, qkv_bias=True)), "its projections have biases"),
         (last(mixer=replace(ATTENTION, output_bias=True)), "its projections have biases"),
         (last(mlp=replace(MLP, bias=True)), "its projections have biases"),
         (last(mlp=replace(MLP, activation="gelu_pytorch_tanh")), "its activation is gelu_pytorch_tanh"),
-        (last(mixer=replace(ATTENTION, sliding_window=64)), "it has sliding windows"),
         (last(mixer=replace(ATTENTION, logit_softcap=50.0)), "its attention scores have a soft cap"),
         (last(mixer=replace(DELTA, conv_kernel_size=3)), "its convolution is 3 wide, 4 is known"),
         (replace(DENSE, rope_type="longrope"), "its rotary embedding is longrope"),

@@ -12,11 +12,11 @@ from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
-from dflash_local.models.fused.formats import Places
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -74,7 +74,8 @@ class AttentionWeights:
         outputs, softmax_stats = run.tensors.take(AttentionLayout(config).partials(owner, spec))
         partials = SplitKV(outputs, softmax_stats, spec.exact)
         scratch = run.tensors.take(layout.block_buffers(owner, config, spec.rows, spec.dtype))
-        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start)
+        mask = AttentionMask(sliding_window=config.sliding_window or 0)
+        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start, mask)
 
 
 class Attention:
@@ -135,7 +136,7 @@ class Attention:
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
-        attended = prefill_attention(queries, self.cache, committed, config.scale)
+        attended = prefill_attention(queries, self.cache, committed, config.scale, config.sliding_window)
         if config.gated:
             heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)

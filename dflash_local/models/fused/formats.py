@@ -13,13 +13,15 @@ import torch
 
 from dflash_local.kernels import int8_gemm, skinny_gemm
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
-from dflash_local.layout.linear import Part
+from dflash_local.layout.linear import Part, WeightFormat
+from dflash_local.models.fused.quantized_formats import FP8, INT4
+from dflash_local.models.place import Places
 
-Weight = torch.Tensor | Int8Weight
+Weight = torch.Tensor | Int8Weight | Int4Weight | Fp8Weight
 KernelConfig = GemmConfig | Int8Config
-Places = dict[str, torch.Tensor]  # a checkpoint's tensors, and the memory that each is read to
 LIBRARY = None  # in place of a config: the library's own product
 GEMM_CONFIGS = (
     GemmConfig(32, 128, 7),
@@ -49,10 +51,14 @@ class Format(Protocol):
 
     has_library: bool  # the library has a product for few rows, which kernels are measured against
 
-    def weight(self, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
-        """A weight over the tensors of its buffers; ``dtype``: of the activations."""
+    def weight(self, form: Any, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
+        """A weight over the tensors of its buffers.
 
-    def places(self, weight: Any, parts: Sequence[Part]) -> Places:
+        Args:
+            form: of ``layout.linear``. dtype: of the activations.
+        """
+
+    def places(self, weight: Any, form: Any, parts: Sequence[Part]) -> Places:
         """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
 
     def finish(self, weight: Any) -> None:
@@ -90,11 +96,11 @@ class _Unquantized:
 
     has_library = True
 
-    def weight(self, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> torch.Tensor:
+    def weight(self, form: WeightFormat, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> torch.Tensor:
         (weight,) = tensors
         return weight
 
-    def places(self, weight: torch.Tensor, parts: Sequence[Part]) -> Places:
+    def places(self, weight: torch.Tensor, form: WeightFormat, parts: Sequence[Part]) -> Places:
         return _row_places(parts, {"weight": weight})
 
     def finish(self, weight: torch.Tensor) -> None:
@@ -138,11 +144,11 @@ class _Int8:
 
     has_library = False
 
-    def weight(self, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Int8Weight:
+    def weight(self, form: WeightFormat, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Int8Weight:
         codes, scales = tensors
         return Int8Weight(codes, scales, dtype)
 
-    def places(self, weight: Int8Weight, parts: Sequence[Part]) -> Places:
+    def places(self, weight: Int8Weight, form: WeightFormat, parts: Sequence[Part]) -> Places:
         return _row_places(parts, {"weight": weight.codes, "weight_scale": weight.scales.unsqueeze(1)})
 
     def finish(self, weight: Int8Weight) -> None:
@@ -172,8 +178,13 @@ class _Int8:
 
 
 UNQUANTIZED, INT8 = _Unquantized(), _Int8()
-FORMATS: Mapping[str, Format] = {layout.UNQUANTIZED.name: UNQUANTIZED, layout.INT8.name: INT8}
-_BY_TYPE: Mapping[type, Format] = {torch.Tensor: UNQUANTIZED, Int8Weight: INT8}
+FORMATS: Mapping[type, Format] = {
+    layout.Unquantized: UNQUANTIZED,
+    layout.Int8PerChannel: INT8,
+    layout.Int4Groups: INT4,
+    layout.Fp8Blocks: FP8,
+}
+_BY_TYPE: Mapping[type, Format] = {torch.Tensor: UNQUANTIZED, Int8Weight: INT8, Int4Weight: INT4, Fp8Weight: FP8}
 
 
 def format_of(weight: Weight) -> Format:

@@ -10,10 +10,10 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_step
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
-from dflash_local.models.fused.formats import Places
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
@@ -40,7 +40,7 @@ class GatedDeltaNetWeights:
         in_proj, output = (JoinedLinear.of(product, source) for product in layout.projections(at, spec.hidden_size))
         buffers = layout.small(at, spec)
         conv, norm, rate, bias = source.tensors.take(buffers)
-        places = {buffer.name: source.tensors[buffer.name] for buffer in buffers}
+        places: Places = {buffer.name: source.tensors[buffer.name] for buffer in buffers}
         places[buffers[0].name] = conv.unsqueeze(1)  # as it is stored
         places = {**in_proj.places, **output.places, **places}
         return cls(config, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.linear import LinearSpec, segments
-from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Places, Weight, format_of
+from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
 
 
 @dataclass(slots=True)
@@ -91,11 +92,11 @@ class JoinedLinear:
         weights, products = source.spec, []
         places: Places = {}
         for segment in segments(spec, weights.format_of):
-            form = FORMATS[segment.format.name]
+            form = FORMATS[type(segment.format)]
             buffers = segment.buffers(spec.in_features, weights.dtype, weights.group)
-            weight = form.weight(source.tensors.take(buffers), getattr(torch, weights.dtype))
+            weight = form.weight(segment.format, source.tensors.take(buffers), getattr(torch, weights.dtype))
             products.append(Linear(weight))
-            places |= form.places(weight, segment.parts)
+            places |= form.places(weight, segment.format, segment.parts)
         return cls(tuple(products), places)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,10 +8,10 @@ import torch
 
 from dflash_local.config.features import MLPConfig
 from dflash_local.layout.mlp import MLPLayout
-from dflash_local.models.fused.formats import Places
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear
 from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
 
 
 @dataclass(frozen=True, slots=True)

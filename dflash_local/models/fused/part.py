@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -12,6 +11,7 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
@@ -90,7 +90,7 @@ class PartWeights(Protocol[Bound]):
         """Its products with large matrices, whose kernel configurations are to be chosen."""
 
     @property
-    def places(self) -> Mapping[str, torch.Tensor]:
+    def places(self) -> Places:
         """Where each of its checkpoint's tensors is read to."""
 
     def finish(self) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
-from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.layout import target as layout
-from dflash_local.layout.linear import FormatOf, unquantized
-from dflash_local.models.checkpoint import Checkpoint, name_list
+from dflash_local.layout.linear import FormatOf, stored_formats, unquantized
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.attention import AttentionWeights
-from dflash_local.models.fused.formats import Places
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from dflash_local.models.fused.linear import GateUp, Linear, randomize
 from dflash_local.models.fused.mlp import MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer, PartWeights
 from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
+from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 
 # The kinds of layer parts, as ``layout.target.PARTS`` has them.
@@ -93,44 +93,27 @@ def read_weights(
     device: torch.device,
     dtype: torch.dtype,
     on_fraction: Callable[[float], None] = lambda _: None,
-    format_of: FormatOf = unquantized,
+    format_of: FormatOf | None = None,
 ) -> TargetWeights:
     """Allocate, then stream; beside the weights at most one tensor is held.
 
     Args:
-        format_of: the format of each matrix by its module's name.
+        format_of: the format of each matrix by its module's name; None for the one that it is stored in.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or not finite.
     """
+    if format_of is None:
+        format_of = formats_in(checkpoint, facts.model.quantization)
     weights = allocate(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of)
-    places = weights.places
-    names = [name for name in checkpoint.tensors if _is_ours(name, facts)]
-    missing, left = set(places) - set(names), set(names) - set(places)
-    if missing:
-        raise CheckpointError(f"{checkpoint.folder} lacks the tensor {name_list(missing)}")
-    if left:
-        raise CheckpointError(f"{checkpoint.folder} has tensors that this family does not know: {name_list(left)}")
-    for name in names:
-        _check(checkpoint.tensors[name], places[name])
-    checkpoint.fill({name: [places[name]] for name in names}, on_fraction=on_fraction)
+    fill_places(checkpoint, text_tensors(checkpoint, facts), weights.places, on_fraction)
     weights.finish()
     return weights
 
 
-def _check(info: TensorInfo, place: torch.Tensor) -> None:
-    """A tensor must have its place's shape, and be numbers where numbers are wanted and codes where codes are."""
-    if info.shape != tuple(place.shape):
-        raise CheckpointError(
-            f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
-        )
-    if info.dtype.startswith(("F", "BF")) != place.is_floating_point():
-        raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, expected {place.dtype}")
-
-
 def random_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> TargetWeights:
     """Weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
-    weights = allocate(model, "model.", model.vocab_size, device, dtype)
+    weights = allocate(model, "model.", model.vocab_size, device, dtype, stored_formats(model.quantization))
     generator = torch.Generator(device).manual_seed(seed)
     weights.embedding.normal_(generator=generator)
     for layer in weights.layers:
@@ -143,13 +126,6 @@ def random_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype,
         randomize([weights.head], generator)
     weights.finish()
     return weights
-
-
-def _is_ours(name: str, facts: TargetFacts) -> bool:
-    """True for the text model's tensors; towers and further heads of a checkpoint are left alone."""
-    if name in {f"{head}.weight" for head in layout.HEAD_MODULES}:
-        return not facts.model.tie_word_embeddings
-    return name.startswith(facts.prefix) and not name.endswith("rotary_emb.inv_freq")
 
 
 def allocate(

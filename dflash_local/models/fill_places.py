@@ -1,0 +1,66 @@
+"""Reads a checkpoint's tensors to their places, every tensor accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.errors import CheckpointError
+from dflash_local.layout.target import HEAD_MODULES
+from dflash_local.models.checkpoint import Checkpoint, name_list
+from dflash_local.models.place import Conversion, Place, Places
+from dflash_local.models.target_facts import TargetFacts
+from dflash_local.models.weight_stream import DTYPES, WIDE
+
+
+def text_tensors(checkpoint: Checkpoint, facts: TargetFacts) -> list[str]:
+    """Names of the text model's tensors; towers and further heads of a checkpoint are left alone."""
+    return [name for name in checkpoint.tensors if _is_text(name, facts)]
+
+
+def _is_text(name: str, facts: TargetFacts) -> bool:
+    if name in {f"{head}.weight" for head in HEAD_MODULES}:
+        return not facts.model.tie_word_embeddings
+    return name.startswith(facts.prefix) and not name.endswith("rotary_emb.inv_freq")
+
+
+def fill_places(
+    checkpoint: Checkpoint,
+    names: Iterable[str],
+    places: Places,
+    on_fraction: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Read the tensors ``names`` to their places.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
+    """
+    there = set(names)
+    required = {name for name, place in places.items() if _is_required(place)}
+    missing, left = required - there, there - set(places)
+    if missing:
+        raise CheckpointError(f"{checkpoint.folder} lacks the tensor {name_list(missing)}")
+    if left:
+        raise CheckpointError(f"{checkpoint.folder} has tensors that this family does not know: {name_list(left)}")
+    read = {name: place for name, place in places.items() if place is not None and name in there}
+    for name, place in read.items():
+        _check(checkpoint.tensors[name], place)
+    checkpoint.fill({name: [place] for name, place in read.items()}, on_fraction=on_fraction)
+
+
+def _is_required(place: Place | None) -> bool:
+    return place is not None and not (isinstance(place, Conversion) and place.optional)
+
+
+def _check(info: TensorInfo, place: Place) -> None:
+    """A tensor must have its place's shape, and be numbers where numbers are wanted and the same codes where codes are.
+
+    Numbers of one width are cast to another; codes are never cast.
+    """
+    if info.shape != tuple(place.shape):
+        raise CheckpointError(
+            f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
+        )
+    numbers = info.dtype in WIDE and place.dtype in WIDE.values()
+    if not numbers and DTYPES.get(info.dtype) != place.dtype:
+        raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, expected {place.dtype}")

@@ -1,0 +1,184 @@
+"""Weights of published quantised checkpoints: int4 in groups and fp8 in blocks, read from the dialects of their files.
+
+Their products are computed by decoding, slice by slice: correct everywhere, and not fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.errors import CheckpointError
+from dflash_local.kernels.quantized_weight import CODES_PER_WORD, INT4_ZERO, Fp8Weight, Int4Weight
+from dflash_local.layout.linear import DEQUANTIZED_SLICE, Fp8Blocks, Int4Groups, Part
+from dflash_local.models.place import Conversion, Place, Places
+
+GPTQ_ZERO_OFFSET = 0x11111111  # GPTQ's first version stores each zero point of a word less one
+INT4_SPREAD = 4.64  # of random codes around 8
+FP8_SPREAD = 64.0  # of random codes: seven times as much is the largest there is
+
+
+def row_slices(weight: Int4Weight | Fp8Weight) -> Iterator[slice]:
+    """The rows of a weight in slices that take little memory decoded."""
+    rows, columns = weight.shape
+    step = max(1, DEQUANTIZED_SLICE // max(columns, 1))
+    for begin in range(0, rows, step):
+        yield slice(begin, min(begin + step, rows))
+
+
+def decode(weight: Int4Weight | Fp8Weight, out: torch.Tensor) -> torch.Tensor:
+    """What a weight stands for, into ``out`` [N, K]."""
+    for rows in row_slices(weight):
+        out[rows] = weight.dequantized(rows)
+    return out
+
+
+class _Decoded:
+    """Products with what the codes stand for, in the activations' dtype."""
+
+    has_library = False
+
+    def finish(self, weight: Any) -> None:
+        pass
+
+    def linear(
+        self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        product = self.prefill(x, weight)
+        return out.copy_(product) if residual is None else torch.add(residual, product, out=out)
+
+    def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
+        gate, up = self.prefill(x, weight).chunk(2, -1)
+        return torch.mul(F.silu(gate), up, out=out)
+
+    def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        out = x.new_empty(len(x), weight.shape[0])
+        for rows in row_slices(weight):
+            torch.mm(x, weight.dequantized(rows).to(x.dtype).t(), out=out[:, rows])
+        return out
+
+    def configs(self, paired: bool) -> tuple[Sequence[Any], Sequence[Any]]:
+        return (), ()
+
+    def stage_bytes(self, config: Any, rows: int, out_features: int, weight: Any) -> int:
+        return 0
+
+    def penalty(self, config: Any) -> float:
+        return 1.0
+
+
+class _Int4(_Decoded):
+    def weight(self, form: Int4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Int4Weight:
+        codes, scales, *zeros = tensors
+        if scales.shape[1] * form.group_size != codes.shape[1] * CODES_PER_WORD:
+            raise CheckpointError(
+                f"groups of {form.group_size} do not divide a matrix of about {codes.shape[1] * CODES_PER_WORD} inputs",
+                "config.json and weights do not belong together: download the target again",
+            )
+        return Int4Weight(codes, scales, zeros[0] if zeros else None, dtype)
+
+    def places(self, weight: Int4Weight, form: Int4Groups, parts: Sequence[Part]) -> Places:
+        one = _pack_quantized_places if form.dialect == "pack-quantized" else _gptq_places
+        places: Places = {}
+        for part, rows in _part_rows(parts):
+            found = one(self.rows_of(weight, rows), form, part.module)
+            places |= {f"{part.module}.{name}": place for name, place in found.items()}
+        return places
+
+    def rows_of(self, weight: Int4Weight, rows: slice) -> Int4Weight:
+        zeros = None if weight.zeros is None else weight.zeros[rows]
+        return Int4Weight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype)
+
+    def rows(self, weight: Int4Weight, stop: int) -> Int4Weight:
+        return self.rows_of(weight, slice(0, stop))
+
+    def randomize(self, weight: Int4Weight, generator: torch.Generator) -> None:
+        weight.codes.random_(-(2**31), 2**31, generator=generator)
+        weight.scales.fill_(weight.shape[1] ** -0.5 / INT4_SPREAD)
+        if weight.zeros is not None:
+            weight.zeros.random_(INT4_ZERO - 1, INT4_ZERO + 2, generator=generator)
+
+
+class _Fp8(_Decoded):
+    def weight(self, form: Fp8Blocks, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp8Weight:
+        codes, scales = tensors
+        return Fp8Weight(codes, scales, form.block, dtype)
+
+    def places(self, weight: Fp8Weight, form: Fp8Blocks, parts: Sequence[Part]) -> Places:
+        places: Places = {}
+        for part, rows in _part_rows(parts):
+            blocks = slice(rows.start // form.block[0], -(-rows.stop // form.block[0]))
+            found: dict[str, Place | None] = {
+                "weight": weight.codes[rows],
+                "weight_scale_inv": weight.scales[blocks],  # multiplied, despite its name
+                "input_scale": None,  # of activations, which stay in 16 bits
+            }
+            places |= {f"{part.module}.{name}": place for name, place in found.items()}
+        return places
+
+    def rows(self, weight: Fp8Weight, stop: int) -> Fp8Weight:
+        blocks = -(-stop // weight.block[0])
+        return Fp8Weight(weight.codes[:stop], weight.scales[:blocks], weight.block, weight.dtype)
+
+    def randomize(self, weight: Fp8Weight, generator: torch.Generator) -> None:
+        for rows in row_slices(weight):
+            codes = weight.codes[rows]
+            normal = torch.randn(codes.shape, generator=generator, device=codes.device).mul_(FP8_SPREAD)
+            codes.copy_(normal.clamp_(-448, 448))
+        weight.scales.fill_(weight.shape[1] ** -0.5 / FP8_SPREAD)
+
+
+INT4, FP8 = _Int4(), _Fp8()
+
+
+def _part_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:
+    """Parts and their rows, one below the other."""
+    begin = 0
+    for part in parts:
+        yield part, slice(begin, begin + part.out_features)
+        begin += part.out_features
+
+
+def _pack_quantized_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+    """Words lie along the input as ours do; those of zero points along the output."""
+    places: Places = {"weight_packed": weight.codes, "weight_scale": weight.scales, "weight_shape": None}
+    if weight.zeros is not None:
+        rows, groups = weight.zeros.shape
+        take = partial(_take_zeros, weight.zeros, lambda words: _nibbles(words).transpose(1, 2).flatten(0, 1))
+        places["weight_zero_point"] = Conversion((-(-rows // CODES_PER_WORD), groups), torch.int32, take)
+    return places
+
+
+def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+    """Words lie along the input, too, but the matrices stand the other way round."""
+    rows, inputs = weight.shape
+
+    def check_order(groups: torch.Tensor) -> None:
+        if not torch.equal(groups.long(), torch.arange(inputs, device=groups.device) // form.group_size):
+            raise CheckpointError(
+                f"{module}.g_idx scatters the groups of its matrix (desc_act), which is not read",
+                "take a variant that was quantised without desc_act",
+            )
+
+    places: Places = {"qweight": weight.codes.t(), "scales": weight.scales.t(), "qzeros": None}
+    places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True)
+    if weight.zeros is not None:
+        offset = GPTQ_ZERO_OFFSET if form.dialect == "gptq" else 0
+        take = partial(_take_zeros, weight.zeros, lambda words: _nibbles(words + offset).flatten(1).t())
+        shape = (weight.scales.shape[1], -(-rows // CODES_PER_WORD))
+        places["qzeros"] = Conversion(shape, torch.int32, take)
+    return places
+
+
+def _take_zeros(zeros: torch.Tensor, unpacked: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor) -> None:
+    zeros.copy_(unpacked(words)[: len(zeros)])
+
+
+def _nibbles(words: torch.Tensor) -> torch.Tensor:
+    """[..., 8] codes of words, the lowest bits first."""
+    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
+    return (words.unsqueeze(-1) >> shifts) & 15

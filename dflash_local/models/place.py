@@ -1,0 +1,27 @@
+"""Where a checkpoint's tensors are read to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """For a tensor that is not kept as it is stored.
+
+    Attributes:
+        shape, dtype: as it is stored. take: puts what is made of it in place, or checks it.
+        optional: it may be missing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    take: Callable[[torch.Tensor], None]
+    optional: bool = False
+
+
+Place = torch.Tensor | Conversion
+Places = dict[str, Place | None]  # by the tensors' names; None: it may be there, and is not read

@@ -1,0 +1,31 @@
+"""Which format each matrix of a checkpoint is read in: what its configuration says, as far as the files hold it."""
+
+from __future__ import annotations
+
+from dflash_local.config.quantization import Quantization, StoredFp8, StoredInt4
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
+from dflash_local.models.checkpoint import Checkpoint
+
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
+    """The format of a module by its name: the plain dtype where a plain ``weight`` lies in its place."""
+    if quantization is None:
+        return unquantized
+
+    def format_of(module: str) -> WeightFormat:
+        stored = quantization.stored(module)
+        plain = checkpoint.tensors.get(f"{module}.weight")
+        if stored is None or (plain is not None and plain.dtype in FLOATS):
+            return UNQUANTIZED
+        scales = checkpoint.tensors.get(f"{module}.{_scales(stored)}")
+        return weight_format(stored, "" if scales is None else FLOATS.get(scales.dtype, ""))
+
+    return format_of
+
+
+def _scales(stored: StoredInt4 | StoredFp8) -> str:
+    if isinstance(stored, StoredFp8):
+        return "weight_scale_inv"
+    return "weight_scale" if stored.dialect == "pack-quantized" else "scales"

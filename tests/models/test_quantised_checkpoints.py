@@ -1,0 +1,226 @@
+"""Published quantised checkpoints, read as they lie: both engines compute what their codes stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
+from safetensors.torch import load_file, save_file
+
+from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, read_weights
+from dflash_local.models.load_target import Placement, load_target
+from dflash_local.models.target_facts import TargetFacts
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "qwen3", "qwen3_5")
+PROMPT = torch.arange(5, 16)
+TOKENS = 12
+
+
+def weights_of(folder: Path) -> tuple[TargetWeights, TargetFacts]:
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    return read_weights(checkpoint, facts, CPU, torch.float32), facts
+
+
+def fused(folder: Path) -> FusedTarget:
+    weights, facts = weights_of(folder)
+    return FusedTarget(weights, facts.model, (0, 2), 64, 4)
+
+
+def fused_tokens(folder: Path) -> list[int]:
+    model = fused(folder)
+    token = int(model.head(model.prefill(PROMPT, False).hidden[-1:]).argmax())
+    found = [token]
+    while len(found) < TOKENS:
+        row = model.verify(torch.tensor([found[-1]]), False).hidden
+        model.commit(1)
+        found.append(int(model.head(row).argmax()))
+    return found
+
+
+def reference(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    checkpoint = Checkpoint.open(folder)
+    return load_target(checkpoint, TargetFacts.from_checkpoint(checkpoint), Placement("cpu", dtype, **options))
+
+
+def reference_tokens(folder: Path) -> list[int]:
+    model, ids = reference(folder), PROMPT.tolist()
+    for _ in range(TOKENS):
+        with torch.inference_mode():
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+def logits(folder: Path) -> torch.Tensor:
+    model = fused(folder)
+    return model.head(model.prefill(PROMPT, False).hidden)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
+    folder, twin = save_quantised(family, tmp_path, dialect)
+    want = reference_tokens(twin)
+    assert len(set(want)) > 2, "a reply of one token would show nothing"
+    assert fused_tokens(folder) == want
+    assert reference_tokens(folder) == want
+    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3_5", tmp_path, dialect)
+    found, want = reference(folder).state_dict(), reference(twin).state_dict()
+    assert set(found) == set(want)
+    assert all(torch.equal(found[name], want[name]) for name in want)
+    kinds = {type(product.weight) for product in weights_of(folder)[0].products}
+    assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else Int4Weight}, "b and a stay plain"
+
+
+def swapped(words: torch.Tensor) -> torch.Tensor:
+    bytes_ = words.view(torch.uint8)
+    return ((bytes_ << 4) | (bytes_ >> 4)).view(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tensor", "change"),
+    [
+        ("gptq", "qweight", swapped),
+        ("gptq_zeros", "qweight", swapped),
+        ("gptq_zeros", "qzeros", swapped),
+        ("auto_round", "qweight", swapped),
+        ("pack_quantized", "weight_packed", swapped),
+        ("pack_quantized_zeros", "weight_zero_point", swapped),
+        ("gptq_zeros", "qzeros", lambda words: words + 0x11111111),
+        ("gptq_v2_zeros", "qzeros", lambda words: words - 0x11111111),
+        ("auto_round", "scales", torch.abs),
+        ("fp8", "weight_scale_inv", lambda scales: 1 / scales),
+    ],
+)
+def test_a_file_in_another_convention_gives_other_numbers(
+    dialect: str, tensor: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    """The comparison with the decoded twin sees each of these mistakes."""
+    folder, twin = save_quantised("qwen3", tmp_path, dialect)
+    edit(folder, lambda name, value: change(value.contiguous()) if name.endswith(tensor) else value)
+    assert not torch.allclose(logits(folder), logits(twin), atol=2e-3, rtol=1e-2)
+
+
+def test_zero_points_of_symmetric_gptq_are_not_read(tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3", tmp_path, "gptq")
+    edit(folder, lambda name, value: torch.zeros_like(value) if name.endswith("qzeros") else value)
+    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("read", [weights_of, reference])
+def test_scattered_groups_are_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+    edit(folder, lambda name, value: value.flip(0) if name.endswith("0.self_attn.q_proj.g_idx") else value)
+    with pytest.raises(CheckpointError, match="q_proj.g_idx scatters the groups") as caught:
+        read(folder)
+    assert "desc_act" in caught.value.hint
+
+
+def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3", tmp_path, "gptq")
+    file = folder / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if not name.endswith("g_idx")}, file)
+    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "changes"),
+    [
+        ("gptq", {"dynamic": {"-:.*attn.*": {}}}),
+        ("auto_round", {"extra_config": {".*attn.*": {"bits": 16, "data_type": "float"}}}),
+        ("pack_quantized", {"ignore": ["lm_head", "re:.*attn.*"]}),
+        ("fp8", {"modules_to_not_convert": [f"model.layers.{index}.self_attn" for index in range(4)]}),
+        ("gptq", {}),  # the file alone says so
+    ],
+)
+def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    mlp = tuple(name for name in CODED if name.endswith(("gate_proj", "up_proj", "down_proj")))
+    folder, twin = save_quantised("qwen3", tmp_path, dialect, coded=mlp, changes=changes)
+    weights, _ = weights_of(folder)
+    kinds = {isinstance(product.weight, torch.Tensor) for product in weights.layers[0].mixer.products}
+    assert kinds == {True} and not isinstance(weights.layers[0].mlp.products[0].weight, torch.Tensor)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_half_a_product_may_stay_plain(tmp_path: Path) -> None:
+    coded = tuple(name for name in CODED if name not in (".k_proj", ".up_proj"))
+    folder, twin = save_quantised("llama", tmp_path, "gptq", coded=coded)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+@pytest.mark.parametrize("read", [weights_of, reference])
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("model.layers.0.mlp.up_proj.bias_of_mine", torch.zeros(3), "bias_of_mine"),
+        ("model.layers.0.mlp.up_proj.scales", torch.ones(3, 128), "up_proj.scales has shape"),
+        ("model.layers.0.mlp.up_proj.scales", torch.ones(2, 128, dtype=torch.int32), "stored as I32"),
+        ("model.layers.0.mlp.up_proj.qweight", torch.ones(8, 128), "stored as F32, expected torch.int32"),
+        ("model.layers.0.mlp.up_proj.qweight", None, "up_proj"),
+    ],
+)
+def test_a_tensor_that_does_not_belong_is_named(
+    read: Callable[[Path], object], name: str, tensor: torch.Tensor | None, said: str, tmp_path: Path
+) -> None:
+    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        read(folder)
+    assert said in caught.value.message
+
+
+def test_nan_among_fp8_codes_is_refused(tmp_path: Path) -> None:
+    folder, _ = save_quantised("qwen3", tmp_path, "fp8")
+
+    def spoiled(name: str, value: torch.Tensor) -> torch.Tensor:
+        if name.endswith("0.mlp.up_proj.weight"):
+            value.view(torch.uint8)[3, 5] = 0xFF
+        return value
+
+    edit(folder, spoiled)
+    with pytest.raises(CheckpointError, match="up_proj.weight in .* holds NaN"):
+        weights_of(folder)
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
+    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+    with pytest.raises(UsageError, match="stored in int4 g32 already"):
+        reference(folder, quantize="nf4")
+
+
+def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Path) -> None:
+    mlp = (".gate_proj", ".up_proj", ".down_proj")
+    ignore = ["lm_head", *(f"model.layers.{index}.linear_attn.in_proj_qkv" for index in range(4))]
+    folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=mlp, changes={"ignore": ignore})
+    for each in (folder, twin):
+        config = json.loads((each / "config.json").read_text())
+        quantization = {key: config.pop(key) for key in ("quantization_config",) if key in config}
+        wrapper = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+        (each / "config.json").write_text(json.dumps({**wrapper, "text_config": config, **quantization}))
+        file = each / "model.safetensors"
+        tensors = {name.replace("model.", "model.language_model.", 1): value for name, value in load_file(file).items()}
+        save_file({**tensors, "model.visual.patch.weight": torch.zeros(3)}, file, metadata={"format": "pt"})
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(folder))
+    assert facts.model.quantization is not None
+    assert facts.model.quantization.stored("model.language_model.layers.0.linear_attn.in_proj_qkv") is None
+    assert fused_tokens(folder) == reference_tokens(folder) == fused_tokens(twin)
