@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,16 +125,16 @@ def faults(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[str, Any]:
     """What is wrong with the configurations of a format and a shape, and the largest errors seen."""
     weight = random_weight(name, shape)
     wide = weight.dequantized().double()
-    packed = FragmentWeight.of(weight, shape.paired)
+    packed = FragmentWeight.of(weight)
     wrong: list[str] = []
-    if not torch.equal(FragmentWeight.of(packed.unpacked(), shape.paired).records, packed.records):
+    if not torch.equal(packed.unpacked().dequantized().double(), wide):
         wrong.append("packing")
     errors: dict[str, float] = {}
     for rows in rows_list:
         residual = torch.randn(rows, shape.out_features, device="cuda").bfloat16() if shape.residual else None
         for kind, x in inputs(rows, weight.shape[1]):
             sums = x.double() @ wide.t()
-            for config in few_row_gemm.candidates(packed, rows, shared_memory()):
+            for config in few_row_gemm.candidates(packed, shape.paired, rows, shared_memory()):
                 got = product(shape, x, packed, config, None)
                 again = product(shape, x, packed, config, None)
                 what = f"{kind}, {rows} rows, {config}"
@@ -167,7 +167,7 @@ def dependent_rows(shape: Shape, packed: FragmentWeight) -> list[str]:
     wrong = []
     x = torch.randn(16, packed.shape[1], device="cuda").bfloat16()
     strangers = torch.randn_like(x) * 30
-    for config in few_row_gemm.candidates(packed, 16, shared_memory()):
+    for config in few_row_gemm.candidates(packed, shape.paired, 16, shared_memory()):
         want = product(shape, x, packed, config, None)
         for place in (0, 3, 8, 15):
             mixed = strangers.clone()
@@ -217,10 +217,11 @@ def bf16_times(shape: Shape, rows_list: Sequence[int]) -> dict[int, float]:
 
 def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) -> dict[int, dict[str, float]]:
     """Every configuration's microseconds by rows, the fastest first."""
-    first = FragmentWeight.of(random_weight(name, shape), shape.paired)
+    first = FragmentWeight.of(random_weight(name, shape))
     copies = [first]
     for _ in range(math.ceil(COLD_BYTES / first.nbytes) - 1):
-        copies.append(FragmentWeight(first.records.clone(), first.shape, first.format, first.paired, first.dtype))
+        zeros = None if first.zeros is None else first.zeros.clone()
+        copies.append(replace(first, codes=first.codes.clone(), scales=first.scales.clone(), zeros=zeros))
     found: dict[int, dict[str, float]] = {}
     for rows in rows_list:
         x = torch.randn(rows, shape.in_features, device="cuda", dtype=torch.bfloat16)
@@ -228,7 +229,7 @@ def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) 
         out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn_like(out) if shape.residual else None
         times = {}
-        for config in configs(first, rows, more):
+        for config in configs(first, shape.paired, rows, more):
             if shape.paired:
                 calls = [partial(few_row_gemm.swiglu, x, copy, out, config) for copy in copies]
             else:
@@ -238,10 +239,10 @@ def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) 
     return found
 
 
-def configs(weight: FragmentWeight, rows: int, more: bool) -> list[FewRowConfig]:
+def configs(weight: FragmentWeight, paired: bool, rows: int, more: bool) -> list[FewRowConfig]:
     """Those that are chosen from at load, and more of them."""
-    usual = few_row_gemm.candidates(weight, rows, shared_memory())
-    fitting = [config for config in MORE if more and config.fits(weight, rows, shared_memory())]
+    usual = few_row_gemm.candidates(weight, paired, rows, shared_memory())
+    fitting = [config for config in MORE if more and config.fits(weight, paired, rows, shared_memory())]
     return [*usual, *(config for config in fitting if config not in usual)]
 
 
@@ -267,10 +268,10 @@ def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> 
     jobs = {}
     for shape in shapes:
         for name in names:
-            weight = FragmentWeight.of(random_weight(name, shape), shape.paired)
+            weight = FragmentWeight.of(random_weight(name, shape))
             for rows in (8, 16):
-                for config in {*configs(weight, rows, more), *configs(weight, 16, False)}:
-                    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, weight.paired)
+                for config in {*configs(weight, shape.paired, rows, more), *configs(weight, shape.paired, 16, False)}:
+                    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, shape.paired)
                     jobs[tuple(options), capability, driver] = None
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, jobs, chunksize=4))

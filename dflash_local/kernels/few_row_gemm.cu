@@ -1,18 +1,18 @@
 // Products of a few rows with a quantised weight: out[M, N] = x[M, K] W[N, K]^T, M <= 8 * ROW_TILES, sums in float32.
 //
-// The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays a
-// weight out as records [tile of 16 features][step of 128 along K]: 16-byte loads, each [lane], that are what the lane
-// itself multiplies, then the scales of the step. Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP
-// tiles; the K of a unit is shared by WARPS_K warps, whose sums are added in a fixed order through shared memory, and
-// by SPLIT_K blocks, whose sums the last of them to finish adds in a fixed order. A result depends on its own row alone.
+// The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays the
+// codes out as [tile of 16 features][step of 128 along K][16-byte load][lane]: a lane loads what it multiplies itself.
+// Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP tiles; the K of a unit is shared by WARPS_K warps,
+// whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, whose sums the last of them to
+// finish adds in a fixed order. A result depends on its own row alone.
 //
 // Codes become bfloat16 by bit operations alone. int4: 128 + code, and (128 + zero) times the sum of the group's x is
 // taken off after the group. fp8 (e4m3): its bits are those of a bfloat16 2^120 times smaller; x is multiplied by 2^60
 // beforehand and the scale by the other 2^60.
 //
-// From the compiler's command line: WEIGHT_BITS (4: int4, 8: fp8), GROUP_SIZE, HAS_ZEROS, SCALE_TYPE (0: bfloat16,
-// 1: float16, 2: float32), IN_FEATURES, ROW_TILES, WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K,
-// BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
+// From the compiler's command line: WEIGHT_BITS (4: int4, 8: fp8), BLOCK_ROWS and GROUP_SIZE (features and columns
+// that share a scale; one feature for int4), HAS_ZEROS, SCALE_TYPE (0: bfloat16, 1: float16, 2: float32), IN_FEATURES,
+// ROW_TILES, WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K, BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -22,28 +22,34 @@ constexpr int STEP_K = 128, TILE_N = 16;
 constexpr int ROWS = ROW_TILES * 8;
 constexpr int WARPS = WARPS_K * WARPS_N, THREADS = WARPS * 32;
 constexpr int LOADS = WEIGHT_BITS / 2;  // 16-byte loads of a lane for one tile and step
-constexpr int GROUPS = STEP_K / GROUP_SIZE;
-constexpr int K16_OF_GROUP = GROUP_SIZE / 16;
-constexpr int GROUP_WORDS = (SCALE_TYPE == 2 ? 2 : 1) + HAS_ZEROS;  // of a lane, which has two features of a tile
-constexpr int SCALE_WORDS = WEIGHT_BITS == 4 ? GROUPS * GROUP_WORDS : 1;
-constexpr int RECORD = LOADS * 512 + (WEIGHT_BITS == 4 ? SCALE_WORDS * 32 : 16);  // bytes of a tile's step
+constexpr int STEP_GROUP = GROUP_SIZE < STEP_K ? GROUP_SIZE : STEP_K;  // columns of a step that share a scale
+constexpr int GROUPS = STEP_K / STEP_GROUP;                            // of a step
+constexpr int GROUP_STEPS = GROUP_SIZE / STEP_GROUP;                   // steps that share a scale
+constexpr int K16_OF_GROUP = STEP_GROUP / 16;
+constexpr int SCALE_BYTES = SCALE_TYPE == 2 ? 4 : 2;
+// int4: a lane has two features of a tile, g and g + 8; scales lie as [tile][group / GROUPS][g][group % GROUPS][two],
+// zero points, which are bytes, too. fp8: as [blocks of features][blocks of columns], one for a tile and step.
+constexpr int SCALE_WORDS = WEIGHT_BITS == 4 ? GROUPS * SCALE_BYTES / 2 : 1;
+constexpr int ZERO_WORDS = HAS_ZEROS ? (GROUPS + 1) / 2 : 1;
+constexpr int STEP_BYTES = LOADS * 512;  // of a tile's codes
 constexpr int STEPS = (IN_FEATURES + STEP_K - 1) / STEP_K;
 constexpr int BLOCK_STEPS = (STEPS + SPLIT_K - 1) / SPLIT_K;
 constexpr int WARP_STEPS = (BLOCK_STEPS + WARPS_K - 1) / WARPS_K;
 constexpr bool RAGGED = BLOCK_STEPS * SPLIT_K != STEPS || WARP_STEPS * WARPS_K != BLOCK_STEPS;
-constexpr i64 TILE_BYTES = (i64)STEPS * RECORD;
+constexpr int SCALED_STEPS = (STEPS + GROUP_STEPS - 1) / GROUP_STEPS;
+constexpr i64 TILE_BYTES = (i64)STEPS * STEP_BYTES;
 constexpr int COLUMNS = WARPS_N * TILES_PER_WARP * TILE_N;  // of a unit
 constexpr int OUT_COLUMNS = SWIGLU ? COLUMNS / 2 : COLUMNS;
 constexpr int OUTPUTS = ROWS * COLUMNS;
 constexpr int BLOCK_K = WARPS_K * WARP_STEPS * STEP_K;
 constexpr int X_STRIDE = BLOCK_K * 2 + 64;  // bytes of a row of x in shared memory; 64 modulo 128: no bank conflicts
 constexpr int X_BYTES = ROWS * X_STRIDE;
-constexpr int GROUP_SUM_BYTES = WEIGHT_BITS == 4 ? BLOCK_K / GROUP_SIZE * ROWS * 4 : 0;
+constexpr int GROUP_SUM_BYTES = WEIGHT_BITS == 4 ? BLOCK_K / STEP_GROUP * ROWS * 4 : 0;
 constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
 constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
-static_assert(WEIGHT_BITS == 4 || (GROUP_SIZE == STEP_K && SCALE_TYPE == 2 && !HAS_ZEROS), "one float32 for fp8");
-static_assert(!SWIGLU || COLUMNS % 32 == 0, "a unit holds tiles of both halves");
+static_assert(WEIGHT_BITS == 4 ? BLOCK_ROWS == 1 : BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS, "scales");
+static_assert(!SWIGLU || (COLUMNS % 32 == 0 && TILES_PER_WARP <= 2), "a unit holds tiles of both halves");
 
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 v;
@@ -82,36 +88,53 @@ __device__ __forceinline__ float from_float16(u32 value) {
   return f;
 }
 
-struct Step {  // what a lane holds of one step: codes and scales of its warp's tiles
-  uint4 codes[TILES_PER_WARP][LOADS];
-  u32 scales[TILES_PER_WARP][SCALE_WORDS];
+struct Weight {
+  const u8* codes;
+  const u8* scales;
+  const u8* zeros;
+  int tiles;  // of 16 features
 };
 
-__device__ __forceinline__ void load_step(Step& step, const u8* record, bool inside, int tiles, int lane) {
+struct Step {  // what a lane holds of one step: codes, scales and zero points of its warp's tiles
+  uint4 codes[TILES_PER_WARP][LOADS];
+  u32 scales[TILES_PER_WARP][SCALE_WORDS];
+  u32 zeros[TILES_PER_WARP][ZERO_WORDS];
+};
+
+template <int WORDS> __device__ __forceinline__ void load_words(u32 (&words)[WORDS], const u8* p, bool load) {
+  if (WORDS % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < WORDS / 4; i++) {
+      const uint4 v = load ? __ldg((const uint4*)p + i) : make_uint4(0, 0, 0, 0);
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+    }
+  } else if (WORDS == 2) {
+    const uint2 v = load ? __ldg((const uint2*)p) : make_uint2(0, 0);
+    words[0] = v.x, words[WORDS - 1] = v.y;
+  } else {
+    words[0] = load ? __ldg((const u32*)p) : 0;
+  }
+}
+
+// tile: the warp's first one; its others follow, tile_distance apart.
+__device__ __forceinline__ void load_step(Step& step, const Weight& weight, int tile, int tile_distance, int at,
+                                          bool inside, int tiles_left, int lane) {
 #pragma unroll
   for (int n = 0; n < TILES_PER_WARP; n++) {
-    const u8* p = record + n * TILE_BYTES;
-    const bool load = inside && n < tiles;
+    const bool load = inside && n < tiles_left;
+    const int t = tile + n * tile_distance;
+    const u8* codes = weight.codes + t * TILE_BYTES + at * STEP_BYTES + lane * 16;
 #pragma unroll
-    for (int i = 0; i < LOADS; i++)
-      step.codes[n][i] = load ? load_streamed(p + i * 512 + lane * 16) : make_uint4(0, 0, 0, 0);
-    const u32* s = (const u32*)(p + LOADS * 512) + (WEIGHT_BITS == 4 ? (lane >> 2) * SCALE_WORDS : 0);
-    if (SCALE_WORDS % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < SCALE_WORDS / 4; i++) {
-        const uint4 v = load ? __ldg((const uint4*)s + i) : make_uint4(0, 0, 0, 0);
-        step.scales[n][4 * i] = v.x, step.scales[n][4 * i + 1] = v.y;
-        step.scales[n][4 * i + 2] = v.z, step.scales[n][4 * i + 3] = v.w;
-      }
-    } else if (SCALE_WORDS % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i < SCALE_WORDS / 2; i++) {
-        const uint2 v = load ? __ldg((const uint2*)s + i) : make_uint2(0, 0);
-        step.scales[n][2 * i] = v.x, step.scales[n][2 * i + 1] = v.y;
-      }
+    for (int i = 0; i < LOADS; i++) step.codes[n][i] = load ? load_streamed(codes + i * 512) : make_uint4(0, 0, 0, 0);
+    if (WEIGHT_BITS == 4) {
+      const i64 pair = (((i64)t * SCALED_STEPS + at / GROUP_STEPS) * 8 + (lane >> 2)) * GROUPS;
+      load_words(step.scales[n], weight.scales + pair * 2 * SCALE_BYTES, load);
+      if (HAS_ZEROS && GROUPS == 1) step.zeros[n][0] = load ? __ldg((const u16*)weight.zeros + pair) : 0;
+      if (HAS_ZEROS && GROUPS > 1) load_words(step.zeros[n], weight.zeros + pair * 2, load);
     } else {
-#pragma unroll
-      for (int i = 0; i < SCALE_WORDS; i++) step.scales[n][i] = load ? __ldg(s + i) : 0;
+      const int block = t * TILE_N / BLOCK_ROWS * SCALED_STEPS + at / GROUP_STEPS;
+      if (SCALE_TYPE == 2) step.scales[n][0] = load ? __ldg((const u32*)weight.scales + block) : 0;
+      else step.scales[n][0] = load ? __ldg((const u16*)weight.scales + block) : 0;
     }
   }
 }
@@ -133,19 +156,24 @@ __device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], int k16, u32
   }
 }
 
+__device__ __forceinline__ float zero_point(u32 byte) {  // 128 + what is below 128
+  return __uint_as_float((byte & 0x7f | 0x4300u) << 16);
+}
+
 // total += scale * (sum of the group), for the lane's two features and two rows.
 __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], const u32 (&scales)[SCALE_WORDS],
-                                          int group, const float* group_sums) {
+                                          const u32 (&zeros)[ZERO_WORDS], int group, const float* group_sums) {
+  const u32* words = scales + (WEIGHT_BITS == 4 ? group * SCALE_BYTES / 2 : 0);
   float low, high;
+  if (SCALE_TYPE == 0) low = low_bfloat16(words[0]), high = high_bfloat16(words[0]);
+  if (SCALE_TYPE == 1) low = from_float16(words[0] & 0xffff), high = from_float16(words[0] >> 16);
+  if (SCALE_TYPE == 2) low = __uint_as_float(words[0]), high = __uint_as_float(words[SCALE_WORDS > 1]);
   if (WEIGHT_BITS == 8) {
-    low = high = __uint_as_float(scales[0]) * 1152921504606846976.0f;  // 2^60
+    low = high = low * 1152921504606846976.0f;  // 2^60
   } else {
-    const u32* words = scales + group * GROUP_WORDS;
-    if (SCALE_TYPE == 0) low = low_bfloat16(words[0]), high = high_bfloat16(words[0]);
-    if (SCALE_TYPE == 1) low = from_float16(words[0] & 0xffff), high = from_float16(words[0] >> 16);
-    if (SCALE_TYPE == 2) low = __uint_as_float(words[0]), high = __uint_as_float(words[1]);
-    const float zero_low = HAS_ZEROS ? low_bfloat16(words[GROUP_WORDS - 1]) : 136.0f;
-    const float zero_high = HAS_ZEROS ? high_bfloat16(words[GROUP_WORDS - 1]) : 136.0f;
+    const u32 points = HAS_ZEROS ? zeros[group / 2] >> (group % 2 * 16) : 0;
+    const float zero_low = HAS_ZEROS ? zero_point(points) : 136.0f;
+    const float zero_high = HAS_ZEROS ? zero_point(points >> 8) : 136.0f;
     const float2 of_x = *(const float2*)(group_sums + group * ROWS);
     sum[0] -= zero_low * of_x.x, sum[1] -= zero_low * of_x.y;
     sum[2] -= zero_high * of_x.x, sum[3] -= zero_high * of_x.y;
@@ -178,7 +206,8 @@ __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][ROW
           }
           mma(sum[n][m], a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
           if (k16 % K16_OF_GROUP == K16_OF_GROUP - 1)
-            add_group(total[n][m], sum[n][m], step.scales[n], k16 / K16_OF_GROUP, group_sums + m * 8);
+            add_group(total[n][m], sum[n][m], step.scales[n], step.zeros[n], k16 / K16_OF_GROUP,
+                      group_sums + m * 8);
         }
       }
     }
@@ -213,10 +242,10 @@ __device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int l
   for (int group = 0; group < WARP_STEPS * GROUPS; group++) {
     float c[ROW_TILES][4] = {};
 #pragma unroll
-    for (int k = 0; k < GROUP_SIZE; k += 32)
+    for (int k = 0; k < STEP_GROUP; k += 32)
 #pragma unroll
       for (int m = 0; m < ROW_TILES; m++) {
-        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + (group * GROUP_SIZE + k) * 2);
+        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + (group * STEP_GROUP + k) * 2);
         mma(c[m], ones, b.x, b.y);
         mma(c[m], ones, b.z, b.w);
       }
@@ -239,7 +268,7 @@ template <class Sum> __device__ __forceinline__ void store_unit(const Output& ou
     const int row = i / OUT_COLUMNS, column = i % OUT_COLUMNS, feature = unit * OUT_COLUMNS + column;
     if (row >= output.rows || feature >= output.features) continue;
     float result;
-    if (SWIGLU) {  // tiles of the gate and of up take turns
+    if (SWIGLU) {  // columns of 16 of the gate and of up take turns
       const int gate_column = column / TILE_N * 2 * TILE_N + column % TILE_N;
       const float gate = rounded(sum(row, gate_column)), up = rounded(sum(row, gate_column + TILE_N));
       result = rounded(gate / (1.0f + __expf(-gate))) * up;
@@ -252,11 +281,13 @@ template <class Sum> __device__ __forceinline__ void store_unit(const Output& ou
   }
 }
 
-// tiles: of 16 features, in the weight. partial_sums [SPLIT_K][units][row][column] and counters (zeros, and zeros
-// again when the kernel ends) are for SPLIT_K > 1.
+// tiles: of 16 features, in the weight; for SWIGLU half of them are the gate's, then those of up follow.
+// partial_sums [SPLIT_K][units][row][column] and counters (zeros, and zeros again when the kernel ends) are for
+// SPLIT_K > 1.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ weight, u16* out, const u16* residual,
-             float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
+few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
+             const u8* __restrict__ zeros, u16* out, const u16* residual, float* partial_sums, int* counters,
+             i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
   extern __shared__ __align__(16) u8 shared[];
   float* group_sums = (float*)(shared + X_BYTES);
   float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
@@ -265,6 +296,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ weight, u16* out,
   const int split = blockIdx.x % SPLIT_K, part = blockIdx.x / SPLIT_K, parts = gridDim.x / SPLIT_K;
   const int units = (tiles + WARPS_N * TILES_PER_WARP - 1) / (WARPS_N * TILES_PER_WARP);
   const int first_unit = int((i64)units * part / parts), end_unit = int((i64)units * (part + 1) / parts);
+  const Weight weight = {codes, scales, zeros, tiles};
   const Output output = {out, residual, out_stride, rows, out_features};
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -276,17 +308,15 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ weight, u16* out,
   const int my_steps = min(WARP_STEPS, min(BLOCK_STEPS - warp_k * WARP_STEPS, STEPS - first_step));
   const int total_steps = (end_unit - first_unit) * WARP_STEPS;
   int next_unit = first_unit, next_step = 0;
-  const u8* record;
-  auto begin_unit = [&]() {
-    record = weight + ((i64)next_unit * WARPS_N + warp_n) * TILES_PER_WARP * TILE_BYTES + (i64)first_step * RECORD;
-  };
+  const int tile_distance = SWIGLU ? tiles / 2 : 1;
   auto load_next = [&](Step& step) {
-    const int tiles_left = tiles - (next_unit * WARPS_N + warp_n) * TILES_PER_WARP;
-    load_step(step, record, !RAGGED || next_step < my_steps, tiles_left, lane);
-    record += RECORD;
-    if (++next_step == WARP_STEPS) next_step = 0, next_unit++, begin_unit();
+    // Tiles of the gate and of up take turns.
+    const int turn = (next_unit * WARPS_N + warp_n) * TILES_PER_WARP;
+    const int tile = SWIGLU ? (turn >> 1) + (turn & 1) * tile_distance : turn;
+    load_step(step, weight, tile, tile_distance, first_step + next_step, !RAGGED || next_step < my_steps, tiles - turn,
+              lane);
+    if (++next_step == WARP_STEPS) next_step = 0, next_unit++;
   };
-  begin_unit();
 #pragma unroll
   for (int i = 0; i < NUM_STAGES; i++)
     if (i < total_steps) load_next(stages[i]);

@@ -66,27 +66,31 @@ class FewRowConfig:
     def shared_bytes(self, in_features: int, rows: int, weight_format: FragmentFormat) -> int:
         """Shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
         block_k, rows = self.block_k(in_features), row_tiles(rows) * ROW_TILE
-        group_sums = block_k // weight_format.group_size * rows * 4 if weight_format.bits == 4 else 0
+        group_sums = block_k // weight_format.step_group * rows * 4 if weight_format.bits == 4 else 0
         return rows * (block_k * 2 + 64) + group_sums + 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
 
-    def fits(self, weight: FragmentWeight, rows: int, shared_memory: int) -> bool:
+    def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
         """True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
-        if weight.paired and self.unit_tiles % 2:
+        if paired and self.unit_tiles % 2:
             return False
         taken = self.shared_bytes(weight.shape[1], rows, weight.format) + RESERVED_SHARED_MEMORY
         return taken * self.blocks_per_sm <= shared_memory
 
 
-def candidates(weight: FragmentWeight, rows: int, shared_memory: int) -> list[FewRowConfig]:
-    """Configurations worth measuring for a weight, on a device with so many bytes of shared memory for a block."""
-    steps = weight.records.shape[1]
+def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
+    """Configurations worth measuring for a weight, on a device with so many bytes of shared memory for a block.
+
+    Args:
+        paired: gate and up, which are multiplied with each other.
+    """
+    steps = weight.codes.shape[1]
     found: dict[FewRowConfig, None] = {}
     for warps, warps_n, tiles in LAYOUTS:
         splits = []
         for split_k in SPLITS[: steps.bit_length()]:
             warps_k = _warps_without_waste(-(-steps // split_k), warps)
             config = FewRowConfig(warps_k, warps_n, tiles, split_k=split_k)
-            if config.fits(weight, rows, shared_memory):
+            if config.fits(weight, paired, rows, shared_memory):
                 splits.append(config)
         found |= dict.fromkeys(splits[:2])
     return list(found)
@@ -117,9 +121,7 @@ def linear(
     """
     if config is None or not _runs(x):
         return linear_reference(x, weight, out, residual)
-    if weight.paired:
-        raise ValueError("a gated pair's tiles take turns: its product is swiglu")
-    _launch(x, weight, out, config, residual)
+    _launch(x, weight, out, config, residual, paired=False)
     return out
 
 
@@ -127,13 +129,11 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: F
     """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
 
     Args:
-        x: [M, K]. weight: [2 I, K], paired. out: [M, I].
+        x: [M, K]. weight: [2 I, K], the gate's rows first; I is a multiple of 16. out: [M, I].
     """
     if config is None or not _runs(x):
         return swiglu_reference(x, weight, out)
-    if not weight.paired:
-        raise ValueError("the tiles of gate and up do not take turns: the weight is not paired")
-    _launch(x, weight, out, config, None)
+    _launch(x, weight, out, config, None, paired=True)
     return out
 
 
@@ -142,8 +142,8 @@ def linear_reference(
 ) -> torch.Tensor:
     """The same in plain PyTorch, for any number of rows, a slice of the weight at a time."""
     product = out if residual is None else torch.empty_like(out)
-    for features, part in weight.dequantized():
-        product[:, features] = torch.mm(x, part.to(x.dtype).t())
+    for _, rows in weight.slices():
+        product[:, rows] = torch.mm(x, weight.dequantized(rows).to(x.dtype).t())
     return product if residual is None else torch.add(residual, product, out=out)
 
 
@@ -157,12 +157,12 @@ def compile_options(
     weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> list[str]:
     """The compiler's command line for a kernel, but for the card."""
-    eight = weight_format.bits == 8
     constants = {
         "WEIGHT_BITS": weight_format.bits,
-        "GROUP_SIZE": weight_format.group_size,
+        "BLOCK_ROWS": weight_format.block[0],
+        "GROUP_SIZE": weight_format.block[1],
         "HAS_ZEROS": int(weight_format.zeros),
-        "SCALE_TYPE": SCALE_TYPES[torch.float32 if eight else weight_format.scales],
+        "SCALE_TYPE": SCALE_TYPES[weight_format.scales],
         "IN_FEATURES": in_features,
         "ROW_TILES": row_tiles(rows),
         "WARPS_K": config.warps_k,
@@ -182,12 +182,19 @@ def _runs(x: torch.Tensor) -> bool:
 
 
 def _launch(
-    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig, residual: torch.Tensor | None
+    x: torch.Tensor,
+    weight: FragmentWeight,
+    out: torch.Tensor,
+    config: FewRowConfig,
+    residual: torch.Tensor | None,
+    paired: bool,
 ) -> None:
+    tiles = weight.codes.shape[0]
+    if paired and weight.shape[0] % (2 * TILE_N):
+        raise ValueError(f"a gated pair of {weight.shape[0]} rows does not consist of tiles of {TILE_N}")
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
-    kernel = _kernel(x.device, weight.format, weight.shape[1], config, row_tiles(len(x)) * ROW_TILE, weight.paired)
-    tiles = weight.records.shape[0]
+    kernel = _kernel(x.device, weight.format, weight.shape[1], config, row_tiles(len(x)) * ROW_TILE, paired)
     units = -(-tiles // config.unit_tiles)
     parts = min(units, max(1, _multiprocessors(x.device) * config.blocks_per_sm // config.split_k), MAX_PARTS)
     sums: torch.Tensor | None = None
@@ -200,7 +207,8 @@ def _launch(
         kernel.launch(
             parts * config.split_k,
             (
-                x[rows], weight.records, out[rows], None if residual is None else residual[rows], sums, counters,
+                x[rows], weight.codes, weight.scales, weight.zeros, out[rows],
+                None if residual is None else residual[rows], sums, counters,
                 c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles,
             ),
         )  # fmt: skip

@@ -30,10 +30,12 @@ def weights() -> Iterator[tuple[str, Int4Weight | Fp8Weight]]:
     yield "fp8", fp8(1000, 4096 + 160, device="cuda")
 
 
-def configs(weight: FragmentWeight, rows: int) -> list[FewRowConfig]:
+def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[FewRowConfig]:
     """Those of this card, and those of one with little shared memory, which split K."""
     limit = int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
-    found = few_row_gemm.candidates(weight, rows, limit) + few_row_gemm.candidates(weight, rows, 48 * 1024)
+    found = few_row_gemm.candidates(weight, paired, rows, limit) + few_row_gemm.candidates(
+        weight, paired, rows, 48 * 1024
+    )
     return list(dict.fromkeys(found))
 
 
@@ -71,11 +73,11 @@ def test_every_gated_config_equals_what_the_weight_stands_for(rows: int) -> None
         if weight.shape[0] % 32:
             continue
         n, k = weight.shape
-        packed, x = FragmentWeight.of(weight, paired=True), random(rows, k)
+        packed, x = FragmentWeight.of(weight), random(rows, k)
         want = swiglu_reference(
             x.double(), weight.dequantized().double(), torch.empty(rows, n // 2, device="cuda").double()
         )
-        for config in configs(packed, rows):
+        for config in configs(packed, rows, paired=True):
             out = few_row_gemm.swiglu(x, packed, empty(rows, n // 2), config)
             error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
             assert error.max() < 1e-2, (name, config)

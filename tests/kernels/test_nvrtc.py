@@ -32,15 +32,17 @@ def compiler() -> nvrtc.Nvrtc:
         pytest.skip(f"{error.message}; {error.hint}")
 
 
-def on_meta(n: int, k: int, kind: FragmentFormat, paired: bool) -> FragmentWeight:
+def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     """A weight without memory."""
-    records = torch.empty(-(-n // 16), -(-k // 128), kind.record_bytes // 4, dtype=torch.int32, device="meta")
-    return FragmentWeight(records, torch.Size((n, k)), kind, paired, torch.bfloat16)
+    codes = torch.empty(-(-n // 16), -(-k // 128), kind.bits * 64, dtype=torch.int32, device="meta")
+    return FragmentWeight(codes, torch.empty(0, device="meta"), None, torch.Size((n, k)), kind, torch.bfloat16)
 
 
-def check_compiled(compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, rows: int, config: FewRowConfig) -> None:
+def check_compiled(
+    compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, paired: bool, rows: int, config: FewRowConfig
+) -> None:
     """It compiles, takes no shared memory of its own beside what the host counts, and few numbers leave registers."""
-    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, weight.paired)
+    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, paired)
     source = few_row_gemm.SOURCE.read_text(encoding="utf-8")
     compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
     assert compiled.startswith(b"\x7fELF") and few_row_gemm.KERNEL_NAME.encode() in compiled
@@ -55,10 +57,10 @@ def check_compiled(compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, row
 @pytest.mark.parametrize("card", SHARED_MEMORY)
 def test_a_configuration_of_each_format_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int) -> None:
     for kind in FORMATS.values():
-        weight = on_meta(24_576, 4096, kind, True)
+        weight = on_meta(24_576, 4096, kind)
         for rows in (8, 16):
-            config = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)[0]
-            check_compiled(compiler, card, weight, rows, config)
+            config = few_row_gemm.candidates(weight, True, rows, SHARED_MEMORY[card] * 1024)[0]
+            check_compiled(compiler, card, weight, True, rows, config)
 
 
 @pytest.mark.slow
@@ -66,12 +68,12 @@ def test_a_configuration_of_each_format_compiles_for_every_card(compiler: nvrtc.
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int, name: str) -> None:
     for n, k, paired in ((24_576, 4096, True), (34_816, 5120, True), (4096, 12_288, False), (5120, 17_408, False)):
-        weight = on_meta(n, k, FORMATS[name], paired)
+        weight = on_meta(n, k, FORMATS[name])
         for rows in (8, 16):
-            configs = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)
+            configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
             assert configs
             for config in configs:
-                check_compiled(compiler, card, weight, rows, config)
+                check_compiled(compiler, card, weight, paired, rows, config)
 
 
 @pytest.mark.parametrize("card", SHARED_MEMORY)
@@ -79,9 +81,9 @@ def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card
 def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tuple[int, int]) -> None:
     for kind in FORMATS.values():
         for paired in (False, True):
-            weight = on_meta(*sizes, kind, paired)
+            weight = on_meta(*sizes, kind)
             for rows in (1, 16, 64):
-                configs = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)
+                configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
                 assert configs and len(configs) <= 10
                 for config in configs:
                     taken = config.shared_bytes(sizes[1], rows, kind) + few_row_gemm.RESERVED_SHARED_MEMORY
