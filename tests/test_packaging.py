@@ -88,9 +88,18 @@ def test_committed_text_names_no_build_machine() -> None:
 def test_tested_versions_satisfy_the_declared_ranges() -> None:
     pinned = constraints()
     wanted = {**requirements(), **requirements("dev")}
+    assert "nvidia-cuda-nvrtc" not in pinned, "a torch for CUDA could not be installed beside another version's"
+    del wanted["nvidia-cuda-nvrtc"]
     assert set(wanted) <= set(pinned)
     unmet = [f"{name} {pinned[name]}" for name, range_ in wanted.items() if pinned[name] not in range_.specifier]
     assert not unmet
+
+
+def test_the_wheel_holds_kernels_in_cuda() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
+    shipped = {file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
+    sources = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.cu")}
+    assert sources and sources <= shipped
 
 
 def test_constraints_hold_no_local_builds() -> None:

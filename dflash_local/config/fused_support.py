@@ -56,8 +56,6 @@ def _unknown_variant(layer: LayerConfig) -> str:
         return "its projections have biases"
     if mlp.activation != ACTIVATION:
         return f"its activation is {mlp.activation}"
-    if attention is not None and attention.sliding_window is not None:
-        return "it has sliding windows"
     if attention is not None and attention.logit_softcap is not None:
         return "its attention scores have a soft cap"
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:

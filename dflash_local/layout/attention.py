@@ -58,10 +58,14 @@ class AttentionLayout:
         yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
 
     def prefill_bytes(self, rows: int, item_bytes: int) -> int:
-        """The projection and the queries, the output, a gate and the gated output; and a float32 a row and head."""
+        """The projection and the queries, the output, a gate and the gated output; and a float32 a row and head.
+
+        With a window a mask besides, and what the library makes of it.
+        """
         config = self.config
         kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
-        return rows * (kept * item_bytes + 4 * config.num_heads)
+        mask = 0 if config.sliding_window is None else (rows + config.sliding_window) * (1 + item_bytes)
+        return rows * (kept * item_bytes + 4 * config.num_heads + mask)
 
     def snapshot_bytes(self, item_bytes: int) -> int:
         """None: a cache is cut back."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from cuda_cards import SHARED_MEMORY
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -33,7 +34,7 @@ from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
 
 CARDS = (80, 86, 89, 90, 120)
-LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in CARDS}
 BF16 = "*bf16"
 EIGHT, READS_EIGHT = "*fp8e4nv", 89  # which older cards take as bytes
 # HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, and the drafters.

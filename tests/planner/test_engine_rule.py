@@ -133,7 +133,15 @@ def test_the_registrys_shapes_are_told_apart() -> None:
     assert fused == {
         *(
             f"Qwen/{name}"
-            for name in ("Qwen3-4B", "Qwen3-8B", "Qwen3.5-4B", "Qwen3.5-9B", "Qwen3.5-27B", "Qwen3.6-27B")
+            for name in (
+                "Qwen3-4B",
+                "Qwen3-8B",
+                "Qwen3.5-4B",
+                "Qwen3.5-9B",
+                "Qwen3.5-27B",
+                "Qwen3.6-27B",
+                "Qwen3.8-27B",
+            )
         ),
         "meta-llama/Llama-3.1-8B-Instruct",
     }

@@ -74,7 +74,8 @@ class AttentionWeights:
         outputs, softmax_stats = run.tensors.take(AttentionLayout(config).partials(owner, spec))
         partials = SplitKV(outputs, softmax_stats, spec.exact)
         scratch = run.tensors.take(layout.block_buffers(owner, config, spec.rows, spec.dtype))
-        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start)
+        mask = AttentionMask(sliding_window=config.sliding_window or 0)
+        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start, mask)
 
 
 class Attention:
@@ -135,7 +136,7 @@ class Attention:
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
-        attended = prefill_attention(queries, self.cache, committed, config.scale)
+        attended = prefill_attention(queries, self.cache, committed, config.scale, config.sliding_window)
         if config.gated:
             heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)

@@ -1,0 +1,323 @@
+"""Products of a few rows with quantised weights on one CUDA GPU: whether they are right, and their microseconds
+beside the bfloat16 product's.
+
+``PYTHONPATH=. python benchmarks/few_row_gemm.py --out FILE.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.timing import span_ms
+from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
+
+ROWS = (1, 4, 8, 16)
+COLD_BYTES = 400_000_000  # of weights that are multiplied in turn, so that none is in a cache
+REPLAYS, LAUNCHES = 9, 60  # at least so many launches of a graph
+ROUNDING = 3e-3  # of results to bfloat16, as their root mean square over that of the results: 1.7e-3; gated: 2.9e-3
+GATED_ROUNDING = 5e-3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product: its weight [N, K], and whether it is a gated pair or is added to a residual."""
+
+    out_features: int
+    in_features: int
+    paired: bool = False
+    residual: bool = False
+
+    def __str__(self) -> str:
+        kind = " swiglu" if self.paired else " residual" if self.residual else ""
+        return f"{self.out_features}x{self.in_features}{kind}"
+
+
+SHAPES = (
+    Shape(24576, 4096, paired=True),
+    Shape(4096, 12288, residual=True),
+    Shape(4096, 4096),
+    Shape(12352, 4096),
+)
+RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True))  # with one more group of columns
+FORMATS: dict[str, tuple[int, bool]] = {  # bits or the group's size, zero points
+    "int4 g128": (128, False),
+    "int4 g128 zeros": (128, True),
+    "int4 g64": (64, False),
+    "int4 g32": (32, False),
+    "int4 g32 zeros": (32, True),
+    "fp8": (0, False),
+}
+MORE = tuple(  # beside those that are chosen from at load
+    FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
+    for layout, stages, blocks in (
+        ((16, 1, 2), 3, 1), ((8, 2, 1), 3, 1), ((8, 2, 1), 4, 1), ((4, 4, 1), 4, 1), ((8, 1, 2), 2, 2),
+        ((8, 1, 1), 3, 2),
+    )
+)  # fmt: skip
+
+
+def random_weight(name: str, shape: Shape, seed: int = 0) -> Int4Weight | Fp8Weight:
+    """Random codes and scales of a format."""
+    group, zeros = FORMATS[name]
+    n, k = shape.out_features, shape.in_features
+    if shape in RAGGED:
+        k += group or 32
+    generator = torch.Generator("cuda").manual_seed(seed)
+    if not group:
+        codes = torch.randn(n, k, device="cuda", generator=generator).to(torch.float8_e4m3fn)
+        size = (-(-n // 128), -(-k // 128))
+        return Fp8Weight(codes, (torch.rand(size, device="cuda") + 0.5) / k**0.5, (128, 128), torch.bfloat16)
+    words = torch.randint(-(2**31), 2**31, (n, k // 8), device="cuda", generator=generator).to(torch.int32)
+    scales = (torch.rand(n, k // group, device="cuda", generator=generator) + 0.5) / 4 / k**0.5
+    points = torch.randint(0, 17, scales.shape, device="cuda", dtype=torch.uint8) if zeros else None
+    return Int4Weight(words, scales.bfloat16(), points, torch.bfloat16)
+
+
+def inputs(rows: int, in_features: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Activations that show different faults."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+    gaussian = torch.randn(rows, in_features, device="cuda", generator=generator).bfloat16()
+    one_hot = torch.zeros_like(gaussian)
+    one_hot[torch.arange(rows), torch.randint(0, in_features, (rows,), device="cuda", generator=generator).cpu()] = 1
+    one_hot[-1] = 0
+    one_hot[-1, -1] = 1
+    outliers = gaussian.clone()
+    outliers[:, 7] *= 1000  # a channel
+    outliers[0] *= 300  # a row
+    yield from (
+        ("one-hot", one_hot),
+        ("gaussian", gaussian),
+        ("outliers", outliers),
+        ("zero", torch.zeros_like(gaussian)),
+    )
+
+
+def product(
+    shape: Shape, x: torch.Tensor, weight: FragmentWeight, config: FewRowConfig, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """By the kernel, to memory that shows what is not written."""
+    width = shape.out_features // 2 if shape.paired else shape.out_features
+    out = torch.full((len(x), width), float("nan"), device="cuda", dtype=torch.bfloat16)
+    if shape.paired:
+        return few_row_gemm.swiglu(x, weight, out, config)
+    return few_row_gemm.linear(x, weight, out, config, residual)
+
+
+def faults(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[str, Any]:
+    """What is wrong with the configurations of a format and a shape, and the largest errors seen."""
+    weight = random_weight(name, shape)
+    wide = weight.dequantized().double()
+    packed = FragmentWeight.of(weight, shape.paired)
+    wrong: list[str] = []
+    if not torch.equal(FragmentWeight.of(packed.unpacked(), shape.paired).records, packed.records):
+        wrong.append("packing")
+    errors: dict[str, float] = {}
+    for rows in rows_list:
+        residual = torch.randn(rows, shape.out_features, device="cuda").bfloat16() if shape.residual else None
+        for kind, x in inputs(rows, weight.shape[1]):
+            sums = x.double() @ wide.t()
+            for config in few_row_gemm.candidates(packed, rows, shared_memory()):
+                got = product(shape, x, packed, config, None)
+                again = product(shape, x, packed, config, None)
+                what = f"{kind}, {rows} rows, {config}"
+                if not torch.equal(got, again):
+                    wrong.append(f"other bits the second time: {what}")
+                if shape.paired:
+                    gate, up = sums.bfloat16().chunk(2, -1)
+                    want = (F.silu(gate) * up).double()
+                else:
+                    want = sums.double()
+                    if kind in ("one-hot", "zero") and not torch.equal(got, sums.bfloat16()):
+                        wrong.append(f"not exact: {what}")
+                if residual is not None and not torch.equal(
+                    product(shape, x, packed, config, residual), (got.float() + residual.float()).bfloat16()
+                ):
+                    wrong.append(f"residual: {what}")
+                if kind == "zero":
+                    continue
+                per_row = (got.double() - want).norm(dim=1) / want.norm(dim=1)
+                error = float(per_row.max())
+                errors[kind] = max(errors.get(kind, 0.0), error)
+                if not error <= (GATED_ROUNDING if shape.paired else ROUNDING):
+                    wrong.append(f"error {error:.1e}: {what}")
+    wrong += dependent_rows(shape, packed)
+    return {"wrong": wrong, "errors": errors}
+
+
+def dependent_rows(shape: Shape, packed: FragmentWeight) -> list[str]:
+    """Configurations with which a row's bits depend on the other rows, its place or their number."""
+    wrong = []
+    x = torch.randn(16, packed.shape[1], device="cuda").bfloat16()
+    strangers = torch.randn_like(x) * 30
+    for config in few_row_gemm.candidates(packed, 16, shared_memory()):
+        want = product(shape, x, packed, config, None)
+        for place in (0, 3, 8, 15):
+            mixed = strangers.clone()
+            mixed[place] = x[5]
+            if not torch.equal(product(shape, mixed, packed, config, None)[place], want[5]):
+                wrong.append(f"row {place} depends on other rows: {config}")
+        if not torch.equal(product(shape, x[5:6], packed, config, None)[0], want[5]):
+            wrong.append(f"a row alone has other bits: {config}")
+        if not torch.equal(product(shape, x.repeat(3, 1)[:41], packed, config, None)[37], want[5]):
+            wrong.append(f"a row of 41 has other bits: {config}")
+    return wrong
+
+
+def microseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Of one call, one for each copy of the weight; the median of so many graph replays."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    repeats = max(1, math.ceil(LAUNCHES / len(calls)))
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            for call in calls:
+                call()
+    graph.replay()
+    spans = sorted(span_ms(graph.replay) for _ in range(REPLAYS))
+    return 1000 * spans[REPLAYS // 2] / (repeats * len(calls))
+
+
+def bf16_times(shape: Shape, rows_list: Sequence[int]) -> dict[int, float]:
+    """The best of this program's bfloat16 products and the library's, by rows."""
+    n, k = shape.out_features, shape.in_features
+    first = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+    copies = [first, *(first.clone() for _ in range(math.ceil(COLD_BYTES / first.nbytes) - 1))]
+    found = {}
+    for rows in rows_list:
+        x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, n // 2 if shape.paired else n, device="cuda", dtype=torch.bfloat16)
+        wide = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+        times = [] if shape.paired else [microseconds([partial(torch.mm, x, copy.t(), out=wide) for copy in copies])]
+        for gemm in SWIGLU_CONFIGS if shape.paired else GEMM_CONFIGS:
+            run = skinny_gemm.swiglu if shape.paired else skinny_gemm.linear
+            if gemm.fits(n // 2 if shape.paired else n, k):
+                times.append(microseconds([partial(run, x, copy, out, gemm) for copy in copies]))
+        found[rows] = min(times)
+    return found
+
+
+def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) -> dict[int, dict[str, float]]:
+    """Every configuration's microseconds by rows, the fastest first."""
+    first = FragmentWeight.of(random_weight(name, shape), shape.paired)
+    copies = [first]
+    for _ in range(math.ceil(COLD_BYTES / first.nbytes) - 1):
+        copies.append(FragmentWeight(first.records.clone(), first.shape, first.format, first.paired, first.dtype))
+    found: dict[int, dict[str, float]] = {}
+    for rows in rows_list:
+        x = torch.randn(rows, shape.in_features, device="cuda", dtype=torch.bfloat16)
+        width = shape.out_features // 2 if shape.paired else shape.out_features
+        out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
+        residual = torch.randn_like(out) if shape.residual else None
+        times = {}
+        for config in configs(first, rows, more):
+            if shape.paired:
+                calls = [partial(few_row_gemm.swiglu, x, copy, out, config) for copy in copies]
+            else:
+                calls = [partial(few_row_gemm.linear, x, copy, out, config, residual) for copy in copies]
+            times[shown(config)] = microseconds(calls)
+        found[rows] = dict(sorted(times.items(), key=lambda item: item[1]))
+    return found
+
+
+def configs(weight: FragmentWeight, rows: int, more: bool) -> list[FewRowConfig]:
+    """Those that are chosen from at load, and more of them."""
+    usual = few_row_gemm.candidates(weight, rows, shared_memory())
+    fitting = [config for config in MORE if more and config.fits(weight, rows, shared_memory())]
+    return [*usual, *(config for config in fitting if config not in usual)]
+
+
+def shown(config: FewRowConfig) -> str:
+    """A configuration in a few letters."""
+    size = f"{config.warps_k}x{config.warps_n}x{config.tiles}, {config.num_stages} stages"
+    return f"{size}, split {config.split_k}" + (f", {config.blocks_per_sm} blocks" if config.blocks_per_sm > 1 else "")
+
+
+def shared_memory() -> int:
+    """Bytes for one block."""
+    return int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+def _compile(job: tuple[tuple[str, ...], tuple[int, int], int]) -> None:
+    options, capability, driver = job
+    nvrtc.cubin(few_row_gemm.SOURCE.read_text(encoding="utf-8"), options, capability, driver)
+
+
+def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> int:
+    """Every kernel that will run, on all cores; how many they are."""
+    capability, driver = torch.cuda.get_device_capability(), cuda_driver.driver_version()
+    jobs = {}
+    for shape in shapes:
+        for name in names:
+            weight = FragmentWeight.of(random_weight(name, shape), shape.paired)
+            for rows in (8, 16):
+                for config in {*configs(weight, rows, more), *configs(weight, 16, False)}:
+                    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, weight.paired)
+                    jobs[tuple(options), capability, driver] = None
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, jobs, chunksize=4))
+    return len(jobs)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Check, measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--more", action="store_true", help="more configurations than are chosen from at load")
+    parser.add_argument("--out", type=Path)
+    wish = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    began = time.perf_counter()
+    count = compile_ahead(wish.formats, [*SHAPES, *(() if wish.no_check else RAGGED)], wish.more)
+    print(f"{count} kernels compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    checks: dict[str, Any] = {}
+    for shape in () if wish.no_check else (*RAGGED, *SHAPES):
+        for name in wish.formats:
+            found = checks[f"{shape} {name}"] = faults(shape, name, wish.rows)
+            errors = ", ".join(f"{kind} {error:.1e}" for kind, error in found["errors"].items())
+            seconds = time.perf_counter() - began
+            print(f"{shape} {name}: {errors}; {len(found['wrong'])} wrong; {seconds:.0f} s", flush=True)
+            for line in found["wrong"][:6]:
+                print("  WRONG", line, flush=True)
+    times: dict[str, Any] = {}
+    for shape in () if wish.no_times else SHAPES:
+        bf16 = bf16_times(shape, wish.rows)
+        times[str(shape)] = {"bf16": bf16}
+        print(f"{shape} bf16: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in bf16.items()), flush=True)
+        for name in wish.formats:
+            found = times[str(shape)][name] = kernel_times(shape, name, wish.rows, wish.more)
+            for rows, every in found.items():
+                best = "; ".join(f"{us:.1f} {config}" for config, us in list(every.items())[:3])
+                gain = bf16[rows] / min(every.values())
+                print(f"  {name} {rows} rows: x{gain:.2f}: {best}", flush=True)
+        print(f"  {time.perf_counter() - began:.0f} s", flush=True)
+    what = "few-row products with quantised weights: faults found, and microseconds as medians of CUDA graph replays"
+    result = {"what": what, "checks": checks, "us": times, "machine": machine(), "versions": versions()}
+    if wish.out is not None:
+        wish.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

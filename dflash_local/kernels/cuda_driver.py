@@ -1,0 +1,99 @@
+"""Kernels that are not Triton's: loaded and launched through the CUDA driver, on torch's current stream.
+
+A launch copies its arguments, so that a captured graph needs nothing of the call but the memory that pointers name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+OVERLAPPING_LAUNCHES = (9, 0)  # the compute capability from which a kernel may begin while the last one ends
+
+
+class _Attribute(ctypes.Structure):
+    _fields_: ClassVar = [("id", ctypes.c_int), ("_pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+class Kernel:
+    """A kernel of a cubin on one device.
+
+    Args:
+        shared_bytes: of dynamic shared memory that a block takes.
+
+    Raises:
+        RuntimeError: the driver refuses it, or a graph is being captured, when nothing may be loaded.
+    """
+
+    def __init__(self, cubin: bytes, name: str, threads: int, shared_bytes: int, device: torch.device) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a kernel must run once before it is captured: nothing is loaded during a capture")
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._config = _LaunchConfig()
+        self._config.block[:] = [threads, 1, 1]
+        self._config.shared_bytes = shared_bytes
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()  # creates the device's context
+            check(driver().cuModuleLoadData(ctypes.byref(self._module), cubin))
+            check(driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+            limit = MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(driver().cuFuncSetAttribute(self._function, limit, ctypes.c_int(shared_bytes)))
+        if torch.cuda.get_device_capability(device) >= OVERLAPPING_LAUNCHES:
+            self._overlap = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", b"\1")
+            self._config.attributes = ctypes.pointer(self._overlap)
+            self._config.num_attributes = 1
+
+    def launch(self, blocks: int, arguments: Sequence[torch.Tensor | int | ctypes.c_int64 | None]) -> None:
+        """Run it on the current stream. Tensors and None are pointers, a plain int is 32 bits wide."""
+        values = [_value(argument) for argument in arguments]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self._config.grid[:] = [blocks, 1, 1]
+        self._config.stream = torch.cuda.current_stream().cuda_stream
+        check(driver().cuLaunchKernelEx(ctypes.byref(self._config), self._function, places, None))
+
+
+def _value(argument: torch.Tensor | int | ctypes.c_int64 | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_int64:
+    if isinstance(argument, int):
+        return ctypes.c_int(argument)
+    if isinstance(argument, ctypes.c_int64):
+        return argument
+    return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """The library of the installed driver."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def driver_version() -> int:
+    """Of the newest CUDA that the driver knows, as 13000 for 13.0."""
+    version = ctypes.c_int()
+    check(driver().cuDriverGetVersion(ctypes.byref(version)))
+    return version.value
+
+
+def check(result: int) -> None:
+    """Raise RuntimeError for what the driver answers."""
+    if result:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(result, ctypes.byref(text))
+        raise RuntimeError(f"the CUDA driver: {(text.value or b'').decode() or result}")

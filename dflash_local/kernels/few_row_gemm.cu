@@ -1,0 +1,363 @@
+// Products of a few rows with a quantised weight: out[M, N] = x[M, K] W[N, K]^T, M <= 8 * ROW_TILES, sums in float32.
+//
+// The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays a
+// weight out as records [tile of 16 features][step of 128 along K]: 16-byte loads, each [lane], that are what the lane
+// itself multiplies, then the scales of the step. Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP
+// tiles; the K of a unit is shared by WARPS_K warps, whose sums are added in a fixed order through shared memory, and
+// by SPLIT_K blocks, whose sums the last of them to finish adds in a fixed order. A result depends on its own row alone.
+//
+// Codes become bfloat16 by bit operations alone. int4: 128 + code, and (128 + zero) times the sum of the group's x is
+// taken off after the group. fp8 (e4m3): its bits are those of a bfloat16 2^120 times smaller; x is multiplied by 2^60
+// beforehand and the scale by the other 2^60.
+//
+// From the compiler's command line: WEIGHT_BITS (4: int4, 8: fp8), GROUP_SIZE, HAS_ZEROS, SCALE_TYPE (0: bfloat16,
+// 1: float16, 2: float32), IN_FEATURES, ROW_TILES, WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K,
+// BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef long long i64;
+
+constexpr int STEP_K = 128, TILE_N = 16;
+constexpr int ROWS = ROW_TILES * 8;
+constexpr int WARPS = WARPS_K * WARPS_N, THREADS = WARPS * 32;
+constexpr int LOADS = WEIGHT_BITS / 2;  // 16-byte loads of a lane for one tile and step
+constexpr int GROUPS = STEP_K / GROUP_SIZE;
+constexpr int K16_OF_GROUP = GROUP_SIZE / 16;
+constexpr int GROUP_WORDS = (SCALE_TYPE == 2 ? 2 : 1) + HAS_ZEROS;  // of a lane, which has two features of a tile
+constexpr int SCALE_WORDS = WEIGHT_BITS == 4 ? GROUPS * GROUP_WORDS : 1;
+constexpr int RECORD = LOADS * 512 + (WEIGHT_BITS == 4 ? SCALE_WORDS * 32 : 16);  // bytes of a tile's step
+constexpr int STEPS = (IN_FEATURES + STEP_K - 1) / STEP_K;
+constexpr int BLOCK_STEPS = (STEPS + SPLIT_K - 1) / SPLIT_K;
+constexpr int WARP_STEPS = (BLOCK_STEPS + WARPS_K - 1) / WARPS_K;
+constexpr bool RAGGED = BLOCK_STEPS * SPLIT_K != STEPS || WARP_STEPS * WARPS_K != BLOCK_STEPS;
+constexpr i64 TILE_BYTES = (i64)STEPS * RECORD;
+constexpr int COLUMNS = WARPS_N * TILES_PER_WARP * TILE_N;  // of a unit
+constexpr int OUT_COLUMNS = SWIGLU ? COLUMNS / 2 : COLUMNS;
+constexpr int OUTPUTS = ROWS * COLUMNS;
+constexpr int BLOCK_K = WARPS_K * WARP_STEPS * STEP_K;
+constexpr int X_STRIDE = BLOCK_K * 2 + 64;  // bytes of a row of x in shared memory; 64 modulo 128: no bank conflicts
+constexpr int X_BYTES = ROWS * X_STRIDE;
+constexpr int GROUP_SUM_BYTES = WEIGHT_BITS == 4 ? BLOCK_K / GROUP_SIZE * ROWS * 4 : 0;
+constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
+constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
+static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
+static_assert(WEIGHT_BITS == 4 || (GROUP_SIZE == STEP_K && SCALE_TYPE == 2 && !HAS_ZEROS), "one float32 for fp8");
+static_assert(!SWIGLU || COLUMNS % 32 == 0, "a unit holds tiles of both halves");
+
+__device__ __forceinline__ uint4 load_streamed(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 and_or(u32 value, u32 mask, u32 bits) {  // (value & mask) | bits, one instruction
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "r"(mask), "r"(bits));
+  return d;
+}
+__device__ __forceinline__ u32 times_2_60(u32 pair) {  // of two bfloat16
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
+  return d;
+}
+__device__ __forceinline__ u16 to_bfloat16(float value) {
+  u16 h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(value));
+  return h;
+}
+__device__ __forceinline__ float from_bfloat16(u16 value) { return __uint_as_float(u32(value) << 16); }
+__device__ __forceinline__ float rounded(float value) { return from_bfloat16(to_bfloat16(value)); }
+__device__ __forceinline__ float low_bfloat16(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bfloat16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float from_float16(u32 value) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(u16(value)));
+  return f;
+}
+
+struct Step {  // what a lane holds of one step: codes and scales of its warp's tiles
+  uint4 codes[TILES_PER_WARP][LOADS];
+  u32 scales[TILES_PER_WARP][SCALE_WORDS];
+};
+
+__device__ __forceinline__ void load_step(Step& step, const u8* record, bool inside, int tiles, int lane) {
+#pragma unroll
+  for (int n = 0; n < TILES_PER_WARP; n++) {
+    const u8* p = record + n * TILE_BYTES;
+    const bool load = inside && n < tiles;
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      step.codes[n][i] = load ? load_streamed(p + i * 512 + lane * 16) : make_uint4(0, 0, 0, 0);
+    const u32* s = (const u32*)(p + LOADS * 512) + (WEIGHT_BITS == 4 ? (lane >> 2) * SCALE_WORDS : 0);
+    if (SCALE_WORDS % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < SCALE_WORDS / 4; i++) {
+        const uint4 v = load ? __ldg((const uint4*)s + i) : make_uint4(0, 0, 0, 0);
+        step.scales[n][4 * i] = v.x, step.scales[n][4 * i + 1] = v.y;
+        step.scales[n][4 * i + 2] = v.z, step.scales[n][4 * i + 3] = v.w;
+      }
+    } else if (SCALE_WORDS % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < SCALE_WORDS / 2; i++) {
+        const uint2 v = load ? __ldg((const uint2*)s + i) : make_uint2(0, 0);
+        step.scales[n][2 * i] = v.x, step.scales[n][2 * i + 1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < SCALE_WORDS; i++) step.scales[n][i] = load ? __ldg(s + i) : 0;
+    }
+  }
+}
+
+// The A operand of the 16-deep tile k16 of a step.
+__device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], int k16, u32 (&a)[4]) {
+  const u32* words = (const u32*)codes;
+  if (WEIGHT_BITS == 4) {
+    const u32 w = words[k16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = and_or(w >> 4 * i, 0x000f000fu, 0x43004300u);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 w = words[2 * k16 + i];
+      a[2 * i] = and_or(w >> 4, 0x07f007f0u, w & 0x80008000u);
+      a[2 * i + 1] = and_or(w << 4, 0x07f007f0u, (w << 8) & 0x80008000u);
+    }
+  }
+}
+
+// total += scale * (sum of the group), for the lane's two features and two rows.
+__device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], const u32 (&scales)[SCALE_WORDS],
+                                          int group, const float* group_sums) {
+  float low, high;
+  if (WEIGHT_BITS == 8) {
+    low = high = __uint_as_float(scales[0]) * 1152921504606846976.0f;  // 2^60
+  } else {
+    const u32* words = scales + group * GROUP_WORDS;
+    if (SCALE_TYPE == 0) low = low_bfloat16(words[0]), high = high_bfloat16(words[0]);
+    if (SCALE_TYPE == 1) low = from_float16(words[0] & 0xffff), high = from_float16(words[0] >> 16);
+    if (SCALE_TYPE == 2) low = __uint_as_float(words[0]), high = __uint_as_float(words[1]);
+    const float zero_low = HAS_ZEROS ? low_bfloat16(words[GROUP_WORDS - 1]) : 136.0f;
+    const float zero_high = HAS_ZEROS ? high_bfloat16(words[GROUP_WORDS - 1]) : 136.0f;
+    const float2 of_x = *(const float2*)(group_sums + group * ROWS);
+    sum[0] -= zero_low * of_x.x, sum[1] -= zero_low * of_x.y;
+    sum[2] -= zero_high * of_x.x, sum[3] -= zero_high * of_x.y;
+  }
+  total[0] += low * sum[0], total[1] += low * sum[1];
+  total[2] += high * sum[2], total[3] += high * sum[3];
+}
+
+// x: the lane's part of x in shared memory, at the step's first column.
+__device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][ROW_TILES][4], const Step& step,
+                                              const u8* x, const float* group_sums) {
+  float sum[TILES_PER_WARP][ROW_TILES][4];
+#pragma unroll
+  for (int k32 = 0; k32 < STEP_K / 32; k32++) {
+    uint4 b[ROW_TILES];
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++) b[m] = *(const uint4*)(x + m * 8 * X_STRIDE + k32 * 64);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int k16 = k32 * 2 + half;
+#pragma unroll
+      for (int n = 0; n < TILES_PER_WARP; n++) {
+        u32 a[4];
+        decode(step.codes[n], k16, a);
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++) {
+          if (k16 % K16_OF_GROUP == 0) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[n][m][i] = 0.0f;
+          }
+          mma(sum[n][m], a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
+          if (k16 % K16_OF_GROUP == K16_OF_GROUP - 1)
+            add_group(total[n][m], sum[n][m], step.scales[n], k16 / K16_OF_GROUP, group_sums + m * 8);
+        }
+      }
+    }
+  }
+}
+
+// A block's columns of x to shared memory; rows and columns beyond the last are zeros.
+__device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, int rows, int first) {
+  constexpr int CHUNKS = BLOCK_K / 8, ALL = ROWS * CHUNKS, AHEAD = 8;
+  const int end = min(BLOCK_STEPS * STEP_K, IN_FEATURES - first);
+  for (int i = threadIdx.x; i < ALL; i += THREADS * AHEAD) {
+    uint4 v[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
+      v[j] = make_uint4(0, 0, 0, 0);
+      if (at < ALL && row < rows && k < end) v[j] = *(const uint4*)(x + row * x_stride + first + k);
+    }
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
+      if (WEIGHT_BITS == 8)
+        v[j] = make_uint4(times_2_60(v[j].x), times_2_60(v[j].y), times_2_60(v[j].z), times_2_60(v[j].w));
+      if (at < ALL) *(uint4*)(shared + row * X_STRIDE + k * 2) = v[j];
+    }
+  }
+}
+
+// Sums of x over the groups of a warp's columns, by the tensor core: [group][row].
+__device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int lane) {
+  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  for (int group = 0; group < WARP_STEPS * GROUPS; group++) {
+    float c[ROW_TILES][4] = {};
+#pragma unroll
+    for (int k = 0; k < GROUP_SIZE; k += 32)
+#pragma unroll
+      for (int m = 0; m < ROW_TILES; m++) {
+        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + (group * GROUP_SIZE + k) * 2);
+        mma(c[m], ones, b.x, b.y);
+        mma(c[m], ones, b.z, b.w);
+      }
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+      if (lane < 4) *(float2*)(group_sums + group * ROWS + m * 8 + 2 * lane) = make_float2(c[m][0], c[m][1]);
+  }
+}
+
+struct Output {
+  u16* out;
+  const u16* residual;  // null, or rows that lie as those of out
+  i64 stride;
+  int rows, features;
+};
+
+// Finishes a unit; sum(row, column) is a result in float32.
+template <class Sum> __device__ __forceinline__ void store_unit(const Output& output, int unit, const Sum& sum) {
+  for (int i = threadIdx.x; i < ROWS * OUT_COLUMNS; i += THREADS) {
+    const int row = i / OUT_COLUMNS, column = i % OUT_COLUMNS, feature = unit * OUT_COLUMNS + column;
+    if (row >= output.rows || feature >= output.features) continue;
+    float result;
+    if (SWIGLU) {  // tiles of the gate and of up take turns
+      const int gate_column = column / TILE_N * 2 * TILE_N + column % TILE_N;
+      const float gate = rounded(sum(row, gate_column)), up = rounded(sum(row, gate_column + TILE_N));
+      result = rounded(gate / (1.0f + __expf(-gate))) * up;
+    } else {
+      result = sum(row, column);
+      // Rounded before the sum, as a layer whose output is added to the residual would be.
+      if (output.residual) result = rounded(result) + from_bfloat16(output.residual[row * output.stride + feature]);
+    }
+    output.out[row * output.stride + feature] = to_bfloat16(result);
+  }
+}
+
+// tiles: of 16 features, in the weight. partial_sums [SPLIT_K][units][row][column] and counters (zeros, and zeros
+// again when the kernel ends) are for SPLIT_K > 1.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ weight, u16* out, const u16* residual,
+             float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
+  extern __shared__ __align__(16) u8 shared[];
+  float* group_sums = (float*)(shared + X_BYTES);
+  float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warp_k = warp / WARPS_N, warp_n = warp % WARPS_N;
+  const int g = lane >> 2, t = lane & 3;
+  const int split = blockIdx.x % SPLIT_K, part = blockIdx.x / SPLIT_K, parts = gridDim.x / SPLIT_K;
+  const int units = (tiles + WARPS_N * TILES_PER_WARP - 1) / (WARPS_N * TILES_PER_WARP);
+  const int first_unit = int((i64)units * part / parts), end_unit = int((i64)units * (part + 1) / parts);
+  const Output output = {out, residual, out_stride, rows, out_features};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+
+  // Weights are loaded NUM_STAGES steps ahead; (next_unit, next_step) is the next to load.
+  Step stages[NUM_STAGES];
+  const int first_step = split * BLOCK_STEPS + warp_k * WARP_STEPS;
+  const int my_steps = min(WARP_STEPS, min(BLOCK_STEPS - warp_k * WARP_STEPS, STEPS - first_step));
+  const int total_steps = (end_unit - first_unit) * WARP_STEPS;
+  int next_unit = first_unit, next_step = 0;
+  const u8* record;
+  auto begin_unit = [&]() {
+    record = weight + ((i64)next_unit * WARPS_N + warp_n) * TILES_PER_WARP * TILE_BYTES + (i64)first_step * RECORD;
+  };
+  auto load_next = [&](Step& step) {
+    const int tiles_left = tiles - (next_unit * WARPS_N + warp_n) * TILES_PER_WARP;
+    load_step(step, record, !RAGGED || next_step < my_steps, tiles_left, lane);
+    record += RECORD;
+    if (++next_step == WARP_STEPS) next_step = 0, next_unit++, begin_unit();
+  };
+  begin_unit();
+#pragma unroll
+  for (int i = 0; i < NUM_STAGES; i++)
+    if (i < total_steps) load_next(stages[i]);
+
+#if __CUDA_ARCH__ >= 900
+  // Only weights, which no kernel writes, are read before the kernels in front of this one have ended.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  stage_x(shared, x, x_stride, rows, split * BLOCK_STEPS * STEP_K);
+  __syncthreads();
+  const u8* my_x = shared + g * X_STRIDE + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
+  float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
+  if (WEIGHT_BITS == 4) {
+    sum_groups(my_group_sums, my_x, lane);  // warps that share a K write the same numbers
+    __syncwarp();
+  }
+
+  float total[TILES_PER_WARP][ROW_TILES][4] = {};
+  int step = 0, unit = first_unit;
+  for (int begin = 0; begin < total_steps; begin += NUM_STAGES) {
+#pragma unroll
+    for (int i = 0; i < NUM_STAGES; i++) {
+      if (begin + i >= total_steps) continue;
+      multiply_step(total, stages[i], my_x + step * STEP_K * 2, my_group_sums + step * GROUPS * ROWS + 2 * t);
+      if (begin + i + NUM_STAGES < total_steps) load_next(stages[i]);
+      if (++step < WARP_STEPS) continue;
+      step = 0;
+      float* sums = warp_sums + (unit & 1) * SUM_FLOATS;  // by turns, so that one barrier a unit is enough
+#pragma unroll
+      for (int n = 0; n < TILES_PER_WARP; n++)
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+          for (int j = 0; j < 4; j++) {
+            const int row = m * 8 + 2 * t + (j & 1), column = (warp_n * TILES_PER_WARP + n) * TILE_N + g + (j >> 1) * 8;
+            sums[(warp_k * ROWS + row) * SUM_STRIDE + column] = total[n][m][j];
+            total[n][m][j] = 0.0f;
+          }
+      __syncthreads();
+      auto block_sum = [&](int row, int column) {
+        float value = 0.0f;
+#pragma unroll
+        for (int k = 0; k < WARPS_K; k++) value += sums[(k * ROWS + row) * SUM_STRIDE + column];
+        return value;
+      };
+      if (SPLIT_K == 1) {
+        store_unit(output, unit, block_sum);
+      } else {
+        float* place = partial_sums + ((i64)split * units + unit) * OUTPUTS;
+        for (int at = threadIdx.x; at < OUTPUTS; at += THREADS)
+          if (at / COLUMNS < rows) __stcg(place + at, block_sum(at / COLUMNS, at % COLUMNS));
+      }
+      unit++;
+    }
+  }
+  if (SPLIT_K == 1) return;
+  __threadfence();
+  __syncthreads();
+  int* is_last = (int*)warp_sums;
+  if (threadIdx.x == 0) *is_last = atomicAdd(counters + part, 1) == SPLIT_K - 1;
+  __syncthreads();
+  if (!*is_last) return;
+  __threadfence();
+  for (int done = first_unit; done < end_unit; done++) {
+    const float* place = partial_sums + (i64)done * OUTPUTS;
+    store_unit(output, done, [&](int row, int column) {
+      float value = 0.0f;
+#pragma unroll
+      for (int k = 0; k < SPLIT_K; k++) value += __ldcg(place + (i64)k * units * OUTPUTS + row * COLUMNS + column);
+      return value;
+    });
+  }
+  if (threadIdx.x == 0) counters[part] = 0;
+}

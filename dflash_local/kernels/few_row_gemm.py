@@ -1,0 +1,241 @@
+"""Products of a few rows with a quantised weight, by ``few_row_gemm.cu``: every byte of the weight is read once.
+
+Configurations are chosen by measurement (``models.fused.kernel_choice``). Sums are float32 in an order that the
+configuration fixes, so a row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int64
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from dflash_local.kernels import cuda_driver, nvrtc
+from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, row_stride
+
+SOURCE = Path(__file__).with_name("few_row_gemm.cu")
+KERNEL_NAME = "few_row_gemm"
+ROW_TILE = 8  # rows of x that one instruction takes
+SLICE_ROWS = 16  # rows of x that a launch takes at most
+WARP_SIZE = 32
+RESERVED_SHARED_MEMORY = 1024  # bytes of each block that the system keeps
+SCALE_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+MAX_PARTS = 1024  # counters of a device
+SPLITS = (1, 2, 4, 8, 16)
+LAYOUTS = ((16, 1, 2), (16, 1, 1), (8, 2, 2), (8, 2, 1), (4, 4, 1))  # warps along K (about), along N, tiles of a warp
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowConfig:
+    """How a product is shared.
+
+    Attributes:
+        warps_k: warps that share a unit's K. warps_n: warps side by side along N. tiles: of 16 features, of a warp.
+        num_stages: steps of 128 along K that a warp loads ahead. split_k: blocks that share a unit's K.
+        blocks_per_sm: blocks that a multiprocessor holds at a time.
+    """
+
+    warps_k: int = 16
+    warps_n: int = 1
+    tiles: int = 2
+    num_stages: int = 2
+    split_k: int = 1
+    blocks_per_sm: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps_k * self.warps_n * WARP_SIZE
+
+    @property
+    def unit_tiles(self) -> int:
+        """Tiles of 16 features that a block works on at a time."""
+        return self.warps_n * self.tiles
+
+    def block_k(self, in_features: int) -> int:
+        """Columns of x that a block holds, filled up so that each warp has as many steps."""
+        steps = -(-in_features // STEP_K)
+        of_block = -(-steps // self.split_k)
+        return -(-of_block // self.warps_k) * self.warps_k * STEP_K
+
+    def shared_bytes(self, in_features: int, rows: int, weight_format: FragmentFormat) -> int:
+        """Shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
+        block_k, rows = self.block_k(in_features), row_tiles(rows) * ROW_TILE
+        group_sums = block_k // weight_format.group_size * rows * 4 if weight_format.bits == 4 else 0
+        return rows * (block_k * 2 + 64) + group_sums + 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
+
+    def fits(self, weight: FragmentWeight, rows: int, shared_memory: int) -> bool:
+        """True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
+        if weight.paired and self.unit_tiles % 2:
+            return False
+        taken = self.shared_bytes(weight.shape[1], rows, weight.format) + RESERVED_SHARED_MEMORY
+        return taken * self.blocks_per_sm <= shared_memory
+
+
+def candidates(weight: FragmentWeight, rows: int, shared_memory: int) -> list[FewRowConfig]:
+    """Configurations worth measuring for a weight, on a device with so many bytes of shared memory for a block."""
+    steps = weight.records.shape[1]
+    found: dict[FewRowConfig, None] = {}
+    for warps, warps_n, tiles in LAYOUTS:
+        splits = []
+        for split_k in SPLITS[: steps.bit_length()]:
+            warps_k = _warps_without_waste(-(-steps // split_k), warps)
+            config = FewRowConfig(warps_k, warps_n, tiles, split_k=split_k)
+            if config.fits(weight, rows, shared_memory):
+                splits.append(config)
+        found |= dict.fromkeys(splits[:2])
+    return list(found)
+
+
+def _warps_without_waste(steps: int, wanted: int) -> int:
+    """About so many warps, that the steps divide evenly among."""
+    choices = range(max(1, min(steps, wanted * 3 // 4)), max(1, min(steps, wanted * 5 // 4)) + 1)
+    return min(choices, key=lambda warps: (-(-steps // warps) * warps, abs(warps - wanted)))
+
+
+def row_tiles(rows: int) -> int:
+    """Tiles of eight rows that a launch for so many rows multiplies."""
+    return min(-(-rows // ROW_TILE), SLICE_ROWS // ROW_TILE)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: FragmentWeight,
+    out: torch.Tensor,
+    config: FewRowConfig | None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``out = x @ weight.T (+ residual)``, the product rounded once. By PyTorch without a config and for many rows.
+
+    Args:
+        x: [M, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``.
+    """
+    if config is None or not _runs(x):
+        return linear_reference(x, weight, out, residual)
+    if weight.paired:
+        raise ValueError("a gated pair's tiles take turns: its product is swiglu")
+    _launch(x, weight, out, config, residual)
+    return out
+
+
+def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig | None) -> torch.Tensor:
+    """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
+
+    Args:
+        x: [M, K]. weight: [2 I, K], paired. out: [M, I].
+    """
+    if config is None or not _runs(x):
+        return swiglu_reference(x, weight, out)
+    if not weight.paired:
+        raise ValueError("the tiles of gate and up do not take turns: the weight is not paired")
+    _launch(x, weight, out, config, None)
+    return out
+
+
+def linear_reference(
+    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same in plain PyTorch, for any number of rows, a slice of the weight at a time."""
+    product = out if residual is None else torch.empty_like(out)
+    for features, part in weight.dequantized():
+        product[:, features] = torch.mm(x, part.to(x.dtype).t())
+    return product if residual is None else torch.add(residual, product, out=out)
+
+
+def swiglu_reference(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
+    """The same in plain PyTorch, for any number of rows."""
+    gate, up = linear_reference(x, weight, x.new_empty(len(x), weight.shape[0])).chunk(2, -1)
+    return torch.mul(torch.nn.functional.silu(gate), up, out=out)
+
+
+def compile_options(
+    weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+) -> list[str]:
+    """The compiler's command line for a kernel, but for the card."""
+    eight = weight_format.bits == 8
+    constants = {
+        "WEIGHT_BITS": weight_format.bits,
+        "GROUP_SIZE": weight_format.group_size,
+        "HAS_ZEROS": int(weight_format.zeros),
+        "SCALE_TYPE": SCALE_TYPES[torch.float32 if eight else weight_format.scales],
+        "IN_FEATURES": in_features,
+        "ROW_TILES": row_tiles(rows),
+        "WARPS_K": config.warps_k,
+        "WARPS_N": config.warps_n,
+        "TILES_PER_WARP": config.tiles,
+        "NUM_STAGES": config.num_stages,
+        "SPLIT_K": config.split_k,
+        "BLOCKS_PER_SM": config.blocks_per_sm,
+        "SWIGLU": int(paired),
+        "SHARED_BYTES": config.shared_bytes(in_features, rows, weight_format),
+    }
+    return ["--std=c++17", *(f"-D{name}={value}" for name, value in constants.items())]
+
+
+def _runs(x: torch.Tensor) -> bool:
+    return len(x) <= MAX_ROWS and x.dtype == torch.bfloat16 and runs_kernels(x)
+
+
+def _launch(
+    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig, residual: torch.Tensor | None
+) -> None:
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        raise ValueError("rows of activations must begin at multiples of 16 bytes")
+    kernel = _kernel(x.device, weight.format, weight.shape[1], config, row_tiles(len(x)) * ROW_TILE, weight.paired)
+    tiles = weight.records.shape[0]
+    units = -(-tiles // config.unit_tiles)
+    parts = min(units, max(1, _multiprocessors(x.device) * config.blocks_per_sm // config.split_k), MAX_PARTS)
+    sums: torch.Tensor | None = None
+    if config.split_k > 1:
+        sums = _partial_sums(x.device, config.split_k * units * config.unit_tiles * TILE_N * SLICE_ROWS)
+    counters = _counters(x.device)
+    stride = row_stride(out, residual)
+    for at in range(0, len(x), SLICE_ROWS):
+        rows = slice(at, at + SLICE_ROWS)
+        kernel.launch(
+            parts * config.split_k,
+            (
+                x[rows], weight.records, out[rows], None if residual is None else residual[rows], sums, counters,
+                c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles,
+            ),
+        )  # fmt: skip
+
+
+@cache
+def _kernel(
+    device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+) -> cuda_driver.Kernel:
+    options = compile_options(weight_format, in_features, config, rows, paired)
+    capability = torch.cuda.get_device_capability(device)
+    compiled = nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())
+    shared_bytes = config.shared_bytes(in_features, rows, weight_format)
+    return cuda_driver.Kernel(compiled, KERNEL_NAME, config.threads, shared_bytes, device)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """Zeros, and every launch leaves them so; the launches that share them follow one another."""
+    return torch.zeros(MAX_PARTS, dtype=torch.int32, device=device)
+
+
+_sums: dict[torch.device, list[torch.Tensor]] = {}  # of each device, the largest last; captured graphs use them all
+
+
+def _partial_sums(device: torch.device, numbers: int) -> torch.Tensor:
+    """Room for the sums of blocks that share a K; the launches that share it follow one another."""
+    room = _sums.setdefault(device, [])
+    if not room or room[-1].numel() < numbers:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a product must run once before it is captured: nothing is allocated during a capture")
+        room.append(torch.empty(numbers, dtype=torch.float32, device=device))
+    return room[-1]

@@ -1,0 +1,159 @@
+"""CUDA C++ compiled at run time by NVRTC, the compiler that comes with torch's own CUDA: no toolkit is needed.
+
+What was compiled is kept on disk, so that each kernel is compiled once for a card, a driver and a version of NVRTC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from dflash_local import settings
+from dflash_local.errors import MissingDependencyError
+from dflash_local.store.atomic import write_atomic
+
+LIBRARY_NAMES = ("libnvrtc.so.*", "nvrtc64_*.dll")
+MAJOR_IN_NAME = re.compile(r"libnvrtc\.so\.(\d+)|nvrtc64_(\d+)\d_")
+
+
+class Nvrtc:
+    """One NVRTC library.
+
+    Attributes:
+        version: major and minor, those of its CUDA.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.version = major.value, minor.value
+
+    def architectures(self) -> tuple[int, ...]:
+        """Compute capabilities that it compiles for, as 90 for 9.0."""
+        count = ctypes.c_int()
+        self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        found = (ctypes.c_int * count.value)()
+        self._check(self._library.nvrtcGetSupportedArchs(found))
+        return tuple(found)
+
+    def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """The cubin of a source, and what the compiler said.
+
+        Args:
+            options: as of its command line; one is ``--gpu-architecture=sm_XX``.
+
+        Raises:
+            RuntimeError: with the compiler's words.
+        """
+        program = ctypes.c_void_p()
+        text = source.encode()
+        self._check(self._library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
+        try:
+            words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            result = self._library.nvrtcCompileProgram(program, len(options), words)
+            log = self._output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if result:
+                raise RuntimeError(f"NVRTC did not compile a kernel: {log or self._error(result)}")
+            return self._output(program, "CUBIN"), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _output(self, program: ctypes.c_void_p, name: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{name}Size")(program, ctypes.byref(size)))
+        room = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{name}")(program, room))
+        return room.raw
+
+    def _check(self, result: int) -> None:
+        if result:
+            raise RuntimeError(f"NVRTC: {self._error(result)}")
+
+    def _error(self, result: int) -> str:
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return str(self._library.nvrtcGetErrorString(result).decode())
+
+
+@cache
+def nvrtc() -> Nvrtc:
+    """The NVRTC of torch's CUDA; that of any CUDA where torch has none.
+
+    Raises:
+        MissingDependencyError: there is none; names the wheel.
+    """
+    wanted = torch.version.cuda.split(".")[0] if torch.version.cuda else None
+    names = sorted(path for path in _installed() if wanted in (None, _major(path.name)))
+    found = [str(path) for path in names]
+    if wanted:
+        found += [f"nvrtc64_{wanted}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{wanted}"]  # of a toolkit
+    for path in found:
+        with suppress(OSError):
+            return Nvrtc(path)
+    wheel = "nvidia-cuda-nvrtc-cu12" if wanted == "12" else "nvidia-cuda-nvrtc"
+    cuda = f" of CUDA {torch.version.cuda}" if wanted else ""
+    raise MissingDependencyError(f"the compiler NVRTC{cuda} is not installed", f"python -m pip install {wheel}")
+
+
+def _installed() -> Iterator[Path]:
+    """NVRTC in the folders of NVIDIA's wheels, and in torch's own on Windows."""
+    folders = []
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folders += [folder for inner in ("lib", "bin", "bin/x86_64") for folder in Path(place).glob(f"*/{inner}")]
+    folders.append(Path(torch.__file__).parent / "lib")
+    for folder in folders:
+        for name in LIBRARY_NAMES:
+            yield from folder.glob(name)
+
+
+def _major(name: str) -> str | None:
+    """Of the CUDA that a library is of; None for its alternative build, which has more in its name."""
+    found = MAJOR_IN_NAME.match(name) if "alt" not in name and "builtins" not in name else None
+    return (found[1] or found[2]) if found else None
+
+
+def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driver: int) -> bytes:
+    """What a source is compiled to for a card, from the disk where it was compiled before.
+
+    Args:
+        driver: its version, as the driver says it.
+
+    Raises:
+        MissingDependencyError: NVRTC is missing, or older than the card; names the wheel.
+    """
+    card = capability[0] * 10 + capability[1]
+    compiler = nvrtc()
+    if card not in compiler.architectures():
+        have = ".".join(map(str, compiler.version))
+        raise MissingDependencyError(
+            f"NVRTC {have} does not know this card (compute capability {capability[0]}.{capability[1]})",
+            "install a torch of a newer CUDA",
+        )
+    every = [f"--gpu-architecture=sm_{card}", *options]
+    key = hashlib.sha256("\0".join([source, *every, str(compiler.version), str(driver)]).encode()).hexdigest()
+    folder = cubin_folder()
+    path = folder / f"{key}.cubin" if folder else None
+    if path:
+        with suppress(OSError):
+            return path.read_bytes()
+    compiled, _ = compiler.compile(source, every)
+    if path:
+        with suppress(OSError):  # a disk that is full or read-only costs a compilation at the next start
+            write_atomic(path, compiled)
+    return compiled
+
+
+def cubin_folder() -> Path | None:
+    """Where compiled kernels are kept; None when there is no home folder."""
+    folder = settings.load().cache_dir
+    return folder / "cubins" if folder else None

@@ -1,0 +1,148 @@
+"""Few-row products with quantised weights on a GPU: equal to what the weight stands for, row by row, in graphs too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from quantized_weights import fp8, int4
+
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.skinny_gemm import swiglu_reference
+
+pytestmark = pytest.mark.gpu
+
+ROWS = (1, 7, 8, 9, 16, 33, 64)
+REPLAYS = 10_000
+
+
+def weights() -> Iterator[tuple[str, Int4Weight | Fp8Weight]]:
+    """Every format, each with a last step and last tiles that are not full."""
+    for group, k in ((128, 4096 + 128), (64, 2048 + 64), (32, 1024 + 96), (256, 512)):
+        for zeros in (False, True):
+            yield f"int4, groups of {group}, zeros: {zeros}", int4(992, k, group, zeros, device="cuda")
+    for kind in (torch.float16, torch.float32):
+        yield f"int4, {kind}", int4(512, 1024, 128, True, kind, device="cuda")
+    yield "fp8", fp8(1000, 4096 + 160, device="cuda")
+
+
+def configs(weight: FragmentWeight, rows: int) -> list[FewRowConfig]:
+    """Those of this card, and those of one with little shared memory, which split K."""
+    limit = int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    found = few_row_gemm.candidates(weight, rows, limit) + few_row_gemm.candidates(weight, rows, 48 * 1024)
+    return list(dict.fromkeys(found))
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).bfloat16()
+
+
+def empty(*sizes: int) -> torch.Tensor:
+    """Memory that shows what is not written."""
+    return torch.full(sizes, float("nan"), device="cuda", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
+    for name, weight in weights():
+        n, k = weight.shape
+        packed, x, residual = FragmentWeight.of(weight), random(rows, k), random(rows, n, seed=1)
+        x[:, 5] *= 1000
+        want = x.double() @ weight.dequantized().double().t()
+        for config in configs(packed, rows):
+            out = few_row_gemm.linear(x, packed, empty(rows, n), config)
+            error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
+            assert error.max() < 3e-3, (name, config)
+            assert torch.equal(few_row_gemm.linear(x, packed, empty(rows, n), config), out), (name, config)
+            wide = empty(rows, n + 40)
+            few_row_gemm.linear(x, packed, wide[:, 8 : n + 8], config)
+            assert torch.equal(wide[:, 8 : n + 8], out) and wide[:, :8].isnan().all() and wide[:, n + 8 :].isnan().all()
+            added = few_row_gemm.linear(x, packed, residual.clone(), config, residual)
+            assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (name, config)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_gated_config_equals_what_the_weight_stands_for(rows: int) -> None:
+    for name, weight in weights():
+        if weight.shape[0] % 32:
+            continue
+        n, k = weight.shape
+        packed, x = FragmentWeight.of(weight, paired=True), random(rows, k)
+        want = swiglu_reference(
+            x.double(), weight.dequantized().double(), torch.empty(rows, n // 2, device="cuda").double()
+        )
+        for config in configs(packed, rows):
+            out = few_row_gemm.swiglu(x, packed, empty(rows, n // 2), config)
+            error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
+            assert error.max() < 1e-2, (name, config)
+            assert torch.equal(few_row_gemm.swiglu(x, packed, empty(rows, n // 2), config), out), (name, config)
+
+
+def test_one_hot_rows_pick_columns_out_exactly() -> None:
+    for name, weight in weights():
+        n, k = weight.shape
+        packed, want = FragmentWeight.of(weight), weight.dequantized().bfloat16()
+        config = configs(packed, 16)[0]
+        for at in range(0, k, 16):
+            x = torch.zeros(16, k, device="cuda", dtype=torch.bfloat16)
+            x[torch.arange(16), at + torch.arange(16)] = 1
+            got = few_row_gemm.linear(x, packed, empty(16, n), config)
+            assert torch.equal(got, want[:, at : at + 16].t()), (name, at)
+
+
+def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:
+    for name, weight in weights():
+        n, k = weight.shape
+        packed, x, strangers = FragmentWeight.of(weight), random(16, k), random(16, k, seed=1) * 30
+        for config in configs(packed, 16):
+            want = few_row_gemm.linear(x, packed, empty(16, n), config)
+            for place in (0, 7, 8, 15):
+                mixed = strangers.clone()
+                mixed[place] = x[3]
+                got = few_row_gemm.linear(mixed, packed, empty(16, n), config)
+                assert torch.equal(got[place], want[3]), (name, config)
+            for rows in (1, 8, 40):
+                got = few_row_gemm.linear(x[3:4].repeat(rows, 1), packed, empty(rows, n), config)
+                assert torch.equal(got, want[3:4].expand(rows, n)), (name, config)
+
+
+def test_a_graph_may_overwrite_what_a_product_has_just_read() -> None:
+    """Products begin before the kernels in front of them end; they must see all that those wrote, and write nothing
+    too early, with plain launches between them and without."""
+    first, second = (FragmentWeight.of(int4(1024, 1024, 128, device="cuda")) for _ in range(2))
+    third = FragmentWeight.of(fp8(1024, 1024, device="cuda"))
+    split = FewRowConfig(4, 1, 2, split_k=2)
+    x, hidden, out = random(16, 1024), empty(16, 1024), empty(16, 1024)
+
+    def work() -> None:
+        few_row_gemm.linear(x, first, hidden, split)
+        hidden.mul_(1 / 64)
+        few_row_gemm.linear(hidden, second, out, split, x)
+        few_row_gemm.linear(out, third, hidden, FewRowConfig(8, 1, 2))  # its input is overwritten by the next one
+        few_row_gemm.linear(x, first, out, FewRowConfig(8, 1, 1))
+        out.add_(hidden)
+
+    work()
+    want = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(REPLAYS):
+        out.fill_(float("nan"))
+        hidden.fill_(float("nan"))
+        graph.replay()
+        wrong += (out != want).sum()
+    assert want.isfinite().all() and int(wrong) == 0
+
+
+def test_nothing_is_loaded_during_a_capture() -> None:
+    packed, x, out = FragmentWeight.of(int4(64, 1024, 32, device="cuda")), random(4, 1024), empty(4, 64)
+    new = FewRowConfig(5, 1, 1)
+    with pytest.raises(RuntimeError, match="nothing is loaded"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        few_row_gemm.linear(x, packed, out, new)
+    assert few_row_gemm.linear(x, packed, out, new).isfinite().all()

@@ -1,0 +1,155 @@
+"""Kernels in CUDA C++: they compile for every card, within its shared memory, and what is compiled is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_cards import SHARED_MEMORY
+from quantized_weights import fp8, int4
+
+from dflash_local.errors import MissingDependencyError
+from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+
+FORMATS = {
+    "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
+    "int4 in groups of 32 with zeros": FragmentWeight.of(int4(16, 128, 32, True)).format,
+    "fp8": FragmentWeight.of(fp8(16, 128)).format,
+}
+DRIVER = 13000
+
+
+@pytest.fixture(scope="module")
+def compiler() -> nvrtc.Nvrtc:
+    try:
+        return nvrtc.nvrtc()
+    except MissingDependencyError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+
+
+def on_meta(n: int, k: int, kind: FragmentFormat, paired: bool) -> FragmentWeight:
+    """A weight without memory."""
+    records = torch.empty(-(-n // 16), -(-k // 128), kind.record_bytes // 4, dtype=torch.int32, device="meta")
+    return FragmentWeight(records, torch.Size((n, k)), kind, paired, torch.bfloat16)
+
+
+def check_compiled(compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, rows: int, config: FewRowConfig) -> None:
+    """It compiles, takes no shared memory of its own beside what the host counts, and few numbers leave registers."""
+    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, weight.paired)
+    source = few_row_gemm.SOURCE.read_text(encoding="utf-8")
+    compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
+    assert compiled.startswith(b"\x7fELF") and few_row_gemm.KERNEL_NAME.encode() in compiled
+    assert "warning" not in log and "bytes smem" not in log, log
+    spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) <= 128, (config, log)
+    taken = config.shared_bytes(weight.shape[1], rows, weight.format)
+    assert taken + few_row_gemm.RESERVED_SHARED_MEMORY <= SHARED_MEMORY[card] * 1024
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("card", SHARED_MEMORY)
+def test_a_configuration_of_each_format_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int) -> None:
+    for kind in FORMATS.values():
+        weight = on_meta(24_576, 4096, kind, True)
+        for rows in (8, 16):
+            config = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)[0]
+            check_compiled(compiler, card, weight, rows, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", SHARED_MEMORY)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int, name: str) -> None:
+    for n, k, paired in ((24_576, 4096, True), (34_816, 5120, True), (4096, 12_288, False), (5120, 17_408, False)):
+        weight = on_meta(n, k, FORMATS[name], paired)
+        for rows in (8, 16):
+            configs = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)
+            assert configs
+            for config in configs:
+                check_compiled(compiler, card, weight, rows, config)
+
+
+@pytest.mark.parametrize("card", SHARED_MEMORY)
+@pytest.mark.parametrize("sizes", [(24_576, 4096), (5120, 17_408), (4096, 12_288), (48, 64), (1008, 4128)])
+def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tuple[int, int]) -> None:
+    for kind in FORMATS.values():
+        for paired in (False, True):
+            weight = on_meta(*sizes, kind, paired)
+            for rows in (1, 16, 64):
+                configs = few_row_gemm.candidates(weight, rows, SHARED_MEMORY[card] * 1024)
+                assert configs and len(configs) <= 10
+                for config in configs:
+                    taken = config.shared_bytes(sizes[1], rows, kind) + few_row_gemm.RESERVED_SHARED_MEMORY
+                    assert taken * config.blocks_per_sm <= SHARED_MEMORY[card] * 1024
+                    assert config.threads <= 1024 and config.block_k(sizes[1]) * config.split_k >= sizes[1]
+                    assert not paired or config.unit_tiles % 2 == 0
+
+
+def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    class Compiler:
+        version = (13, 0)
+
+        def architectures(self) -> tuple[int, ...]:
+            return (80, 90)
+
+        def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
+            asked.append(options)
+            return f"{source} {options}".encode(), ""
+
+    monkeypatch.setenv("DFLASH_HOME", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "nvrtc", Compiler)
+    first = nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER)
+    assert nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER) == first and len(asked) == 1
+    assert asked[0] == ["--gpu-architecture=sm_90", "-DN=1"]
+    nvrtc.cubin("two", ["-DN=1"], (9, 0), DRIVER)
+    nvrtc.cubin("one", ["-DN=2"], (9, 0), DRIVER)
+    nvrtc.cubin("one", ["-DN=1"], (8, 0), DRIVER)
+    nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER + 10)
+    monkeypatch.setattr(Compiler, "version", (13, 1))
+    nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER)
+    assert len(asked) == 6
+    folder = nvrtc.cubin_folder()
+    assert folder is not None and len(list(folder.iterdir())) == 6
+    with pytest.raises(MissingDependencyError, match=r"13\.1 does not know this card .*12\.0"):
+        nvrtc.cubin("one", [], (12, 0), DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "wheel"), [("12.8", "nvidia-cuda-nvrtc-cu12"), ("13.0", "nvidia-cuda-nvrtc"), (None, "nvidia-cuda-nvrtc")]
+)
+def test_a_missing_compiler_names_the_wheel(cuda: str | None, wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(nvrtc, "_installed", lambda: iter(()))
+    monkeypatch.setattr(nvrtc, "Nvrtc", lambda path: (_ for _ in ()).throw(OSError(path)))
+    nvrtc.nvrtc.cache_clear()
+    with pytest.raises(MissingDependencyError) as caught:
+        nvrtc.nvrtc()
+    assert caught.value.hint == f"python -m pip install {wheel}"
+    assert cuda is None or f"CUDA {cuda}" in caught.value.message
+
+
+def test_only_the_compiler_of_torchs_cuda_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.13.0", "nvrtc64_130_0.dll")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(nvrtc, "_installed", lambda: map(Path, names))
+    monkeypatch.setattr(nvrtc, "Nvrtc", str)
+    nvrtc.nvrtc.cache_clear()
+    try:
+        assert str(nvrtc.nvrtc()) == "libnvrtc.so.13"
+        assert [nvrtc._major(name) for name in names] == ["12", "13", None, None, "13"]
+    finally:
+        nvrtc.nvrtc.cache_clear()
+
+
+def test_what_does_not_compile_says_why(compiler: nvrtc.Nvrtc) -> None:
+    with pytest.raises(RuntimeError, match="undefined"):
+        compiler.compile("__global__ void f() { g(); }", ["--gpu-architecture=sm_80"])
