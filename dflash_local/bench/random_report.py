@@ -91,6 +91,7 @@ def random_report(
             "versions": provenance.versions(),
             "engine": "fused",
             "weights": "random",
+            "stored": None if pair.model.quantization is None else pair.model.quantization.name,
             "target": pair.target,
             "drafter": pair.drafter,
             "generation": pair.generation,
@@ -169,6 +170,7 @@ def random_lines(
     """The tables and what the figures are, no line wider than ``width`` if words allow."""
     name, specified = card(place), find_bandwidth(card(place))
     dtype = str(place.dtype).removeprefix("torch.")
+    dtype = dtype if pair.model.quantization is None else f"{pair.model.quantization.name} computed in {dtype}"
     texts = [
         f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
         f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load
 from dflash_local.cli.random_bench import RandomOptions, random_bench
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
+from dflash_local.config.quantization import USUAL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 TOKENS = 256
 MAX_LIMIT = 100_000
 RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision")  # of the load options
-
-
-class WeightsChoice(str, Enum):
-    """What is measured: the pair itself, or random weights of its shapes."""
-
-    real = "real"
-    random = "random"
 
 
 Contexts = Annotated[
@@ -52,8 +45,13 @@ Tokens = Annotated[
     int | None, typer.Option("--max-new-tokens", metavar="N", help=f"Tokens in a reply at most; {TOKENS} if not given.")
 ]
 Weights = Annotated[
-    WeightsChoice,
-    typer.Option("--weights", help="random: the pair's shapes on this GPU, without a download; times only."),
+    str,
+    typer.Option(
+        "--weights",
+        metavar="real|random|random:FORMAT",
+        help="random: the pair's shapes on this GPU, without a download; times only. "
+        f"FORMAT: of a quantised target, {' '.join(USUAL)}.",
+    ),
 ]
 Prefill = Annotated[
     int | None, typer.Option("--prefill", metavar="N", help="Random weights: tokens of a prompt to time, 0 for none.")
@@ -81,7 +79,7 @@ def bench(
     block_size: opt.BlockSize = None,
     context: Contexts = None,
     think: opt.Think = None,
-    weights: Weights = WeightsChoice.real,
+    weights: Weights = "real",
     prefill: Prefill = None,
     acceptance: AcceptanceLengths = None,
     baselines: Baselines = False,
@@ -94,11 +92,12 @@ def bench(
     """Measure speed and acceptance with and without drafting. Writes nothing unless --report is given."""
     user = settings.load()
     console = Console(user.environ)
-    if weights is WeightsChoice.random:
+    stored = _stored_format(weights)
+    if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
         _refuse_load_options(load, user.load_config)
         options = RandomOptions(
-            load, drafter, tuple(context or ()), block_size, prefill, acceptance, baselines, report, as_json
+            load, drafter, tuple(context or ()), block_size, prefill, acceptance, baselines, report, as_json, stored
         )
         return random_bench(model, options, user, console)
     _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None)
@@ -113,6 +112,19 @@ def bench(
     check_report_path(report)
     chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
     _compare(pair, load, user, chosen, length, block_size, thinking, console, report, as_json)
+
+
+def _stored_format(weights: str) -> str | None:
+    """The format of a random target's weights; None for plain ones, and for a real target.
+
+    Raises:
+        UsageError: there are no such weights.
+    """
+    kind, colon, stored = weights.partition(":")
+    if kind not in ("real", "random") or (colon and (kind == "real" or stored not in USUAL)):
+        known = ", ".join(("real", "random", *(f"random:{name}" for name in USUAL)))
+        raise UsageError(f"--weights {weights} is not known", f"one of {known}")
+    return stored or None
 
 
 def _refuse(weights: str, **given: object) -> None:

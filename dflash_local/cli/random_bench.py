@@ -14,6 +14,7 @@ from dflash_local.cli.places import places_or_none
 from dflash_local.cli.resolve import Choice, choose, refuse_what_does_not_run
 from dflash_local.cli.session import named_when_missing
 from dflash_local.cli.tables import amount
+from dflash_local.config.quantization import USUAL
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import check_integer
@@ -33,7 +34,11 @@ MAX_LENGTHS = 3  # as many columns as eighty characters leave
 
 @dataclass(frozen=True, slots=True)
 class RandomOptions:
-    """The options of the command that random weights know. Nothing given is None or empty."""
+    """The options of the command that random weights know. Nothing given is None or empty.
+
+    Attributes:
+        stored: the target's format, of ``config.quantization.USUAL``.
+    """
 
     load: LoadConfig = LoadConfig()
     drafter: str | None = None
@@ -44,6 +49,7 @@ class RandomOptions:
     baselines: bool = False
     report: Path | None = None
     as_json: bool = False
+    stored: str | None = None
 
 
 def random_bench(
@@ -72,7 +78,9 @@ def random_bench(
     with named_when_missing():
         from dflash_local.bench import random_report, random_run
         from dflash_local.bench.baselines import run_all, tasks
-    pair = _pair(choice, user)
+    pair = _pair(choice, user, options.stored)
+    if options.baselines and pair.model.quantization is not None:
+        raise UsageError("--baselines measures plain weights", "leave it out, or take --weights random")
     block = pair.config.block_size
     published = choice.row.published if choice.row is not None and choice.own_drafter else ()
     stated = random_report.assumption(lengths, published, block)
@@ -80,7 +88,7 @@ def random_bench(
         raise UsageError(f"--acceptance {max(lengths):g} is more than the drafter's block of {block}")
     measures = _measures(options, pair, stated.rows)
     place = place or random_run.gpu(options.load.device, options.load.dtype)
-    _check_fit(choice, user, measures, machine or random_run.machine(place), place)
+    _check_fit(choice, user, pair, measures, machine or random_run.machine(place), place)
     with console.progress() as line:
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
         others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
@@ -116,12 +124,13 @@ def acceptance_lengths(text: str | None) -> tuple[float, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _pair(choice: Choice, user: Settings) -> RandomPair:
+def _pair(choice: Choice, user: Settings, stored: str | None) -> RandomPair:
     """The pair's shapes: from its files where they are here, else from the registry."""
     from dflash_local.bench.random_pair import read_pair
 
     own, row = choice.own_drafter, choice.row
-    target = _known_shape(choice, "target", choice.target, user)
+    name, config = _known_shape(choice, "target", choice.target, user)
+    target = name, config if stored is None else {**config, "quantization_config": USUAL[stored]}
     drafter = _known_shape(choice, "drafter", choice.drafter, user)
     toy = row is not None and row.bundled is not None
     return read_pair(target, drafter, row.fingerprints if row is not None and own else (), toy)
@@ -165,7 +174,9 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     return Measures(contexts, rows, prefill, options.load.drafter_precision)
 
 
-def _check_fit(choice: Choice, user: Settings, measures: Measures, machine: Machine, place: Place) -> None:
+def _check_fit(
+    choice: Choice, user: Settings, pair: RandomPair, measures: Measures, machine: Machine, place: Place
+) -> None:
     """Ask the planner before anything is allocated.
 
     Raises:
@@ -180,14 +191,15 @@ def _check_fit(choice: Choice, user: Settings, measures: Measures, machine: Mach
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
     config = LoadConfig(dtype=dtype, context=context, engine="fused" if machine.kind == "cuda" else "auto")
-    found = plan(known.target, known.drafter, machine, config)
+    target = replace(known.target, quantization=pair.model.quantization)
+    found = plan(target, known.drafter, machine, config)
     if not fit.too_big(found):
         return
-    least = plan(known.target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
+    least = plan(target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
     smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""
-    hint = smaller or f"random weights are never quantised; dflash show {choice.name} tells what fits"
+    hint = smaller or f"--weights random:int4-g128 takes least; dflash show {choice.name} tells what fits"
     raise DoesNotFitError(
-        f"{choice.name} in {dtype} needs {amount(found.ledger.total)} at context {context}, "
+        f"{choice.name} in {found.format} needs {amount(found.ledger.total)} at context {context}, "
         f"{machine.name} has {amount(machine.free)} free",
         hint,
     )

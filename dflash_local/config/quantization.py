@@ -21,6 +21,15 @@ MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 300, 6
 NESTED_REPEAT = re.compile(r"[+*}][^()]*\)[+*{]")  # a repeated group that repeats inside: may never end
 READ = "fp8 in blocks, and int4 as GPTQ, AutoRound and compressed-tensors (pack-quantized) store it"
 
+_GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
+# Usual formats of published targets by a short name, as a ``quantization_config`` says them.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "int4-g128": {**_GPTQ, "group_size": 128},
+    "int4-g32": {**_GPTQ, "group_size": 32},
+    "int4-g32-zeros": {**_GPTQ, "group_size": 32, "sym": False},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
 Int4Dialect = Literal["gptq", "gptq_v2", "pack-quantized"]
 
 

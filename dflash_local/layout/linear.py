@@ -14,7 +14,7 @@ from dflash_local.config.quantization import Int4Dialect, Quantization, StoredFo
 from dflash_local.layout.buffer import Buffer, Group
 
 INT4_PER_WORD = 8
-DEQUANTIZED_SLICE = 2**21  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
+DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 

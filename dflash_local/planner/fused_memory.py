@@ -11,6 +11,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.layout import pair
 from dflash_local.layout.buffer import ITEM_BYTES, Group
+from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.layout.part_layout import PartLayout
 from dflash_local.layout.spec import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout
@@ -49,7 +50,7 @@ def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) 
     """What stands from load to close."""
     sums = pair.bytes_by_group(target, drafter, spec)
     notes: dict[Group, str] = {
-        "target weights": spec.dtype,
+        "target weights": spec.dtype if target.quantization is None else f"{target.quantization.name}, as stored",
         "head": "the embedding's" if target.tie_word_embeddings else spec.dtype,
         "head for drafting": "8 bits, beside the head",
         "drafter weights": "8 bits" if spec.precision.weights == "8bit" else spec.dtype,
@@ -90,6 +91,7 @@ def _moment(
         steps = prefill_steps(target, drafter, spec)
     else:
         steps = {"choice of tokens": choice_bytes(target, spec)}
+    steps = {name: size + decoding_bytes(target) for name, size in steps.items()}
     note = max(steps, key=lambda name: steps[name])
     return [
         Line("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
@@ -133,4 +135,9 @@ def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
     if device != "cuda":
         return 0
     products = max(part.scratch_bytes(spec.rows, ITEM_BYTES[spec.dtype]) for part in _parts(target))
-    return 2 * memory.library_workspace(device) + products
+    return 2 * memory.library_workspace(device) + products + decoding_bytes(target)
+
+
+def decoding_bytes(target: ModelConfig) -> int:
+    """The slice of a quantised matrix that a product decodes at a time, where no kernel multiplies the codes."""
+    return 0 if target.quantization is None else DEQUANTIZED_SLICE * DEQUANTIZED_BYTES

@@ -33,7 +33,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     last block of a reply that does.
     """
     weights = [
-        Line("target weights", weight_bytes(target, load.dtype, load.quantize), _format(load)),
+        Line("target weights", weight_bytes(target, load.dtype, load.quantize), _format(target, load)),
         Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),
     ]
     if drafter is not None:
@@ -45,9 +45,11 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     return Ledger(lines, loaded, reserve(load, fullest.peak))
 
 
-def _format(load: Load) -> str:
+def _format(target: ModelConfig, load: Load) -> str:
     """The target's weight format; only whole weights have been measured against the prediction."""
-    return load.dtype if load.quantize is None else f"{load.quantize}, computed only"
+    if load.quantize is not None:
+        return f"{load.quantize}, computed only"
+    return load.dtype if target.quantization is None else f"{target.quantization.name} decoded to {load.dtype}"
 
 
 def reserve(load: Load, peak: int | None) -> Line:

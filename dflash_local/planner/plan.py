@@ -32,7 +32,9 @@ class Plan:
     """How a pair would be run, whether it fits, and why (not).
 
     Attributes:
-        engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights.
+        engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights, or of
+            what is computed with them. stored: the format that an engine keeps them in as they are published; None
+            for plain or decoded ones.
         load: what loads it so: what was asked for with the context and the drafter precision of the plan. The context
             is the floor, or the one asked for, when it does not fit.
         ledger: sizes in bytes; those of a server's target may be unknown.
@@ -47,6 +49,7 @@ class Plan:
     machine: Machine
     ledger: Ledger
     reason: str
+    stored: str | None = None
 
     @property
     def context(self) -> int | None:
@@ -56,7 +59,7 @@ class Plan:
     @property
     def format(self) -> str:
         """The weights' format in one word."""
-        return self.load.quantize or self.dtype
+        return self.load.quantize or self.stored or self.dtype
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: the load options stand beside the rest."""
@@ -175,6 +178,11 @@ class _Case:
     def block(self) -> int:
         return 1 if self.drafter is None else self.drafter.block_size
 
+    @property
+    def stored(self) -> str | None:
+        quantization = self.target.quantization
+        return None if quantization is None or self.engine != "fused" else quantization.name
+
     def ledger(self, context: int) -> Ledger:
         made = fused_memory.ledger if self.engine == "fused" else memory.ledger
         return made(self.target, self.drafter, Load.of(self.machine.kind, self.config, context, self.block))
@@ -218,6 +226,7 @@ class _Case:
             machine=self.machine,
             ledger=sizes,
             reason=refused or self._reason(sizes, context, fits),
+            stored=self.stored,
         )
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
@@ -228,7 +237,7 @@ class _Case:
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         dtype = formats.resolved_dtype(self.config.dtype, self.machine.kind)
-        what = f"{self.target.source} in {self.config.quantize or dtype}"
+        what = f"{self.target.source} in {self.config.quantize or self.stored or dtype}"
         short = total - self.machine.free
         return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) 
 def test_a_bundled_pair_is_called_a_toy() -> None:
     shown = _run("demo-hybrid", RandomOptions(contexts=(64,), prefill=0))
     assert "demo-hybrid's target" in shown and "generation v2" in shown and "toy pair" in shown
+
+
+@pytest.mark.parametrize(("stored", "name"), [("fp8", "fp8 128x128"), ("int4-g32", "int4 g32")])
+def test_a_quantised_target_is_measured_as_it_would_be_stored(folders: tuple[str, str], stored: str, name: str) -> None:
+    wish = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, as_json=True)
+    found, plain = (json.loads(_run(folders[0], replace(wish, stored=each))) for each in (stored, None))
+    assert (found["stored"], plain["stored"]) == (name, None)
+    read, whole = (report["measured"]["at"][0]["ar_step"]["bytes"] for report in (found, plain))
+    assert read < whole
+    assert name in _run(folders[0], replace(wish, stored=stored, as_json=False))
+
+
+def test_baselines_are_of_plain_weights(folders: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match="--baselines measures plain weights"):
+        _run(folders[0], RandomOptions(drafter=folders[1], baselines=True, stored="fp8"))
+
+
+@pytest.mark.parametrize("wrong", ["random:int3", "real:fp8", "other"])
+def test_unknown_weights_are_refused_with_those_that_are_known(cli: Cli, wrong: str) -> None:
+    done = cli("bench", "demo", "--weights", wrong)
+    assert done.code == 2 and f"--weights {wrong} is not known" in done.err and "random:int4-g128" in done.err
 
 
 def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.load_target import Placement, load_target
@@ -85,6 +87,22 @@ def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> Non
     assert all(torch.equal(found[name], want[name]) for name in want)
     kinds = {type(product.weight) for product in weights_of(folder)[0].products}
     assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else Int4Weight}, "b and a stay plain"
+
+
+def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers takes them as they are: nothing is held twice."""
+    decoded: dict[str, torch.Tensor] = {}
+
+    def spied(*given: Any) -> dict[str, torch.Tensor]:
+        decoded.update(decoded_tensors(*given))
+        return decoded
+
+    monkeypatch.setattr(load, "decoded_tensors", spied)
+    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+    found = reference(folder, torch.bfloat16).state_dict()
+    assert {name: tensor.data_ptr() for name, tensor in found.items()} == {
+        name: tensor.data_ptr() for name, tensor in decoded.items()
+    }
 
 
 def swapped(words: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ import torch  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.quantization import USUAL, read_quantization  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
+from dflash_local.layout.linear import stored_formats  # noqa: E402
 from dflash_local.layout.spec import EngineSpec  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
@@ -77,7 +81,8 @@ PAIRS = fused_rows()
 
 def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, **options: Any) -> FusedRunner:
     """The engine of a pair's true sizes, without memory."""
-    weights = target_weights.allocate(pair.model, "model.", pair.model.vocab_size, META, dtype)
+    formats = stored_formats(pair.model.quantization)
+    weights = target_weights.allocate(pair.model, "model.", pair.model.vocab_size, META, dtype, formats)
     target = FusedTarget(weights, pair.model, pair.config.taps, context, pair.config.block_size, **options)
     parts, _ = drafter_weights.allocate(pair.config, pair.model.hidden_size, META, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
@@ -134,6 +139,18 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert drafter is not None and found["drafter KV"] == held(drafter.keys, drafter.values)
     matrices = held(*drafter.matrices)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
+
+
+@pytest.mark.parametrize("stored", USUAL)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B"])
+def test_the_ledger_of_a_quantised_target_is_what_is_allocated(name: str, stored: str) -> None:
+    pair = PAIRS[name]
+    quantization = read_quantization(Fields(USUAL[stored], name))
+    pair = replace(pair, model=replace(pair.model, quantization=quantization))
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    found = lines(pair.model, pair.config, Load.of("cuda", LoadConfig(), 4099, pair.config.block_size))
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == held(runner.target.weights)
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-hybrid"])

@@ -1,0 +1,58 @@
+"""Quantised checkpoints on a GPU: read as on the CPU, bit by bit, and multiplied alike in both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from quantised_checkpoints import DIALECTS, save_quantised
+
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, read_weights
+from dflash_local.models.load_target import Placement, load_target
+from dflash_local.models.target_facts import TargetFacts
+
+pytestmark = pytest.mark.gpu
+PROMPT = torch.arange(5, 16)
+
+
+def tensors(weights: TargetWeights) -> Iterator[torch.Tensor]:
+    for product in weights.products:
+        if isinstance(product.weight, torch.Tensor):
+            yield product.weight
+        else:
+            for name in ("codes", "scales", "zeros"):
+                found = getattr(product.weight, name, None)
+                if found is not None:
+                    yield found.view(torch.uint8)
+
+
+def reference_logits(checkpoint: Checkpoint) -> torch.Tensor:
+    model = load_target(checkpoint, TargetFacts.from_checkpoint(checkpoint), Placement("cuda", torch.float32))
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=PROMPT.cuda()[None], use_cache=False).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_quantised_target_is_the_same_on_a_gpu(dialect: str, tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3_5", tmp_path, dialect)
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    here, there = (read_weights(checkpoint, facts, torch.device(kind), torch.float32) for kind in ("cpu", "cuda"))
+    assert all(torch.equal(one, two.cpu()) for one, two in zip(tensors(here), tensors(there), strict=True))
+    target = FusedTarget(there, facts.model, (0, 2), 64, 4)
+    logits = target.head(target.prefill(PROMPT.cuda(), False).hidden)
+    plain = Checkpoint.open(twin)
+    models = [
+        load_target(each, TargetFacts.from_checkpoint(each), Placement("cuda", torch.float32))
+        for each in (checkpoint, plain)
+    ]
+    with torch.inference_mode():
+        decoded, want = (model(input_ids=PROMPT.cuda()[None], use_cache=False).logits[0] for model in models)
+    assert torch.equal(decoded, want)
+    assert torch.allclose(logits, want, atol=2e-3, rtol=1e-2)
+    assert torch.equal(logits.argmax(-1), want.argmax(-1))

@@ -1,0 +1,88 @@
+"""Plans of quantised checkpoints by their configuration alone: stored bytes where they stay, decoded ones elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_local.catalog.shapes import shape
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.quantization import USUAL
+from dflash_local.config.read_model import read_model
+from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats
+from dflash_local.layout.target import weight_buffers
+from dflash_local.load_config import LoadConfig
+from dflash_local.planner import formats
+from dflash_local.planner.ledger import GIB
+from dflash_local.planner.machine import named
+from dflash_local.planner.plan import plan
+
+SHAPE = "Qwen/Qwen3.5-9B"
+# The modules that the official GPTQ file of 27B keeps in 16 bits.
+OFFICIAL = {"-:.*attn.*": {}, "-:.*shared_expert.*": {}, "-:.*mtp.*": {}, "-:.*visual.*": {}}
+
+
+def target(repo: str, settings: Any) -> ModelConfig:
+    return read_model({**(shape(repo) or {}), "quantization_config": settings}, repo)
+
+
+def stored_gib(model: ModelConfig) -> float:
+    found = weight_buffers(model, "model.", model.vocab_size, "bfloat16", stored_formats(model.quantization))
+    return sum(buffer.nbytes for buffer in found) / GIB
+
+
+@pytest.mark.parametrize(
+    ("repo", "settings", "gib"),
+    [
+        ("Qwen/Qwen3.5-9B", None, 16.7),
+        ("Qwen/Qwen3.5-9B", USUAL["fp8"], 10.2),
+        ("Qwen/Qwen3.5-9B", USUAL["int4-g128"], 7.1),
+        ("Qwen/Qwen3.5-27B", None, 50.0),
+        ("Qwen/Qwen3.5-27B", USUAL["fp8"], 27.4),
+        ("Qwen/Qwen3.5-27B", USUAL["int4-g128"], 16.4),
+        ("Qwen/Qwen3.5-27B", {**USUAL["int4-g128"], "dynamic": OFFICIAL}, 26.4),
+    ],
+)
+def test_weights_count_as_they_are_stored(repo: str, settings: Any, gib: float) -> None:
+    """The sums of the published shapes: text part, embedding and head in bfloat16."""
+    assert stored_gib(target(repo, settings)) == pytest.approx(gib, abs=0.1)
+
+
+def test_the_fused_plan_counts_stored_bytes_and_the_reference_plan_decoded_ones() -> None:
+    """What fits a 12 GB card as it is stored does not fit it decoded."""
+    model, gpu = target("Qwen/Qwen3.5-9B", USUAL["int4-g128"]), named("RTX 4070", 12)
+    fused = plan(model, None, gpu, LoadConfig(context=8192))
+    decoded = plan(model, None, gpu, LoadConfig(context=8192, engine="reference"))
+    assert (fused.engine, fused.fits, fused.format) == ("fused", True, "int4 g128")
+    assert (decoded.engine, decoded.fits, decoded.format) == ("reference", False, "bfloat16")
+    held = {line.name: line.bytes or 0 for line in fused.ledger.lines}
+    plain = {line.name: line.bytes or 0 for line in decoded.ledger.lines}
+    assert (held["target weights"] + held["head"]) / GIB == pytest.approx(7.1, abs=0.1)
+    assert (plain["target weights"] + plain["head"]) / GIB == pytest.approx(16.7, abs=0.1)
+    assert fused.as_dict()["stored"] == "int4 g128" and decoded.as_dict()["stored"] is None
+
+
+def test_room_to_decode_a_slice_is_counted() -> None:
+    model, gpu = target("Qwen/Qwen3.5-9B", USUAL["fp8"]), named("H100", 80)
+    stored, plain = (plan(each, None, gpu, LoadConfig(context=8192)).ledger for each in (model, target(SHAPE, None)))
+    found, want = ({line.name: line.bytes or 0 for line in ledger.lines} for ledger in (stored, plain))
+    more = DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
+    assert found["workspace"] == want["workspace"] + more
+    assert found["graphs and libraries"] == want["graphs and libraries"] + more
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantize", "said"),
+    [
+        ({"quant_method": "awq", "bits": 4}, None, "published in awq, which is not read yet"),
+        (USUAL["fp8"], "nf4", "published in fp8 128x128; nf4 on top of it is not supported"),
+        (USUAL["int4-g32-zeros"], None, ""),
+    ],
+)
+def test_what_cannot_be_loaded_is_said_before_a_download(settings: Any, quantize: str | None, said: str) -> None:
+    assert formats.refusal(target(SHAPE, settings), quantize) == said
+
+
+def test_quantised_experts_are_not_read_yet() -> None:
+    assert "quantised experts" in formats.refusal(target("Qwen/Qwen3.5-35B-A3B", USUAL["fp8"]), None)
