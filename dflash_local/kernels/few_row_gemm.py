@@ -16,18 +16,18 @@ import torch
 from dflash_local.kernels import cuda_driver, nvrtc
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.skinny_gemm import MAX_ROWS, row_stride
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, row_stride
 
 SOURCE = Path(__file__).with_name("few_row_gemm.cu")
 KERNEL_NAME = "few_row_gemm"
 ROW_TILE = 8  # rows of x that one instruction takes
 SLICE_ROWS = 16  # rows of x that a launch takes at most
 WARP_SIZE = 32
-RESERVED_SHARED_MEMORY = 1024  # bytes of each block that the system keeps
 SCALE_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
-LAYOUTS = ((16, 1, 2), (16, 1, 1), (8, 2, 2), (8, 2, 1), (4, 4, 1))  # warps along K (about), along N, tiles of a warp
+# Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
+LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,15 @@ def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: i
     Args:
         paired: gate and up, which are multiplied with each other.
     """
+    if paired and weight.shape[0] % (2 * TILE_N):
+        return []
     steps = weight.codes.shape[1]
     found: dict[FewRowConfig, None] = {}
-    for warps, warps_n, tiles in LAYOUTS:
+    for warps, warps_n, tiles, num_stages in LAYOUTS:
         splits = []
         for split_k in SPLITS[: steps.bit_length()]:
             warps_k = _warps_without_waste(-(-steps // split_k), warps)
-            config = FewRowConfig(warps_k, warps_n, tiles, split_k=split_k)
+            config = FewRowConfig(warps_k, warps_n, tiles, num_stages, split_k)
             if config.fits(weight, paired, rows, shared_memory):
                 splits.append(config)
         found |= dict.fromkeys(splits[:2])

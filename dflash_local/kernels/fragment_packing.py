@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.kernels.quantized_weight import CODES_PER_WORD, Fp8Weight, Int4Weight
+from dflash_local.layout.linear import DEQUANTIZED_SLICE
 
 TILE_N, STEP_K = 16, 128
 GROUP_SIZES = (32, 64, 128)  # and multiples of the last
 MAX_ZERO = 127
-SLICE_BYTES = 2**26  # of the largest tensor while a weight is packed
 WORD_BYTES = 4
 
 
@@ -119,9 +119,9 @@ class FragmentWeight:
         return self.shape.numel()
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
-        """Parts of the tiles that are packed at a time, and the rows of the weight that they hold."""
+        """Parts of the tiles that are packed or decoded at a time, and the rows of the weight that they hold."""
         tiles, steps = self.codes.shape[:2]
-        length = max(1, SLICE_BYTES // (TILE_N * STEP_K * steps * WORD_BYTES))
+        length = max(1, DEQUANTIZED_SLICE // (TILE_N * STEP_K * steps))
         for at in range(0, tiles, length):
             end = min(at + length, tiles)
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.shape[0]))

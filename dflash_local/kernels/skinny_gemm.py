@@ -16,6 +16,7 @@ from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 MAX_ROWS = 64
 MIN_ROWS = 16  # what a tensor core takes at least
+RESERVED_SHARED_MEMORY = 1024  # bytes of each program's that the system keeps
 
 
 @dataclass(frozen=True, slots=True)

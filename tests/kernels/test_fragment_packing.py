@@ -54,17 +54,17 @@ def test_what_is_packed_comes_back_bit_by_bit(weight: Int4Weight | Fp8Weight, mo
     assert equal(packed.unpacked(), weight) and packed.shape == weight.shape
     for rows in (slice(16, 32), slice(32, None)):
         assert torch.equal(packed.dequantized(rows), weight.dequantized()[rows])
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.SLICE_BYTES", 1)  # a tile at a time
+    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 1)  # a tile at a time
     again = FragmentWeight.of(weight)
     assert torch.equal(again.codes, packed.codes) and torch.equal(again.scales, packed.scales)
 
 
-@pytest.mark.parametrize("slice_bytes", [1, 2**26])
+@pytest.mark.parametrize("weights", [1, 2**22])
 @pytest.mark.parametrize("weight", WHOLE)
 def test_a_weight_of_whole_tiles_is_packed_where_it_lies(
-    weight: Int4Weight | Fp8Weight, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+    weight: Int4Weight | Fp8Weight, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", weights)
     given = copy_of(weight)
     packed = FragmentWeight.of(given, in_place=True)
     assert (packed.codes.data_ptr(), packed.scales.data_ptr()) == (given.codes.data_ptr(), given.scales.data_ptr())
@@ -169,7 +169,7 @@ def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Int4Weig
 def test_references_multiply_with_what_the_weight_stands_for(
     weight: Int4Weight | Fp8Weight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.SLICE_BYTES", 2 * 16 * 256 * 4)  # two tiles at a time
+    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 2 * 16 * 256)  # two tiles at a time
     x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))
     residual = torch.randn(5, 96, generator=torch.Generator().manual_seed(2))
     want = x @ weight.dequantized().t()

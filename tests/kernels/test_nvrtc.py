@@ -15,6 +15,7 @@ from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 
 FORMATS = {
     "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
@@ -50,7 +51,7 @@ def check_compiled(
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) <= 128, (config, log)
     taken = config.shared_bytes(weight.shape[1], rows, weight.format)
-    assert taken + few_row_gemm.RESERVED_SHARED_MEMORY <= SHARED_MEMORY[card] * 1024
+    assert taken + RESERVED_SHARED_MEMORY <= SHARED_MEMORY[card] * 1024
 
 
 @pytest.mark.timeout(300)
@@ -86,7 +87,7 @@ def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tu
                 configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
                 assert configs and len(configs) <= 10
                 for config in configs:
-                    taken = config.shared_bytes(sizes[1], rows, kind) + few_row_gemm.RESERVED_SHARED_MEMORY
+                    taken = config.shared_bytes(sizes[1], rows, kind) + RESERVED_SHARED_MEMORY
                     assert taken * config.blocks_per_sm <= SHARED_MEMORY[card] * 1024
                     assert config.threads <= 1024 and config.block_k(sizes[1]) * config.split_k >= sizes[1]
                     assert not paired or config.unit_tiles % 2 == 0

@@ -6,22 +6,26 @@ A product asks its weight's format; nothing else knows which one it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from dflash_local.kernels import int8_gemm, skinny_gemm
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
+from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Part, WeightFormat
+from dflash_local.models.fused.fragment_format import FRAGMENTS
 from dflash_local.models.fused.quantized_formats import FP8, INT4
 from dflash_local.models.place import Places
 
-Weight = torch.Tensor | Int8Weight | Int4Weight | Fp8Weight
-KernelConfig = GemmConfig | Int8Config
+Weight = torch.Tensor | Int8Weight | Int4Weight | Fp8Weight | FragmentWeight
+KernelConfig = GemmConfig | Int8Config | FewRowConfig
 LIBRARY = None  # in place of a config: the library's own product
 GEMM_CONFIGS = (
     GemmConfig(32, 128, 7),
@@ -61,8 +65,8 @@ class Format(Protocol):
     def places(self, weight: Any, form: Any, parts: Sequence[Part]) -> Places:
         """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
 
-    def finish(self, weight: Any) -> None:
-        """Once all places are filled: from what is stored to what is used."""
+    def finish(self, weight: Any) -> Any:
+        """Once all places are filled: what is used, over the same memory."""
 
     def randomize(self, weight: Any, generator: torch.Generator) -> None:
         """Random numbers that keep the scale of what is multiplied."""
@@ -81,11 +85,12 @@ class Format(Protocol):
     def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         """``x @ weight.T`` for as many rows as there are."""
 
-    def configs(self, paired: bool) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Kernel configurations of a product: the usual ones, and those for toys."""
+    def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
+        """Kernel configurations for so many rows that divide a weight and fit a device's shared memory.
 
-    def stage_bytes(self, config: Any, rows: int, out_features: int, weight: Any) -> int:
-        """Shared memory of one stage of a program with so many rows of ``x`` and of the weight."""
+        Args:
+            paired: gate and up, which are multiplied with each other. shared_memory: bytes for one program.
+        """
 
     def penalty(self, config: Any) -> float:
         """What a measured time counts as many times, for results that are coarser than they need be."""
@@ -103,8 +108,8 @@ class _Unquantized:
     def places(self, weight: torch.Tensor, form: WeightFormat, parts: Sequence[Part]) -> Places:
         return _row_places(parts, {"weight": weight})
 
-    def finish(self, weight: torch.Tensor) -> None:
-        pass
+    def finish(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
 
     def randomize(self, weight: torch.Tensor, generator: torch.Generator) -> None:
         weight.normal_(generator=generator).mul_(weight.shape[1] ** -0.5)
@@ -129,11 +134,14 @@ class _Unquantized:
     def prefill(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, weight.t())
 
-    def configs(self, paired: bool) -> tuple[Sequence[KernelConfig], Sequence[KernelConfig]]:
-        return SWIGLU_CONFIGS if paired else GEMM_CONFIGS, SMALL_CONFIGS
+    def candidates(
+        self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int
+    ) -> list[GemmConfig | Int8Config]:
+        def stage_bytes(config: Any, rows: int, out_features: int) -> int:
+            return (rows + out_features) * int(config.block_k) * weight.element_size()
 
-    def stage_bytes(self, config: GemmConfig, rows: int, out_features: int, weight: torch.Tensor) -> int:
-        return (rows + out_features) * config.block_k * weight.element_size()
+        usual = SWIGLU_CONFIGS if paired else GEMM_CONFIGS
+        return _fitting(usual, SMALL_CONFIGS, stage_bytes, weight.shape, paired, rows, shared_memory)
 
     def penalty(self, config: GemmConfig | None) -> float:
         return 1.0
@@ -151,8 +159,8 @@ class _Int8:
     def places(self, weight: Int8Weight, form: WeightFormat, parts: Sequence[Part]) -> Places:
         return _row_places(parts, {"weight": weight.codes, "weight_scale": weight.scales.unsqueeze(1)})
 
-    def finish(self, weight: Int8Weight) -> None:
-        pass
+    def finish(self, weight: Int8Weight) -> Int8Weight:
+        return weight
 
     def randomize(self, weight: Int8Weight, generator: torch.Generator) -> None:
         weight.codes.random_(-int8_gemm.MAX_CODE, int8_gemm.MAX_CODE + 1, generator=generator)
@@ -167,11 +175,14 @@ class _Int8:
     def prefill(self, x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
         return int8_gemm.linear_reference(x, weight, x.new_empty(len(x), weight.shape[0]))
 
-    def configs(self, paired: bool) -> tuple[Sequence[KernelConfig], Sequence[KernelConfig]]:
-        return INT8_SWIGLU_CONFIGS if paired else INT8_CONFIGS, SMALL_INT8_CONFIGS
+    def candidates(
+        self, weight: Int8Weight, paired: bool, rows: int, shared_memory: int
+    ) -> list[GemmConfig | Int8Config]:
+        def stage_bytes(config: Any, rows: int, out_features: int) -> int:
+            return (rows * (1 if config.w8a8 else weight.dtype.itemsize) + out_features) * int(config.gemm.block_k)
 
-    def stage_bytes(self, config: Int8Config, rows: int, out_features: int, weight: Int8Weight) -> int:
-        return (rows * (1 if config.w8a8 else weight.dtype.itemsize) + out_features) * config.gemm.block_k
+        usual = INT8_SWIGLU_CONFIGS if paired else INT8_CONFIGS
+        return _fitting(usual, SMALL_INT8_CONFIGS, stage_bytes, weight.shape, paired, rows, shared_memory)
 
     def penalty(self, config: Int8Config | None) -> float:
         return W8A8_PENALTY if config is not None and config.w8a8 else 1.0
@@ -184,12 +195,39 @@ FORMATS: Mapping[type, Format] = {
     layout.Int4Groups: INT4,
     layout.Fp8Blocks: FP8,
 }
-_BY_TYPE: Mapping[type, Format] = {torch.Tensor: UNQUANTIZED, Int8Weight: INT8, Int4Weight: INT4, Fp8Weight: FP8}
+_BY_TYPE: Mapping[type, Format] = {
+    torch.Tensor: UNQUANTIZED,
+    Int8Weight: INT8,
+    Int4Weight: INT4,
+    Fp8Weight: FP8,
+    FragmentWeight: FRAGMENTS,
+}
 
 
 def format_of(weight: Weight) -> Format:
     """The format that a weight is in."""
     return _BY_TYPE[type(weight)]
+
+
+def _fitting(
+    usual: Sequence[GemmConfig | Int8Config],
+    small: Sequence[GemmConfig | Int8Config],
+    stage_bytes: Callable[[Any, int, int], int],
+    shape: torch.Size,
+    paired: bool,
+    rows: int,
+    shared_memory: int,
+) -> list[GemmConfig | Int8Config]:
+    """Those of the usual configurations that divide a weight and fit, else those for toys."""
+    out_features, block_m = shape[0] // (2 if paired else 1), max(skinny_gemm.MIN_ROWS, power_of_two(rows))
+
+    def fits(config: GemmConfig | Int8Config) -> bool:
+        gemm = config.gemm
+        stage = stage_bytes(config, block_m, gemm.block_n * (2 if paired else 1))
+        room = shared_memory - skinny_gemm.RESERVED_SHARED_MEMORY
+        return config.fits(out_features, shape[1]) and stage * gemm.num_stages <= room
+
+    return [config for config in usual if fits(config)] or [config for config in small if fits(config)]
 
 
 def _row_places(parts: Sequence[Part], tensors: Mapping[str, torch.Tensor]) -> Places:

@@ -12,7 +12,7 @@ import torch
 from dflash_local.errors import EngineError
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.models.fused.kernel_choice import candidates
-from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.linear import GateUp, Kind, Linear
 
 Product = Linear | GateUp
 
@@ -26,7 +26,7 @@ def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
     Raises:
         EngineError: a shape has no product whose rows are independent here.
     """
-    groups: dict[tuple[bool, type, torch.Size], list[Product]] = {}
+    groups: dict[Kind, list[Product]] = {}
     for product in products:
         groups.setdefault(product.kind, []).append(product)
     replaced: list[str] = []

@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 
-from dflash_local.kernels import skinny_gemm
-from dflash_local.kernels.jit import power_of_two, runs_kernels
+from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
-from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.linear import GateUp, Kind, Linear
 
 REPLAYS = 5
-RESERVED_SHARED_MEMORY = 1024  # bytes of shared memory that the system keeps
 
 
 def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[int, int], KernelConfig | None]:
@@ -27,12 +25,12 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
         what was chosen, by weight shape.
     """
     chosen: dict[tuple[int, int], KernelConfig | None] = {}
-    groups: dict[tuple[bool, type, torch.Size], list[Linear | GateUp]] = {}
+    groups: dict[Kind, list[Linear | GateUp]] = {}
     for layer in layers:
         if runs_kernels(layer.weight):
             groups.setdefault(layer.kind, []).append(layer)
-    for (_, _, shape), members in groups.items():
-        best = _fastest(members, rows)
+    for members in groups.values():
+        best, shape = _fastest(members, rows), members[0].weight.shape
         for member in members:
             member.config = best
         chosen[shape[0], shape[1]] = best
@@ -41,18 +39,7 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
 
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
     """Kernel configurations that divide a weight and fit a device's shared memory (bytes for one program)."""
-    paired, weight = layer.paired, layer.weight
-    kind, block_m = format_of(weight), max(skinny_gemm.MIN_ROWS, power_of_two(rows))
-
-    def fits(config: KernelConfig) -> bool:
-        gemm = config.gemm
-        if not config.fits(layer.out_features, weight.shape[1]):
-            return False
-        stage = kind.stage_bytes(config, block_m, gemm.block_n * (2 if paired else 1), weight)
-        return stage * gemm.num_stages <= shared_memory - RESERVED_SHARED_MEMORY
-
-    usual, small = kind.configs(paired)
-    return [config for config in usual if fits(config)] or [config for config in small if fits(config)]
+    return format_of(layer.weight).candidates(layer.weight, layer.paired, rows, shared_memory)
 
 
 def _fastest(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:

@@ -9,11 +9,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.linear import LinearSpec, segments
 from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
+
+Kind = tuple[bool, type | FragmentFormat, torch.Size]  # of a product: paired, format and shape of its weight
 
 
 @dataclass(slots=True)
@@ -34,9 +37,9 @@ class Linear:
         return self.weight.shape[0]
 
     @property
-    def kind(self) -> tuple[bool, type, torch.Size]:
+    def kind(self) -> Kind:
         """What its kernels depend on: products of one kind run alike."""
-        return self.paired, type(self.weight), self.weight.shape
+        return _kind(self.paired, self.weight)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``out = x @ weight.T (+ residual)`` for a few rows; ``out`` may be the residual."""
@@ -61,9 +64,9 @@ class GateUp:
         return self.weight.shape[0] // 2
 
     @property
-    def kind(self) -> tuple[bool, type, torch.Size]:
+    def kind(self) -> Kind:
         """See ``Linear.kind``."""
-        return self.paired, type(self.weight), self.weight.shape
+        return _kind(self.paired, self.weight)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
@@ -166,10 +169,14 @@ class JoinedGateUp:
         randomize(self.products, generator)
 
 
+def _kind(paired: bool, weight: Weight) -> Kind:
+    return paired, weight.format if isinstance(weight, FragmentWeight) else type(weight), weight.shape
+
+
 def finish(products: Sequence[Linear | GateUp]) -> None:
     """Once all places are filled: each weight from what is stored to what is used."""
     for product in products:
-        format_of(product.weight).finish(product.weight)
+        product.weight = format_of(product.weight).finish(product.weight)
 
 
 def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -> None:

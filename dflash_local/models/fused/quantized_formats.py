@@ -1,6 +1,6 @@
 """Weights of published quantised checkpoints: int4 in groups and fp8 in blocks, read from the dialects of their files.
 
-Their products are computed by decoding, slice by slice: correct everywhere, and not fast.
+Where ``fragment_format`` has no kernels for them, products are computed by decoding, slice by slice: not fast.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.errors import CheckpointError
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import CODES_PER_WORD, INT4_ZERO, Fp8Weight, Int4Weight
 from dflash_local.layout.linear import DEQUANTIZED_SLICE, Fp8Blocks, Int4Groups, Part
+from dflash_local.models.fused import fragment_format
 from dflash_local.models.place import Conversion, Place, Places
 
 GPTQ_ZERO_OFFSET = 0x11111111  # GPTQ's first version stores each zero point of a word less one
@@ -42,8 +44,9 @@ class _Decoded:
 
     has_library = False
 
-    def finish(self, weight: Any) -> None:
-        pass
+    def finish(self, weight: Int4Weight | Fp8Weight) -> Any:
+        """In fragments where the card has kernels for it."""
+        return FragmentWeight.of(weight, in_place=True) if fragment_format.takes(weight) else weight
 
     def linear(
         self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
@@ -61,11 +64,8 @@ class _Decoded:
             torch.mm(x, weight.dequantized(rows).to(x.dtype).t(), out=out[:, rows])
         return out
 
-    def configs(self, paired: bool) -> tuple[Sequence[Any], Sequence[Any]]:
-        return (), ()
-
-    def stage_bytes(self, config: Any, rows: int, out_features: int, weight: Any) -> int:
-        return 0
+    def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
+        return []
 
     def penalty(self, config: Any) -> float:
         return 1.0

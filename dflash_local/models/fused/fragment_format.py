@@ -1,0 +1,73 @@
+"""Weights of published quantised checkpoints once they are read: packed where they lie, for the few-row kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
+from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.layout.linear import Part, WeightFormat
+from dflash_local.models.place import Places
+
+
+def takes(weight: Int4Weight | Fp8Weight) -> bool:
+    """True where the kernels run on the weight's device and take its shape and its groups.
+
+    Raises:
+        MissingDependencyError: they would, if their compiler were installed.
+    """
+    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16 and is_whole(weight)):
+        return False
+    try:
+        fragment_format(weight)
+    except ValueError:
+        return False
+    nvrtc.nvrtc()
+    return True
+
+
+class _Fragments:
+    has_library = False
+
+    def weight(self, form: WeightFormat, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> FragmentWeight:
+        raise TypeError("a weight is packed once it is read")
+
+    def places(self, weight: FragmentWeight, form: WeightFormat, parts: Sequence[Part]) -> Places:
+        raise TypeError("a weight is packed once it is read")
+
+    def finish(self, weight: FragmentWeight) -> FragmentWeight:
+        return weight
+
+    def randomize(self, weight: FragmentWeight, generator: torch.Generator) -> None:
+        raise TypeError("a weight is packed once it is filled")
+
+    def rows(self, weight: FragmentWeight, stop: int) -> FragmentWeight:
+        if stop % TILE_N:
+            raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
+        tiles = slice(stop // TILE_N)
+        scales = weight.scales if weight.format.bits == 8 else weight.scales[tiles]
+        zeros = None if weight.zeros is None else weight.zeros[tiles]
+        shape = torch.Size((stop, weight.shape[1]))
+        return replace(weight, codes=weight.codes[tiles], scales=scales, zeros=zeros, shape=shape)
+
+    linear = staticmethod(few_row_gemm.linear)
+    swiglu = staticmethod(few_row_gemm.swiglu)
+
+    def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
+        return few_row_gemm.linear_reference(x, weight, x.new_empty(len(x), weight.shape[0]))
+
+    def candidates(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
+        return few_row_gemm.candidates(weight, paired, rows, shared_memory)
+
+    def penalty(self, config: Any) -> float:
+        return 1.0
+
+
+FRAGMENTS = _Fragments()
