@@ -164,7 +164,7 @@ def test_plan_of_a_quantised_folder_counts_what_is_stored(cli: Cli, tmp_path: Pa
     assert shown.code == 0 and "in int4 g128, context" in shown.out and "engine: fused" in shown.out
     assert re.search(r"target weights +5\.23 GiB +int4 g128, as stored", shown.out)
     decoded = cli("plan", str(tmp_path), "--gpu-memory", "12", "--engine", "reference")
-    assert decoded.code == 5 and "int4 g128 decoded to bfloat16" in decoded.out
+    assert decoded.code == 5 and "in bfloat16, context 2,048" in decoded.err
 
 
 def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
