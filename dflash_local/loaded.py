@@ -23,6 +23,7 @@ class SessionFacts:
         block_size: the trained one. notices: of the load.
         load: how it was loaded; engine, dtype, device, context and drafter precision are those it came to.
         acceptance_band: a mean acceptance length under this is worth a warning.
+        stored: the format that the target's weights are kept in as they are published; None for plain or decoded ones.
     """
 
     target: str
@@ -32,6 +33,7 @@ class SessionFacts:
     load: LoadConfig
     notices: tuple[str, ...] = ()
     acceptance_band: float | None = None
+    stored: str | None = None
 
     @property
     def engine(self) -> str:
@@ -56,7 +58,8 @@ class SessionFacts:
     @property
     def loaded_as(self) -> str:
         """In a few words: ``fused bfloat16 cuda, exact, kv cache fp8``."""
-        return ", ".join([f"{self.engine} {self.dtype} {self.device}", *self.load.described(BASICS)])
+        basics = " ".join(filter(None, (self.engine, self.stored, self.dtype, self.device)))
+        return ", ".join([basics, *self.load.described(BASICS)])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: the load options stand beside the rest."""

@@ -6,6 +6,7 @@ Each dialect is written out in NumPy after its description, none with the reader
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,9 @@ class Matrix:
 
     @property
     def weight(self) -> torch.Tensor:
-        rows, columns = self.codes.shape
-        group = columns // self.scales.shape[1]
-        out = np.zeros((rows, columns), np.float32)
-        for row in range(rows):
-            for column in range(columns):
-                at = row, column // group
-                code = int(self.codes[row, column]) - int(self.zeros[at])
-                out[row, column] = np.float32(code) * np.float32(self.scales[at])
-        return torch.from_numpy(out)
+        group = self.codes.shape[1] // self.scales.shape[1]
+        zeros, scales = (np.repeat(each, group, 1) for each in (self.zeros, self.scales))
+        return torch.from_numpy((self.codes - zeros).astype(np.float32) * scales.astype(np.float32))
 
 
 def quantised(weight: torch.Tensor, symmetric: bool, scale_dtype: torch.dtype, signs: bool = False) -> Matrix:
@@ -180,8 +175,26 @@ def save_quantised(
     Args:
         coded: modules whose names end so are quantised. changes: of the quantization_config.
     """
-    twin = folder / "twin"
+    twin, quantised_folder = folder / "twin", folder / "quantised"
     save_model(family, twin, **SIZES)
+    quantise(twin, quantised_folder, dialect, coded=coded, changes=changes)
+    return quantised_folder, twin
+
+
+def quantise(
+    twin: Path,
+    folder: Path,
+    dialect: str,
+    *,
+    coded: tuple[str, ...] = CODED,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Quantise a checkpoint to another folder, and put the plain weights that this stands for in its place.
+
+    Args:
+        coded, changes: as of ``save_quantised``.
+    """
+    shutil.copytree(twin, folder)
     writer = DIALECTS[dialect]
     stored: Tensors = {}
     meant: Tensors = {}
@@ -194,13 +207,10 @@ def save_quantised(
         else:
             stored[name] = meant[name] = tensor
     save_file(meant, twin / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((twin / "config.json").read_text())
     config["quantization_config"] = {**writer.config, **(changes or {})}
-    quantised_folder = folder / "quantised"
-    quantised_folder.mkdir()
-    (quantised_folder / "config.json").write_text(json.dumps(config))
-    save_file(stored, quantised_folder / "model.safetensors", metadata={"format": "pt"})
-    return quantised_folder, twin
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:

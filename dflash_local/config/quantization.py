@@ -116,6 +116,11 @@ class Quantization:
         return dict(self.names)
 
 
+def kept_format(quantization: Quantization | None, engine: str) -> str | None:
+    """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
+    return None if quantization is None or engine != "fused" else quantization.name
+
+
 def _spellings(module: str) -> tuple[str, ...]:
     """A module's name as it is, and with the text model's other prefixes: a file and its configuration may differ."""
     rest = next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), None)

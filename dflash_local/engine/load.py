@@ -10,6 +10,7 @@ import torch
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.config.quantization import kept_format
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.engines import ENGINES, chosen_engine
 from dflash_local.engine.session import Session
@@ -79,6 +80,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         drafter_precision=runner.drafter_precision,
     )
     shown = _facts(pair, contract, loaded, tokenizer is not None, notices)
+    shown = replace(shown, stored=kept_format(facts.model.quantization, runner.name))
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
 
 

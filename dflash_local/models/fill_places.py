@@ -12,6 +12,9 @@ from dflash_local.models.place import Conversion, Place, Places
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import DTYPES, WIDE
 
+# Recomputed from the configuration; and scales of a quantised cache, which is asked for by an option of its own.
+UNUSED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
+
 
 def text_tensors(checkpoint: Checkpoint, facts: TargetFacts) -> list[str]:
     """Names of the text model's tensors; towers and further heads of a checkpoint are left alone."""
@@ -21,7 +24,7 @@ def text_tensors(checkpoint: Checkpoint, facts: TargetFacts) -> list[str]:
 def _is_text(name: str, facts: TargetFacts) -> bool:
     if name in {f"{head}.weight" for head in HEAD_MODULES}:
         return not facts.model.tie_word_embeddings
-    return name.startswith(facts.prefix) and not name.endswith("rotary_emb.inv_freq")
+    return name.startswith(facts.prefix) and not name.endswith(UNUSED)
 
 
 def fill_places(

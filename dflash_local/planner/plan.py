@@ -12,6 +12,7 @@ from dflash_local.catalog import engine_rule
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import formats, fused_memory, memory
@@ -180,8 +181,7 @@ class _Case:
 
     @property
     def stored(self) -> str | None:
-        quantization = self.target.quantization
-        return None if quantization is None or self.engine != "fused" else quantization.name
+        return kept_format(self.target.quantization, self.engine)
 
     def ledger(self, context: int) -> Ledger:
         made = fused_memory.ledger if self.engine == "fused" else memory.ledger

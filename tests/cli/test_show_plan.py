@@ -10,6 +10,8 @@ import pytest
 from fake_hub import FakeHub
 
 from dflash_local.catalog import bundled
+from dflash_local.catalog.shapes import shape
+from dflash_local.config.quantization import USUAL
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 
 GIB = 2**30
@@ -153,6 +155,16 @@ def test_plan_takes_bundled_pairs_folders_and_wishes(cli: Cli) -> None:
     assert cli("plan", "demo", "--context", "4096").code == 2
     assert cli("plan", "nothing/here").code == 3
     assert cli("plan", "zai-org/GLM-5.1").code in (0, 3)
+
+
+def test_plan_of_a_quantised_folder_counts_what_is_stored(cli: Cli, tmp_path: Path) -> None:
+    known = {key: value for key, value in (shape("Qwen/Qwen3.5-9B") or {}).items() if not key.startswith("_")}
+    (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["int4-g128"]}))
+    shown = cli("plan", str(tmp_path), "--gpu-memory", "12")
+    assert shown.code == 0 and "in int4 g128, context" in shown.out and "engine: fused" in shown.out
+    assert re.search(r"target weights +5\.23 GiB +int4 g128, as stored", shown.out)
+    decoded = cli("plan", str(tmp_path), "--gpu-memory", "12", "--engine", "reference")
+    assert decoded.code == 5 and "in bfloat16, context 2,048" in decoded.err
 
 
 def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from quantised_checkpoints import DIALECTS, save_quantised
+from quantised_pairs import STORED, check_text_of_decoded_weights
 
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
@@ -56,3 +57,10 @@ def test_a_quantised_target_is_the_same_on_a_gpu(dialect: str, tmp_path: Path) -
     assert torch.equal(decoded, want)
     assert torch.allclose(logits, want, atol=2e-3, rtol=1e-2)
     assert torch.equal(logits.argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.parametrize(("name", "dialect", "stored"), STORED)
+def test_a_quantised_pair_writes_what_its_decoded_weights_write(
+    name: str, dialect: str, stored: str, tmp_path: Path
+) -> None:
+    check_text_of_decoded_weights(name, dialect, stored, "cuda", tmp_path)

@@ -181,6 +181,16 @@ def test_half_a_product_may_stay_plain(tmp_path: Path) -> None:
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
+def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3", tmp_path, "fp8")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
+        tensors[f"model.layers.0.{name}"] = torch.ones(())
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
 @pytest.mark.parametrize("read", [weights_of, reference])
 @pytest.mark.parametrize(
     ("name", "tensor", "said"),
