@@ -1,0 +1,82 @@
+"""Quantised weights become fragments where the kernels for them run, over their own memory; their products stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantized_weights import fp8, int4
+
+from dflash_local.errors import MissingDependencyError
+from dflash_local.kernels import nvrtc
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.models.fused import fragment_format
+from dflash_local.models.fused.formats import format_of
+from dflash_local.models.fused.kernel_choice import candidates
+from dflash_local.models.fused.linear import GateUp, Linear, finish, first_out_features
+
+WHOLE = (lambda: int4(96, 256, 32, True), lambda: int4(96, 256, 128), lambda: fp8(96, 256))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where kernels run; products stay PyTorch's, since activations lie on the CPU."""
+    monkeypatch.setattr(fragment_format, "runs_kernels", lambda weight: True)
+    monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
+
+
+@pytest.mark.parametrize("made", WHOLE)
+def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: object, card: None) -> None:
+    assert callable(made)
+    weight: Int4Weight | Fp8Weight = made()
+    single, pair = Linear(weight), GateUp(made())
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    want, gated = single(x, torch.empty(5, 96)), pair(x, torch.empty(5, 48))
+    finish([single, pair])
+    assert isinstance(single.weight, FragmentWeight) and isinstance(pair.weight, FragmentWeight)
+    assert single.weight.codes.data_ptr() == weight.codes.data_ptr() and single.weight.nbytes == weight.nbytes
+    assert torch.allclose(single(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(single.prefill(x), want, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(pair(x, torch.empty(5, 48)), gated, rtol=1e-3, atol=1e-3 * float(gated.abs().max()))
+    assert torch.allclose(pair.prefill(x), gated, rtol=1e-3, atol=1e-3 * float(gated.abs().max()))
+    first = first_out_features(single, 32)
+    assert torch.allclose(first(x, torch.empty(5, 32)), want[:, :32], rtol=1e-4, atol=1e-3)
+    finish([single])
+    assert torch.allclose(single(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3), "once is enough"
+
+
+@pytest.mark.parametrize(
+    "weight", [int4(96, 160, 32), int4(88, 256, 32), int4(96, 256, 16), fp8(96, 256, (8, 128)), fp8(90, 256)]
+)
+def test_what_the_kernels_do_not_take_stays(weight: Int4Weight | Fp8Weight, card: None) -> None:
+    layer = Linear(weight)
+    finish([layer])
+    assert layer.weight is weight
+
+
+def test_nothing_is_packed_on_the_cpu() -> None:
+    layer = Linear(int4(96, 256, 32))
+    finish([layer])
+    assert isinstance(layer.weight, Int4Weight) and candidates(layer, 99 * 1024, 16) == []
+
+
+def test_a_missing_compiler_is_said_before_a_weight_is_packed(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise MissingDependencyError("the compiler NVRTC is not installed", "install it")
+
+    monkeypatch.setattr(nvrtc, "nvrtc", missing)
+    layer = Linear(int4(96, 256, 32))
+    with pytest.raises(MissingDependencyError):
+        finish([layer])
+    assert isinstance(layer.weight, Int4Weight)
+
+
+def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:
+    layers = [Linear(int4(96, 256, 32)), Linear(int4(96, 256, 128)), Linear(fp8(96, 256)), GateUp(int4(96, 256, 128))]
+    finish(layers)
+    assert len({layer.kind for layer in layers}) == 4
+    for layer in layers:
+        assert candidates(layer, 99 * 1024, 16) and not format_of(layer.weight).has_library
+    odd = GateUp(int4(48, 256, 128))  # halves of 24 rows
+    finish([odd])
+    assert candidates(odd, 99 * 1024, 16) == []
