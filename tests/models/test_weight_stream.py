@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from dflash_local.errors import CheckpointError
 from dflash_local.models import weight_stream
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.place import Conversion, Place
 
 CPU = torch.device("cpu")
 
@@ -49,6 +50,37 @@ def test_every_byte_lands_in_every_place(tmp_path: Path, size: int) -> None:
     assert fractions == sorted(fractions) and fractions[-1] == 1
     peaks = {each.info.name: each.stored for each in found}
     assert peaks == {name: tensors[name].abs().max().item() for name in places if tensors[name].numel()}
+
+
+def test_codes_land_as_they_are(tmp_path: Path) -> None:
+    """Of four and eight bits: turned round, straight, or handed to what unpacks them."""
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(-(2**31), 2**31 - 1, (6, 10), generator=generator, dtype=torch.int32)
+    fp8 = torch.randn(9, 7, generator=generator).to(torch.float8_e4m3fn)
+    small = torch.randint(0, 255, (11,), generator=generator, dtype=torch.uint8)
+    checkpoint = checkpoint_with(tmp_path, {"words": words, "fp8": fp8, "small": small})
+    taken: list[torch.Tensor] = []
+    turned, straight = torch.zeros(10, 6, dtype=torch.int32), torch.zeros(18, 7, dtype=torch.float8_e4m3fn)
+    places: dict[str, list[Place]] = {
+        "words": [turned.t()],
+        "fp8": [straight[9:]],
+        "small": [Conversion((11,), torch.uint8, lambda tensor: taken.append(tensor.clone()))],
+    }
+    found = weight_stream.fill(list(checkpoint.tensors.values()), places, CPU, size=64)
+    assert torch.equal(turned, words.t()) and torch.equal(taken[0], small)
+    assert torch.equal(straight[9:].view(torch.uint8), fp8.view(torch.uint8)) and not straight[:9].float().any()
+    assert all(each.stored is not None for each in found)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_among_codes_is_found_by_both_ways_to_read(tmp_path: Path, code: int) -> None:
+    codes = torch.ones(4, 5).to(torch.float8_e4m3fn)
+    codes.view(torch.uint8)[2, 3] = code
+    checkpoint = checkpoint_with(tmp_path, {"a": codes})
+    places = {"a": [torch.empty_like(codes)]}
+    assert weight_stream.fill([checkpoint.tensors["a"]], places, CPU)[0].stored is None
+    with pytest.raises(CheckpointError, match="tensor a in .* holds NaN"):
+        checkpoint.fill(places)
 
 
 def test_windows_skip_what_is_not_wanted(tmp_path: Path) -> None:
