@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from families import save_model
+from quantised_checkpoints import quantise
 from quantized_weights import fp8, int4
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import nvrtc
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format
 from dflash_local.models.fused.formats import format_of
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear, finish, first_out_features
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import read_weights
+from dflash_local.models.target_facts import TargetFacts
 
 WHOLE = (lambda: int4(96, 256, 32, True), lambda: int4(96, 256, 128), lambda: fp8(96, 256))
 
@@ -80,3 +88,27 @@ def test_packed_products_are_grouped_by_format_and_offered_configurations(card: 
     odd = GateUp(int4(48, 256, 128))  # halves of 24 rows
     finish([odd])
     assert candidates(odd, 99 * 1024, 16) == []
+
+
+@pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])
+def test_a_target_with_packed_weights_has_the_logits_of_one_that_is_decoded(
+    dialect: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    save_model("qwen3_5", tmp_path / "twin", hidden_size=128, intermediate_size=256, head_dim=32)
+    quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
+    checkpoint = Checkpoint.open(tmp_path / "quantised")
+    facts = TargetFacts.from_checkpoint(checkpoint)
+
+    def logits() -> torch.Tensor:
+        weights = read_weights(checkpoint, facts, torch.device("cpu"), torch.bfloat16)
+        kinds.append({type(product.weight) for product in weights.products})
+        target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
+        target.prefill(torch.arange(5, 15), False)
+        return target.head(target.verify(torch.tensor([15]), False).hidden).float()
+
+    kinds: list[set[type]] = []
+    want = logits()
+    request.getfixturevalue("card")
+    found = logits()
+    assert FragmentWeight in kinds[1] and FragmentWeight not in kinds[0]
+    assert torch.allclose(found, want, atol=2e-2 * float(want.abs().max()))
