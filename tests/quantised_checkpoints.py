@@ -72,6 +72,22 @@ def gptq(matrix: Matrix, scale_dtype: torch.dtype, zero_offset: int) -> Tensors:
     }
 
 
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of an octet, from the lowest bits on
+
+
+def awq(matrix: Matrix, scale_dtype: torch.dtype) -> Tensors:
+    """qweight [K, N / 8], qzeros [K / G, N / 8], scales [K / G, N]."""
+
+    def packed(rows: np.ndarray) -> torch.Tensor:
+        return words(rows.reshape(len(rows), -1, 8)[..., AWQ_COLUMNS])
+
+    return {
+        "qweight": packed(matrix.codes.T),
+        "qzeros": packed(matrix.zeros.T),
+        "scales": torch.from_numpy(matrix.scales.T.copy()).to(scale_dtype),
+    }
+
+
 def pack_quantized(matrix: Matrix, scale_dtype: torch.dtype, symmetric: bool) -> Tensors:
     """weight_packed [N, K / 8], weight_scale [N, K / G], weight_zero_point [N / 8, K / G]."""
     rows, columns = matrix.codes.shape
@@ -120,6 +136,11 @@ def _gptq(dtype: torch.dtype, *, symmetric: bool = True, version: int = 1, signs
     return encode
 
 
+def _awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    matrix = quantised(weight, False, HALF)
+    return awq(matrix, HALF), matrix.weight
+
+
 def _packed(dtype: torch.dtype, symmetric: bool) -> Any:
     def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         matrix = quantised(weight, symmetric, dtype)
@@ -143,6 +164,7 @@ def _packed_config(symmetric: bool) -> dict[str, Any]:
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False, "lm_head": False}
 _ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": True, "data_type": "int"}
 _ROUND |= {"packing_format": "auto_round:auto_gptq"}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 HALF, BRAIN = torch.float16, torch.bfloat16
 DIALECTS: Mapping[str, Dialect] = {
     "fp8": Dialect(
@@ -155,6 +177,7 @@ DIALECTS: Mapping[str, Dialect] = {
         {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, _gptq(HALF, symmetric=False, version=2)
     ),
     "auto_round": Dialect(_ROUND, _gptq(HALF, signs=True)),
+    "awq": Dialect({**_AWQ, "modules_to_not_convert": None}, _awq),
     "pack_quantized": Dialect(_packed_config(True), _packed(BRAIN, True)),
     "pack_quantized_zeros": Dialect(_packed_config(False), _packed(BRAIN, False)),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ GROUP_SIZES = (32, 64, 128)
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
 MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 300, 6
 NESTED_REPEAT = re.compile(r"[+*}][^()]*\)[+*{]")  # a repeated group that repeats inside: may never end
-READ = "fp8 in blocks, and int4 as GPTQ, AutoRound and compressed-tensors (pack-quantized) store it"
+READ = "fp8 in blocks, and int4 as GPTQ, AutoRound, AWQ and compressed-tensors (pack-quantized) store it"
 
 _GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
 # Usual formats of published targets by a short name, as a ``quantization_config`` says them.
@@ -30,7 +30,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 
-Int4Dialect = Literal["gptq", "gptq_v2", "pack-quantized"]
+Int4Dialect = Literal["gptq", "gptq_v2", "awq", "pack-quantized"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,19 @@ def _auto_round(settings: Fields) -> Quantization:
     return Quantization("auto-round", "", default, tuple(names), tuple(_few(settings, patterns)), tuple(below))
 
 
+def _awq(settings: Fields) -> Quantization:
+    version = str(settings.values.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise _Unread(f"awq in the layout {shown(version)}")
+    if settings.optional_flag("zero_point") is False:
+        raise _Unread("awq without zero points")
+    default = replace(_int4(settings, "awq", "awq"), zeros=True)
+    kept = (*_names(settings, "modules_to_not_convert"), HEAD)
+    return Quantization("awq", default=default, names=tuple((name, None) for name in kept))
+
+
 def _int4(settings: Fields, method: str, dialect: Int4Dialect) -> StoredInt4:
-    """GPTQ's and AutoRound's numbers."""
+    """The numbers of GPTQ, AutoRound and AWQ."""
     bits = settings.integer("bits", 1, 32)
     if bits != 4:
         raise _Unread(f"{method} in {bits} bits")
@@ -301,6 +312,7 @@ DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
     "fp8": _fp8,
     "gptq": _gptq,
     "auto-round": _auto_round,
+    "awq": _awq,
     "compressed-tensors": _compressed_tensors,
 }
 

@@ -77,7 +77,7 @@ def _size(form: WeightFormat, codes: TensorInfo) -> tuple[int, int]:
         return rows, columns
     if form.dialect == "pack-quantized":
         return rows, columns * INT4_PER_WORD
-    return columns, rows * INT4_PER_WORD
+    return (columns * INT4_PER_WORD, rows) if form.dialect == "awq" else (columns, rows * INT4_PER_WORD)
 
 
 def _renamed(name: str, prefix: str) -> str:

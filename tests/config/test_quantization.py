@@ -47,6 +47,7 @@ def test_a_plain_checkpoint_has_none() -> None:
         ({**ROUND, "packing_format": "auto_round:auto_gptq"}, G128),
         (ROUND, G128),
         ({**ROUND, "packing_format": "auto_round:gptqv2", "sym": False}, StoredInt4("gptq_v2", 128, zeros=True)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}, StoredInt4("awq", 128, zeros=True)),
         (packed(), StoredInt4("pack-quantized", 32)),
         (packed(symmetric=False, group_size=128, actorder="static"), StoredInt4("pack-quantized", 128, zeros=True)),
     ],
@@ -107,7 +108,9 @@ def test_groups_of_compressed_tensors_have_targets() -> None:
 @pytest.mark.parametrize(
     ("settings", "unread"),
     [
-        ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"quant_method": "bitsandbytes", "bits": 4}, "bitsandbytes"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the layout 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": False}, "awq without zero points"),
         ({"bits": 4}, "unknown"),
         ({"quant_method": "fp8"}, "fp8 with a scale for each tensor"),
         ({**GPTQ, "desc_act": True}, "gptq with desc_act, which scatters the groups"),

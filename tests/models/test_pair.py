@@ -225,10 +225,10 @@ def wrap(folder: Path, prefix: str, architecture: str, **top: object) -> None:
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_wrapped_target_is_seen_through(pair, prefix):
-    wrap(pair / "target", prefix, "Qwen3_5ForConditionalGeneration", quantization_config={"quant_method": "awq"})
+    wrap(pair / "target", prefix, "Qwen3_5ForConditionalGeneration", quantization_config={"quant_method": "modelopt"})
     facts = check(pair).target
     assert (facts.wrapped, facts.prefix, facts.model.num_layers) == (True, prefix, 5)
-    assert facts.model.quantization.method == "awq"
+    assert facts.model.quantization.method == "modelopt"
     assert facts.model_type == "qwen3_5_text" and facts.model.family == "qwen3_5"
 
 

@@ -122,6 +122,9 @@ def swapped(words: torch.Tensor) -> torch.Tensor:
         ("gptq_zeros", "qzeros", lambda words: words + 0x11111111),
         ("gptq_v2_zeros", "qzeros", lambda words: words - 0x11111111),
         ("auto_round", "scales", torch.abs),
+        ("awq", "qweight", swapped),
+        ("awq", "qzeros", swapped),
+        ("awq", "qzeros", lambda words: words + 0x11111111),
         ("fp8", "weight_scale_inv", lambda scales: 1 / scales),
     ],
 )
@@ -162,6 +165,7 @@ def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
         ("gptq", {"dynamic": {"-:.*attn.*": {}}}),
         ("auto_round", {"extra_config": {".*attn.*": {"bits": 16, "data_type": "float"}}}),
         ("pack_quantized", {"ignore": ["lm_head", "re:.*attn.*"]}),
+        ("awq", {"modules_to_not_convert": ["self_attn"]}),
         ("fp8", {"modules_to_not_convert": [f"model.layers.{index}.self_attn" for index in range(4)]}),
         ("gptq", {}),  # the file alone says so
     ],

@@ -75,7 +75,7 @@ def test_room_to_decode_a_slice_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "quantize", "said"),
     [
-        ({"quant_method": "awq", "bits": 4}, None, "published in awq, which is not read yet"),
+        ({"quant_method": "modelopt"}, None, "published in modelopt, which is not read yet"),
         (USUAL["fp8"], "nf4", "published in fp8 128x128; nf4 on top of it is not supported"),
         (USUAL["int4-g32-zeros"], None, ""),
     ],

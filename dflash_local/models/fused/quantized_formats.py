@@ -20,6 +20,7 @@ from dflash_local.models.fused import fragment_format
 from dflash_local.models.place import Conversion, Place, Places
 
 GPTQ_ZERO_OFFSET = 0x11111111  # GPTQ's first version stores each zero point of a word less one
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight neighbouring columns
 INT4_SPREAD = 4.64  # of random codes around 8
 FP8_SPREAD = 64.0  # of random codes: seven times as much is the largest there is
 
@@ -82,7 +83,7 @@ class _Int4(_Decoded):
         return Int4Weight(codes, scales, zeros[0] if zeros else None, dtype)
 
     def places(self, weight: Int4Weight, form: Int4Groups, parts: Sequence[Part]) -> Places:
-        one = _pack_quantized_places if form.dialect == "pack-quantized" else _gptq_places
+        one = {"pack-quantized": _pack_quantized_places, "awq": _awq_places}.get(form.dialect, _gptq_places)
         places: Places = {}
         for part, rows in _part_rows(parts):
             found = one(self.rows_of(weight, rows), form, part.module)
@@ -172,6 +173,31 @@ def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
         shape = (weight.scales.shape[1], -(-rows // CODES_PER_WORD))
         places["qzeros"] = Conversion(shape, torch.int32, take)
     return places
+
+
+def _awq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+    """Words lie along the output, their columns in an order of their own."""
+    rows, inputs = weight.shape
+    words, groups = -(-rows // CODES_PER_WORD), weight.scales.shape[1]
+    places: Places = {"scales": weight.scales.t()}
+    places["qweight"] = Conversion((inputs, words), torch.int32, partial(_take_awq_codes, weight.codes))
+    if weight.zeros is not None:
+        take = partial(_take_zeros, weight.zeros, lambda found: _nibbles(found)[..., AWQ_ORDER].flatten(1).t())
+        places["qzeros"] = Conversion((groups, words), torch.int32, take)
+    return places
+
+
+def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
+    """Words [K, N / 8] along the output to codes [N, K / 8] along the input, some inputs at a time."""
+    outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * CODES_PER_WORD)) * CODES_PER_WORD
+    for begin in range(0, len(words), step):
+        nibbles = _nibbles(words[begin : begin + step])[..., AWQ_ORDER].flatten(1)[:, :outputs]
+        eights = nibbles.view(-1, CODES_PER_WORD, outputs)
+        packed = torch.zeros_like(eights[:, 0])
+        for place in range(CODES_PER_WORD):
+            packed |= eights[:, place] << (4 * place)
+        first = begin // CODES_PER_WORD
+        codes[:, first : first + len(packed)] = packed.t()
 
 
 def _take_zeros(zeros: torch.Tensor, unpacked: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor) -> None:
