@@ -189,6 +189,8 @@ def _gptq(settings: Fields) -> Quantization:
     version = settings.values.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         raise _Unread(f"gptq in the layout {shown(version)}")
+    if settings.values.get("rotation"):
+        raise _Unread("gptq with rotated activations")
     dialect: Int4Dialect = "gptq_v2" if version == "gptq_v2" else "gptq"
     default = _int4(settings, "gptq", dialect)
     patterns: list[Rule] = []
@@ -278,6 +280,8 @@ def _compressed_tensors(settings: Fields) -> Quantization:
     for target in settings.optional_list("ignore", MAX_NAMES) or []:
         rule(target, None)
     ignored = {name for name, _ in names}
+    if settings.values.get("transform_config"):
+        raise _Unread("compressed-tensors with transforms of its activations")
     groups = settings.inner("config_groups")
     if not groups:
         raise _Unread("compressed-tensors without config_groups")

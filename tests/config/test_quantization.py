@@ -120,6 +120,11 @@ def test_groups_of_compressed_tensors_have_targets() -> None:
         ({**GPTQ, "lm_head": True}, "gptq with a quantised lm_head"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq in the layout 'marlin'"),
         ({**GPTQ, "dynamic": {".*down.*": {"bits": 8}}}, "gptq in 8 bits"),
+        ({**GPTQ, "rotation": "hadamard"}, "gptq with rotated activations"),
+        (
+            {**packed(), "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+            "compressed-tensors with transforms of its activations",
+        ),
         ({**ROUND, "packing_format": "auto_round:auto_awq"}, "auto-round in the layout 'auto_round:auto_awq'"),
         ({**ROUND, "sym": False}, "auto-round with zero points in the layout 'auto_round'"),
         ({**ROUND, "extra_config": {"lm_head": {"bits": 4}}}, "auto-round with a quantised lm_head"),
