@@ -95,14 +95,14 @@ def test_caches_hold_the_bytes_the_planner_says(family: str) -> None:
     assert memory.state_bytes(read, "float32", held=True) == sum(copy.nbytes for copy in point.recurrent)
 
 
-def test_the_tape_of_a_block_is_counted() -> None:
+def test_the_log_of_a_block_is_counted() -> None:
     read, target = shape_of("qwen3_5"), TransformersTarget(text_model("qwen3_5"), ())
     with torch.inference_mode():
         target.prefill(torch.arange(5), False)
         target.verify(torch.arange(16), False)
     (held,) = target.recurrent
     log = (held._k, held._v, held._gates, held._inputs)
-    said = memory._tape(read, load.Load("float32", None, 100, 16))
+    said = memory._log(read, load.Load("float32", None, 100, 16))
     assert said == sum(x.untyped_storage().nbytes() for x in log)
 
 
