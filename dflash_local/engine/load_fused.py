@@ -20,7 +20,7 @@ from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 
@@ -76,6 +76,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         del parts  # what a coarser precision replaces is free then
     say("measuring", 0.85)
     choose_configs([*weights.products, *stored], target.rows)
+    notices += without_kernel(weights.products)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)

@@ -28,6 +28,7 @@ WARP_SIZE = 32
 SCALE_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
+MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4))
 
@@ -73,7 +74,8 @@ class FewRowConfig:
 
     def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
         """True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
-        if paired and self.unit_tiles % 2:
+        loaded = self.tiles * self.num_stages * weight.format.bits * 2  # registers of a lane for codes
+        if (paired and self.unit_tiles % 2) or (self.threads > MAX_LOADING_THREADS and loaded > MAX_LOADED):
             return False
         taken = self.shared_bytes(weight.shape[1], rows, weight.format) + RESERVED_SHARED_MEMORY
         return taken * self.blocks_per_sm <= shared_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format
 from dflash_local.models.fused.formats import format_of
-from dflash_local.models.fused.kernel_choice import candidates
+from dflash_local.models.fused.kernel_choice import candidates, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish, first_out_features
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
@@ -102,6 +103,35 @@ def test_what_may_be_chosen_is_compiled_ahead(card: None, monkeypatch: pytest.Mo
     kind = layer.weight.format
     found = candidates(layer, 99 * 1024, 16)
     assert set(asked) == {tuple(few_row_gemm.compile_options(kind, 256, config, 16, True)) for config in found}
+
+
+@pytest.mark.parametrize("fault", ["one row", "one feature", "not written"])
+def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
+    fault: str, card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single, pair = Linear(int4(96, 256, 32, True)), GateUp(fp8(96, 256))
+    finish([single, pair])
+    assert all(candidates(layer, 227 * 1024, 16) for layer in (single, pair))
+    bad = candidates(single, 227 * 1024, 16)[0]
+    assert without_kernel([single]) and not without_kernel([Linear(int4(96, 256, 32))])
+    for name in ("linear", "swiglu"):
+        right = getattr(few_row_gemm, name)
+
+        def wrong(
+            x: torch.Tensor, weight: object, out: torch.Tensor, config: object, right: Any = right
+        ) -> torch.Tensor:
+            found: torch.Tensor = right(x, weight, out, None)
+            if config == bad and fault == "one row":
+                found[3] = 1e-3  # whose inputs are zeros
+            elif config == bad and fault == "one feature":
+                found[0, 5] += found[0].float().std()
+            elif config == bad:
+                found[-1, -1] = float("nan")
+            return found
+
+        monkeypatch.setattr(few_row_gemm, name, wrong)
+    offered = candidates(single, 227 * 1024, 16)
+    assert offered and bad not in offered
 
 
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])

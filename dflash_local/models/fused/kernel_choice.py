@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
@@ -35,6 +36,20 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
             member.config = best
         chosen[shape[0], shape[1]] = best
     return chosen
+
+
+def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
+    """A line for each shape of packed weights that no kernel multiplies here."""
+    shapes = {tuple(layer.weight.shape) for layer in layers if _is_without(layer)}
+    return tuple(
+        f"no kernel gave the right product with quantised weights of {n} x {k} on this card: "
+        "they are decoded each time, which is slow"
+        for n, k in sorted(shapes)
+    )
+
+
+def _is_without(layer: Linear | GateUp) -> bool:
+    return isinstance(layer.weight, FragmentWeight) and layer.config is None
 
 
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
