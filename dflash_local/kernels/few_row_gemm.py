@@ -6,6 +6,8 @@ configuration fixes, so a row's result does not depend on the other rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int64
 from dataclasses import dataclass
 from functools import cache
@@ -216,15 +218,29 @@ def _launch(
         )  # fmt: skip
 
 
+def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequence[FewRowConfig]) -> None:
+    """Compile the kernels of several configurations on all cores, where there is a disk to keep them on."""
+    if nvrtc.cubin_folder() is None:
+        return
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: _compiled(weight.device, weight.format, weight.shape[1], one, rows, paired), configs))
+
+
 @cache
 def _kernel(
     device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> cuda_driver.Kernel:
-    options = compile_options(weight_format, in_features, config, rows, paired)
-    capability = torch.cuda.get_device_capability(device)
-    compiled = nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())
+    compiled = _compiled(device, weight_format, in_features, config, rows, paired)
     shared_bytes = config.shared_bytes(in_features, rows, weight_format)
     return cuda_driver.Kernel(compiled, KERNEL_NAME, config.threads, shared_bytes, device)
+
+
+def _compiled(
+    device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+) -> bytes:
+    options = compile_options(weight_format, in_features, config, rows, paired)
+    capability = torch.cuda.get_device_capability(device)
+    return nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())
 
 
 @cache

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.quantized_weight import CODES_PER_WORD, Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import CODES_PER_WORD, INT4_ZERO, Fp8Weight, Int4Weight
 from dflash_local.layout.linear import DEQUANTIZED_SLICE
 
 TILE_N, STEP_K = 16, 128
@@ -128,15 +128,19 @@ class FragmentWeight:
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32; they begin with a tile's first."""
-        return self.unpacked(rows).dequantized()
+        if self.format.bits == 8:
+            return self.unpacked(rows).dequantized()
+        begin, end, part = self._tiles(rows)
+        wide = _int4_codes(self.codes[part])
+        by_group = wide.view(len(wide), -1, self.format.block[1])
+        zeros = INT4_ZERO if self.zeros is None else _by_row(self.zeros[part]).unsqueeze(-1)
+        by_group.sub_(zeros).mul_(_by_row(self.scales[part]).float().unsqueeze(-1))
+        return wide[: end - begin, : self.shape[1]]
 
     def unpacked(self, rows: slice = slice(None)) -> Int4Weight | Fp8Weight:
         """The weight that was packed, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
-        begin, end, _ = rows.indices(self.shape[0])
-        if begin % TILE_N:
-            raise ValueError(f"row {begin} is not the first of a tile")
+        begin, end, part = self._tiles(rows)
         n, k = end - begin, self.shape[1]
-        part = slice(begin // TILE_N, -(-end // TILE_N))
         if self.format.bits == 8:
             codes = _fp8_rows(self.codes[part]).view(torch.float8_e4m3fn)[:n, :k]
             if (begin, end) == (0, self.shape[0]):
@@ -148,6 +152,13 @@ class FragmentWeight:
         scales = _by_row(self.scales[part])[:n, :groups].contiguous()
         zeros = None if self.zeros is None else _by_row(self.zeros[part])[:n, :groups].contiguous()
         return Int4Weight(words, scales, zeros, self.dtype)
+
+    def _tiles(self, rows: slice) -> tuple[int, int, slice]:
+        """The first of some rows, the one behind the last, and the tiles that hold them."""
+        begin, end, _ = rows.indices(self.shape[0])
+        if begin % TILE_N:
+            raise ValueError(f"row {begin} is not the first of a tile")
+        return begin, end, slice(begin // TILE_N, -(-end // TILE_N))
 
 
 def is_whole(weight: Int4Weight | Fp8Weight) -> bool:
@@ -214,6 +225,18 @@ def _int4_rows(fragments: torch.Tensor) -> torch.Tensor:
             code = ordered[..., half] >> 4 * (h + 2 * pair) + 16 * element & 15
             rows[:, h] |= code.permute(0, 3, 1, 2, 4) << 4 * place
     return rows.view(tiles * TILE_N, -1)
+
+
+def _int4_codes(fragments: torch.Tensor) -> torch.Tensor:
+    """Codes of rows [tiles * 16, columns] as float32, in few passes over memory."""
+    tiles, steps = fragments.shape[:2]
+    place = torch.arange(8, device=fragments.device, dtype=torch.int32)  # h pair element
+    shifts = (place >> 2) * 4 + (place >> 1 & 1) * 8 + (place & 1) * 16
+    words = fragments.view(tiles, steps, 2, 8, 4, 2, 2, 1, 1, 1)  # 64 columns, g t k32 half
+    codes = (words >> shifts.view(2, 2, 2)).bitwise_and_(15)
+    ordered = codes.permute(0, 7, 3, 1, 2, 5, 4, 6, 8, 9)
+    wide = torch.empty(ordered.shape, dtype=torch.float32, device=fragments.device)
+    return wide.copy_(ordered).view(tiles * TILE_N, -1)
 
 
 def _fp8_fragments(words: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from quantised_checkpoints import quantise
 from quantized_weights import fp8, int4
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import nvrtc
+from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.models.checkpoint import Checkpoint
@@ -31,6 +31,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where kernels run; products stay PyTorch's, since activations lie on the CPU."""
     monkeypatch.setattr(fragment_format, "runs_kernels", lambda weight: True)
     monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: b"")
 
 
 @pytest.mark.parametrize("made", WHOLE)
@@ -88,6 +91,17 @@ def test_packed_products_are_grouped_by_format_and_offered_configurations(card: 
     odd = GateUp(int4(48, 256, 128))  # halves of 24 rows
     finish([odd])
     assert candidates(odd, 99 * 1024, 16) == []
+
+
+def test_what_may_be_chosen_is_compiled_ahead(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: asked.append(tuple(options)) or b"")
+    layer = GateUp(int4(96, 256, 128))
+    finish([layer])
+    assert isinstance(layer.weight, FragmentWeight)
+    kind = layer.weight.format
+    found = candidates(layer, 99 * 1024, 16)
+    assert set(asked) == {tuple(few_row_gemm.compile_options(kind, 256, config, 16, True)) for config in found}
 
 
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])

@@ -73,7 +73,10 @@ class _Fragments:
         return fragment_decode.linear(x, weight)
 
     def candidates(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
-        return few_row_gemm.candidates(weight, paired, rows, shared_memory)
+        found = few_row_gemm.candidates(weight, paired, rows, shared_memory)
+        if runs_kernels(weight):
+            few_row_gemm.compile_ahead(weight, paired, rows, found)
+        return found
 
     def penalty(self, config: Any) -> float:
         return 1.0
