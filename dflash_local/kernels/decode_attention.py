@@ -175,7 +175,7 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
 
 
 @jit
-def _widened(raw, kind: tl.constexpr):
+def widened(raw, kind: tl.constexpr):
     """Numbers of a cache in the dtype of the queries; bytes are e4m3 codes."""
     if raw.dtype == tl.uint8:
         # Sign and seven bits to where float32 has its sign, exponent and mantissa: then only the exponent's bias is
@@ -233,7 +233,7 @@ def _attend_split_kernel(
             here = here & (key >= begin - CONTEXT_WINDOW)
         place = rows_of_head + key
         k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
-        score = tl.dot(query, _widened(k, kind), input_precision="ieee") * scale
+        score = tl.dot(query, widened(k, kind), input_precision="ieee") * scale
         seen = here[None, :] & inside[:, None]
         if CAUSAL:
             seen = seen & (key[None, :] <= position[:, None])
@@ -246,7 +246,7 @@ def _attend_split_kernel(
         shrink = tl.exp(largest - top)
         total = total * shrink + tl.sum(weight, 1)
         v = tl.load(values + place[:, None] * head_dim + dim[None, :], mask=here[:, None] & real[None, :], other=0.0)
-        output = output * shrink[:, None] + tl.dot(weight.to(kind), _widened(v, kind), input_precision="ieee")
+        output = output * shrink[:, None] + tl.dot(weight.to(kind), widened(v, kind), input_precision="ieee")
         largest = top
     part = (split * max_rows + row) * NUM_HEADS + head
     tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])

@@ -21,6 +21,7 @@ from dflash_local.kernels import (
     delta_chunk,
     delta_rows,
     delta_step,
+    fragment_decode,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -60,6 +61,10 @@ def work(limit: int) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from int8_products(limit)
     yield from chunks(limit)
+    plain = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 128, "STEP_GROUP": 128, "HAS_ZEROS": False, "ZERO": 8}
+    for bits, codes in ((4, "*i32"), (8, "*u8")):
+        types = {"codes": codes, "scales": BF16, "zeros": BF16}
+        yield f"decode {bits}", fragment_decode._decode_kernel, types, {**plain, "BITS": bits}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}

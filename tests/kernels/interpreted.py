@@ -15,6 +15,7 @@ from dflash_local.kernels import (
     choose,
     decode_attention,
     delta_step,
+    fragment_decode,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -22,13 +23,25 @@ from dflash_local.kernels import (
 )
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
+from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 
-MODULES = (accept, choose, decode_attention, delta_step, int8_gemm, qk_norm_rope_cache, rms_norm, skinny_gemm)
+MODULES = (
+    accept,
+    choose,
+    decode_attention,
+    delta_step,
+    fragment_decode,
+    int8_gemm,
+    qk_norm_rope_cache,
+    rms_norm,
+    skinny_gemm,
+)
 
 
 decode_attention.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
@@ -85,6 +98,25 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
     for split_k in (1, 2):
         yield f"products into a part of each row, split_k {split_k}", lambda split_k=split_k: part_of_rows(split_k)
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
+
+
+def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(kind: str) -> tuple[torch.Tensor, ...]:
+        words = torch.randint(-(2**31), 2**31, (64, 32), dtype=torch.int32)
+        if kind == "fp8":
+            codes = torch.randn(64, 256).to(torch.float8_e4m3fn)
+            weight: Int4Weight | Fp8Weight = Fp8Weight(codes, torch.rand(4, 2), (16, 128), torch.float32)
+        else:
+            group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
+            scales = torch.randn(64, 256 // group)
+            zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
+            weight = Int4Weight(words, scales, zeros, torch.float32)
+        packed = FragmentWeight.of(weight)
+        out = torch.zeros(64, 256)
+        return out, fragment_decode.decode(packed, slice(16, 64), out), fragment_decode.linear(torch.eye(256), packed)
+
+    for kind in ("int4", "zeros", "wide groups", "fp8"):
+        yield f"decode {kind}", lambda kind=kind: run(kind)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -245,7 +277,7 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 
 
 def main() -> None:
-    groups = (products, int8_products, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (products, int8_products, decodes, norms, heads, attention, choices, acceptance, recurrence)
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels import few_row_gemm, fragment_decode, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import Part, WeightFormat
 from dflash_local.models.place import Places
 
@@ -88,10 +90,17 @@ class _Fragments:
         return replace(weight, codes=weight.codes[tiles], scales=scales, zeros=zeros, shape=shape)
 
     linear = staticmethod(few_row_gemm.linear)
-    swiglu = staticmethod(few_row_gemm.swiglu)
+
+    def swiglu(
+        self, x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig | None
+    ) -> torch.Tensor:
+        if config is not None and len(x) <= MAX_ROWS:
+            return few_row_gemm.swiglu(x, weight, out, config)
+        gate, up = self.prefill(x, weight).chunk(2, -1)
+        return torch.mul(F.silu(gate), up, out=out)
 
     def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
-        return few_row_gemm.linear_reference(x, weight, x.new_empty(len(x), weight.shape[0]))
+        return fragment_decode.linear(x, weight)
 
     def candidates(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
         found = few_row_gemm.candidates(weight, paired, rows, shared_memory)
