@@ -16,7 +16,7 @@ DECODED_SLICE = 2**25  # numbers that are decoded at a time
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:
-    """What some rows of a weight stand for, in its dtype.
+    """What some rows of a weight stand for, in the dtype of ``out``.
 
     Args:
         rows: from a tile's first to a tile's last or the weight's. out: [>= n, K] contiguous; its first n are written.
@@ -43,10 +43,10 @@ def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
     """
     n, k = weight.shape
     step = max(TILE_N, DECODED_SLICE // k // TILE_N * TILE_N)
-    out, room = x.new_empty(len(x), n), x.new_empty(min(step, n), k, dtype=weight.dtype)
+    out, room = x.new_empty(len(x), n), x.new_empty(min(step, n), k)
     for begin in range(0, n, step):
         rows = slice(begin, min(begin + step, n))
-        torch.mm(x, decode(weight, rows, room).to(x.dtype).t(), out=out[:, rows])
+        torch.mm(x, decode(weight, rows, room).t(), out=out[:, rows])
     return out
 
 
