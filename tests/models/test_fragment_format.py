@@ -48,9 +48,10 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
     assert isinstance(single.weight, FragmentWeight) and isinstance(pair.weight, FragmentWeight)
     assert single.weight.codes.data_ptr() == weight.codes.data_ptr() and single.weight.nbytes == weight.nbytes
     assert torch.allclose(single(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
-    assert torch.allclose(single.prefill(x), want, rtol=1e-4, atol=1e-3)
-    assert torch.allclose(pair(x, torch.empty(5, 48)), gated, rtol=1e-3, atol=1e-3 * float(gated.abs().max()))
-    assert torch.allclose(pair.prefill(x), gated, rtol=1e-3, atol=1e-3 * float(gated.abs().max()))
+    in_bfloat16 = 2**-7  # without a kernel, weights are rounded to the dtype that they stand for
+    assert torch.allclose(single.prefill(x), want, atol=in_bfloat16 * float(want.abs().max()))
+    assert torch.allclose(pair(x, torch.empty(5, 48)), gated, atol=in_bfloat16 * float(gated.abs().max()))
+    assert torch.allclose(pair.prefill(x), gated, atol=in_bfloat16 * float(gated.abs().max()))
     first = first_out_features(single, 32)
     assert torch.allclose(first(x, torch.empty(5, 32)), want[:, :32], rtol=1e-4, atol=1e-3)
     finish([single])
