@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dflash_local.catalog import row_reader, yaml_reader
 from dflash_local.catalog import yaml_values as read
-from dflash_local.catalog.row import Row
+from dflash_local.catalog.row import Row, Variant
 from dflash_local.catalog.yaml_reader import Node
 from dflash_local.errors import SettingsError, UnknownModelError
 
@@ -46,6 +46,12 @@ class Registry:
             names = ", ".join(row.name for row in found)
             raise UnknownModelError(f"{model!r} is more than one model: {names}", "give the whole name, owner/name")
         return found[0] if found else None
+
+    def find_variant(self, model: str) -> tuple[Row, Variant] | None:
+        """The pre-quantised target of that repository, and the row that lists it."""
+        wanted = model.strip().lower()
+        listed = ((row, item) for row in self.rows for item in row.variants)
+        return next(((row, item) for row, item in listed if item.repo.lower() == wanted), None)
 
     def nearest(self, model: str) -> tuple[str, ...]:
         """At most three names of rows that ``model`` may have meant, best first."""

@@ -104,7 +104,7 @@ def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.read_model import read_model
 
-    config = configuration(choice.target, None, places)
+    config = configuration(choice.target, None, places) or _of_variant(choice)
     name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
     target = None if config is None else _known(read_model, config, name)
     if target is None:
@@ -117,6 +117,19 @@ def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
     return Shapes(target, drafter, drafter_unknown=drafter is None)
+
+
+def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
+    """The configuration of a pre-quantised target by its row; None where the registry does not know the recipe."""
+    from dflash_local.catalog.shapes import shape
+    from dflash_local.catalog.variant_config import quantization_config
+
+    row = choice.row
+    if row is None or row.target is None or choice.target is None or isinstance(choice.target, Path):
+        return None
+    variant = next((item for item in row.variants if item.repo == getattr(choice.target, "id", "")), None)
+    plain, stored = shape(row.target.id), None if variant is None else quantization_config(variant)
+    return None if plain is None or stored is None else {**plain, "quantization_config": stored}
 
 
 def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:

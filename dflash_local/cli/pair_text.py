@@ -126,7 +126,7 @@ def variants(row: Row, width: int) -> list[str]:
         kept = f"{' and '.join(item.kept_16_bits)} in 16 bits" if item.kept_16_bits else ""
         said = "; ".join(part for part in (kept, item.note) if part)
         lines += indented(wrapped(f"{item.repo}: {said}", width - 2)) if said else []
-    return lines
+    return [*lines, *indented(wrapped("each is a MODEL: dflash plan REPOSITORY, dflash pull REPOSITORY", width - 2))]
 
 
 def _format(item: Variant) -> str:

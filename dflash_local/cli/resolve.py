@@ -104,6 +104,12 @@ def choose(model: str, drafter: str | None, user: Settings) -> Choice:
         return Choice(model, pair.target, own or pair.drafter, row, own is None)
     rows = registry(user)
     row = rows.find(model)
+    if row is None and (listed := rows.find_variant(model)) is not None:
+        from dflash_local.catalog.row import Repo
+
+        row, variant = listed
+        target = Repo(variant.repo, variant.revision)
+        return Choice(variant.repo, target, own or row.drafter, row, own is None or _is_own(own, row))
     if row is None:
         return Choice(model, _stranger(model, own, rows), own)
     if row.bundled:

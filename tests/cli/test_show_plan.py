@@ -186,3 +186,13 @@ def test_show_tells_what_is_here(cli: Cli, toy_hub: FakeHub, own_home: Path) -> 
     next(hub.glob("snapshots/*/model.safetensors")).unlink()
     told = " ".join(cli("show", TARGET).out.split())  # a long path moves the line ends
     assert "in part, " in told and "lacking: target" in told
+
+
+def test_a_pre_quantised_target_is_planned_by_its_own_name(cli: Cli) -> None:
+    failed = cli("plan", "Qwen/Qwen3.5-27B-GPTQ-Int4", "--gpu-memory", "24", "--json")
+    told = json.loads(failed.err)
+    sizes = {line["name"]: line["bytes"] for line in told["plan"]["ledger"]["lines"]}
+    assert failed.code == 5 and told["fits"] is False
+    assert sizes["target weights"] + sizes["head"] == pytest.approx(26.44 * GIB, rel=0.001)
+    assert cli("plan", "cyankiwi/Qwen3.6-27B-AWQ-INT4", "--gpu-memory", "24").code == 0
+    assert "dflash plan REPOSITORY" in cli("show", "qwen3.5-27b").out

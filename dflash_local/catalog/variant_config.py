@@ -1,0 +1,41 @@
+"""What a pre-quantised target's config.json says of its weights, as far as the registry knows the recipe.
+
+Sizes follow from it before a download; a checkpoint that is here tells of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.catalog.row import Variant
+
+FP8_BLOCK = 128
+
+
+def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
+    """As the method's own tools write it; None where the recipe is not known well enough."""
+    group, kept = variant.group_size, variant.kept_16_bits
+    if variant.format == "fp8" and kept is not None:
+        return {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK] * 2, "modules_to_not_convert": list(kept)}
+    if variant.format == "gptq-int4" and group is not None and kept is not None:
+        dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
+        return {
+            "quant_method": "gptq",
+            "bits": 4,
+            "sym": True,
+            "desc_act": False,
+            "group_size": group,
+            "dynamic": dynamic,
+        }
+    if variant.format == "pack-quantized-int4" and group is not None and kept is not None:
+        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}}
+        ignore = ["lm_head", *(f"re:.*{part}.*" for part in kept)]
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": groups,
+            "ignore": ignore,
+        }
+    return None
