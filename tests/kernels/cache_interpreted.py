@@ -43,7 +43,7 @@ def sum_every_row_alike() -> None:
 @triton.jit
 def _widen_kernel(codes, out, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
-    tl.store(out + at, decode_attention._widened(tl.load(codes + at), out.dtype.element_ty))
+    tl.store(out + at, decode_attention.widened(tl.load(codes + at), out.dtype.element_ty))
 
 
 def unequal(one: torch.Tensor, two: torch.Tensor) -> int:
