@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.quantized_weight import CODES_PER_WORD, INT4_ZERO, Fp8Weight, Int4Weight
-from dflash_local.layout.linear import DEQUANTIZED_SLICE
+from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp8Weight, Int4Weight
+from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD
 
 TILE_N, STEP_K = 16, 128
 GROUP_SIZES = (32, 64, 128)  # and multiples of the last
@@ -46,7 +46,7 @@ class FragmentFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentWeight:
+class FragmentWeight(CodedWeight):
     """A weight [N, K] in fragments.
 
     Attributes:
@@ -55,8 +55,6 @@ class FragmentWeight:
         shape: [N, K]. dtype: of the weight that it stands for, and of its activations.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
     zeros: torch.Tensor | None
     shape: torch.Size
     format: FragmentFormat
@@ -99,25 +97,6 @@ class FragmentWeight:
                         target[part] = _by_lane(_padded(values[rows], height, target[0].numel() // TILE_N), kind)
         return packed
 
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.codes.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """True on a GPU."""
-        return self.codes.is_cuda
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points."""
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
-
-    def numel(self) -> int:
-        """How many weights."""
-        return self.shape.numel()
-
     def slices(self) -> Iterator[tuple[slice, slice]]:
         """Parts of the tiles that are packed or decoded at a time, and the rows of the weight that they hold."""
         tiles, steps = self.codes.shape[:2]
@@ -147,7 +126,7 @@ class FragmentWeight:
                 return Fp8Weight(codes.contiguous(), self.scales, self.format.block, self.dtype)
             of_tile = torch.arange(part.start, part.stop, device=self.device) * TILE_N // self.format.block[0]
             return Fp8Weight(codes, self.scales[of_tile], (TILE_N, self.format.block[1]), self.dtype)
-        words = _int4_rows(self.codes[part])[:n, : k // CODES_PER_WORD].contiguous()
+        words = _int4_rows(self.codes[part])[:n, : k // INT4_PER_WORD].contiguous()
         groups = k // self.format.block[1]
         scales = _by_row(self.scales[part])[:n, :groups].contiguous()
         zeros = None if self.zeros is None else _by_row(self.zeros[part])[:n, :groups].contiguous()
@@ -207,7 +186,7 @@ def _int4_fragments(words: torch.Tensor) -> torch.Tensor:
     tiles, steps = len(rows), rows.shape[3]
     fragments = torch.zeros(tiles, steps, 4, 8, 4, 2, dtype=torch.int32, device=words.device)  # k32 g t half
     for h in range(2):
-        for place in range(CODES_PER_WORD):
+        for place in range(INT4_PER_WORD):
             half, pair, element = place >> 2, place >> 1 & 1, place & 1
             code = rows[:, h] >> 4 * place & 15
             fragments[..., half] |= code.permute(0, 2, 3, 1, 4) << 4 * (h + 2 * pair) + 16 * element
@@ -220,7 +199,7 @@ def _int4_rows(fragments: torch.Tensor) -> torch.Tensor:
     ordered = fragments.view(tiles, steps, 2, 8, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6).reshape(tiles, steps, 4, 8, 4, 2)
     rows = torch.zeros(tiles, 2, 8, steps, 4, 4, dtype=torch.int32, device=fragments.device)
     for h in range(2):
-        for place in range(CODES_PER_WORD):
+        for place in range(INT4_PER_WORD):
             half, pair, element = place >> 2, place >> 1 & 1, place & 1
             code = ordered[..., half] >> 4 * (h + 2 * pair) + 16 * element & 15
             rows[:, h] |= code.permute(0, 3, 1, 2, 4) << 4 * place

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, MIN_ROWS, GemmConfig, row_stride
 
 MAX_CODE = 127
@@ -21,15 +22,13 @@ MAX_COUNTERS = 4096  # tiles of a product at most, where programs share a tile's
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
+class Int8Weight(CodedWeight):
     """A weight [N, K] as ``codes * scales``; where a tensor's shape and size are asked for it answers like one.
 
     Attributes:
         codes: [N, K] int8. scales: [N] float32. dtype: of the weight that it stands for, and of its activations.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
     dtype: torch.dtype
 
     @classmethod
@@ -49,25 +48,6 @@ class Int8Weight:
     def shape(self) -> torch.Size:
         """[N, K]."""
         return self.codes.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.codes.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """True on a GPU."""
-        return self.codes.is_cuda
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.codes.nbytes + self.scales.nbytes
-
-    def numel(self) -> int:
-        """How many weights."""
-        return self.codes.numel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,51 @@ kernel wants is packed from here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 
+from dflash_local.layout.linear import INT4_PER_WORD
+
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
-CODES_PER_WORD = 8
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> torch.Size: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight:
+class CodedWeight:
+    """Codes and their scales; where a weight's device and size are asked for it answers like a tensor."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.codes.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """True on a GPU."""
+        return self.codes.is_cuda
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+    def numel(self: _Shaped) -> int:
+        """How many weights."""
+        return self.shape.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight(CodedWeight):
     """A weight [N, K] as ``(code - zero) * scale`` over groups along K.
 
     Attributes:
@@ -24,45 +59,22 @@ class Int4Weight:
         dtype: of the weight that it stands for, and of its activations.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
     zeros: torch.Tensor | None
     dtype: torch.dtype
 
     @property
     def shape(self) -> torch.Size:
         """[N, K]."""
-        return torch.Size((len(self.codes), self.codes.shape[1] * CODES_PER_WORD))
+        return torch.Size((len(self.codes), self.codes.shape[1] * INT4_PER_WORD))
 
     @property
     def group_size(self) -> int:
         """Elements along K that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.codes.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """True on a GPU."""
-        return self.codes.is_cuda
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points."""
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
-
-    def numel(self) -> int:
-        """How many weights."""
-        return self.shape.numel()
-
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32."""
-        words = self.codes[rows]
-        shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-        codes = (words.unsqueeze(-1) >> shifts & 15).flatten(1).float()
+        codes = int4_codes(self.codes[rows]).flatten(1).float()
         scales = self.scales[rows].float().repeat_interleave(self.group_size, 1)
         if self.zeros is None:
             return (codes - INT4_ZERO) * scales
@@ -70,7 +82,7 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
+class Fp8Weight(CodedWeight):
     """A weight [N, K] as ``code * scale`` over blocks of rows and columns.
 
     Attributes:
@@ -79,8 +91,6 @@ class Fp8Weight:
         dtype: of the weight that it stands for, and of its activations.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
     block: tuple[int, int]
     dtype: torch.dtype
 
@@ -89,25 +99,6 @@ class Fp8Weight:
         """[N, K]."""
         return self.codes.shape
 
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.codes.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """True on a GPU."""
-        return self.codes.is_cuda
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.codes.nbytes + self.scales.nbytes
-
-    def numel(self) -> int:
-        """How many weights."""
-        return self.codes.numel()
-
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32."""
         codes = self.codes[rows].float()
@@ -115,3 +106,9 @@ class Fp8Weight:
         at = torch.arange(first, first + len(codes), device=codes.device) // self.block[0]
         scales = self.scales.float()[at].repeat_interleave(self.block[1], 1)
         return codes * scales[:, : codes.shape[1]]
+
+
+def int4_codes(words: torch.Tensor) -> torch.Tensor:
+    """[..., 8] codes of int32 words, the lowest bits first."""
+    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
+    return words.unsqueeze(-1) >> shifts & 15

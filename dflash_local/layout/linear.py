@@ -6,7 +6,7 @@ multiplied). Parts of a product may differ in format: neighbours of one format a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -158,6 +158,14 @@ class Part:
 
     module: str
     out_features: int
+
+
+def part_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:
+    """Parts and their rows, one below the other."""
+    begin = 0
+    for part in parts:
+        yield part, slice(begin, begin + part.out_features)
+        begin += part.out_features
 
 
 @dataclass(frozen=True, slots=True)

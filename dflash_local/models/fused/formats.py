@@ -19,7 +19,7 @@ from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
-from dflash_local.layout.linear import Part, WeightFormat
+from dflash_local.layout.linear import Part, WeightFormat, part_rows
 from dflash_local.models.fused.fragment_format import FRAGMENTS
 from dflash_local.models.fused.quantized_formats import FP8, INT4
 from dflash_local.models.place import Places
@@ -232,10 +232,6 @@ def _fitting(
 
 def _row_places(parts: Sequence[Part], tensors: Mapping[str, torch.Tensor]) -> Places:
     """Tensors whose rows are the parts' rows, by ``MODULE.NAME``."""
-    places: Places = {}
-    begin = 0
-    for part in parts:
-        end = begin + part.out_features
-        places |= {f"{part.module}.{name}": tensor[begin:end] for name, tensor in tensors.items()}
-        begin = end
-    return places
+    return {
+        f"{part.module}.{name}": tensor[rows] for part, rows in part_rows(parts) for name, tensor in tensors.items()
+    }

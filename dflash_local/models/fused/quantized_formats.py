@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import CODES_PER_WORD, INT4_ZERO, Fp8Weight, Int4Weight
-from dflash_local.layout.linear import DEQUANTIZED_SLICE, Fp8Blocks, Int4Groups, Part
+from dflash_local.kernels.quantized_weight import INT4_ZERO, Fp8Weight, Int4Weight, int4_codes
+from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD, Fp8Blocks, Int4Groups, Part, part_rows
 from dflash_local.models.fused import fragment_format
 from dflash_local.models.place import Conversion, Place, Places
 
@@ -75,9 +75,9 @@ class _Decoded:
 class _Int4(_Decoded):
     def weight(self, form: Int4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Int4Weight:
         codes, scales, *zeros = tensors
-        if scales.shape[1] * form.group_size != codes.shape[1] * CODES_PER_WORD:
+        if scales.shape[1] * form.group_size != codes.shape[1] * INT4_PER_WORD:
             raise CheckpointError(
-                f"groups of {form.group_size} do not divide a matrix of about {codes.shape[1] * CODES_PER_WORD} inputs",
+                f"groups of {form.group_size} do not divide a matrix of about {codes.shape[1] * INT4_PER_WORD} inputs",
                 "config.json and weights do not belong together: download the target again",
             )
         return Int4Weight(codes, scales, zeros[0] if zeros else None, dtype)
@@ -85,7 +85,7 @@ class _Int4(_Decoded):
     def places(self, weight: Int4Weight, form: Int4Groups, parts: Sequence[Part]) -> Places:
         one = {"pack-quantized": _pack_quantized_places, "awq": _awq_places}.get(form.dialect, _gptq_places)
         places: Places = {}
-        for part, rows in _part_rows(parts):
+        for part, rows in part_rows(parts):
             found = one(self.rows_of(weight, rows), form, part.module)
             places |= {f"{part.module}.{name}": place for name, place in found.items()}
         return places
@@ -111,7 +111,7 @@ class _Fp8(_Decoded):
 
     def places(self, weight: Fp8Weight, form: Fp8Blocks, parts: Sequence[Part]) -> Places:
         places: Places = {}
-        for part, rows in _part_rows(parts):
+        for part, rows in part_rows(parts):
             blocks = slice(rows.start // form.block[0], -(-rows.stop // form.block[0]))
             found: dict[str, Place | None] = {
                 "weight": weight.codes[rows],
@@ -136,21 +136,13 @@ class _Fp8(_Decoded):
 INT4, FP8 = _Int4(), _Fp8()
 
 
-def _part_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:
-    """Parts and their rows, one below the other."""
-    begin = 0
-    for part in parts:
-        yield part, slice(begin, begin + part.out_features)
-        begin += part.out_features
-
-
 def _pack_quantized_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
     """Words lie along the input as ours do; those of zero points along the output."""
     places: Places = {"weight_packed": weight.codes, "weight_scale": weight.scales, "weight_shape": None}
     if weight.zeros is not None:
         rows, groups = weight.zeros.shape
-        take = partial(_take_zeros, weight.zeros, lambda words: _nibbles(words).transpose(1, 2).flatten(0, 1))
-        places["weight_zero_point"] = Conversion((-(-rows // CODES_PER_WORD), groups), torch.int32, take)
+        take = partial(_take_zeros, weight.zeros, lambda words: int4_codes(words).transpose(1, 2).flatten(0, 1))
+        places["weight_zero_point"] = Conversion((-(-rows // INT4_PER_WORD), groups), torch.int32, take)
     return places
 
 
@@ -169,8 +161,8 @@ def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
     places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True)
     if weight.zeros is not None:
         offset = GPTQ_ZERO_OFFSET if form.dialect == "gptq" else 0
-        take = partial(_take_zeros, weight.zeros, lambda words: _nibbles(words + offset).flatten(1).t())
-        shape = (weight.scales.shape[1], -(-rows // CODES_PER_WORD))
+        take = partial(_take_zeros, weight.zeros, lambda words: int4_codes(words + offset).flatten(1).t())
+        shape = (weight.scales.shape[1], -(-rows // INT4_PER_WORD))
         places["qzeros"] = Conversion(shape, torch.int32, take)
     return places
 
@@ -178,33 +170,27 @@ def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
 def _awq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
     """Words lie along the output, their columns in an order of their own."""
     rows, inputs = weight.shape
-    words, groups = -(-rows // CODES_PER_WORD), weight.scales.shape[1]
+    words, groups = -(-rows // INT4_PER_WORD), weight.scales.shape[1]
     places: Places = {"scales": weight.scales.t()}
     places["qweight"] = Conversion((inputs, words), torch.int32, partial(_take_awq_codes, weight.codes))
     if weight.zeros is not None:
-        take = partial(_take_zeros, weight.zeros, lambda found: _nibbles(found)[..., AWQ_ORDER].flatten(1).t())
+        take = partial(_take_zeros, weight.zeros, lambda found: int4_codes(found)[..., AWQ_ORDER].flatten(1).t())
         places["qzeros"] = Conversion((groups, words), torch.int32, take)
     return places
 
 
 def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
     """Words [K, N / 8] along the output to codes [N, K / 8] along the input, some inputs at a time."""
-    outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * CODES_PER_WORD)) * CODES_PER_WORD
+    outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * INT4_PER_WORD)) * INT4_PER_WORD
     for begin in range(0, len(words), step):
-        nibbles = _nibbles(words[begin : begin + step])[..., AWQ_ORDER].flatten(1)[:, :outputs]
-        eights = nibbles.view(-1, CODES_PER_WORD, outputs)
+        nibbles = int4_codes(words[begin : begin + step])[..., AWQ_ORDER].flatten(1)[:, :outputs]
+        eights = nibbles.view(-1, INT4_PER_WORD, outputs)
         packed = torch.zeros_like(eights[:, 0])
-        for place in range(CODES_PER_WORD):
+        for place in range(INT4_PER_WORD):
             packed |= eights[:, place] << (4 * place)
-        first = begin // CODES_PER_WORD
+        first = begin // INT4_PER_WORD
         codes[:, first : first + len(packed)] = packed.t()
 
 
 def _take_zeros(zeros: torch.Tensor, unpacked: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor) -> None:
     zeros.copy_(unpacked(words)[: len(zeros)])
-
-
-def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """[..., 8] codes of words, the lowest bits first."""
-    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-    return (words.unsqueeze(-1) >> shifts) & 15
