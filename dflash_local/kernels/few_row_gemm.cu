@@ -92,7 +92,6 @@ struct Weight {
   const u8* codes;
   const u8* scales;
   const u8* zeros;
-  int tiles;  // of 16 features
 };
 
 struct Step {  // what a lane holds of one step: codes, scales and zero points of its warp's tiles
@@ -296,7 +295,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   const int split = blockIdx.x % SPLIT_K, part = blockIdx.x / SPLIT_K, parts = gridDim.x / SPLIT_K;
   const int units = (tiles + WARPS_N * TILES_PER_WARP - 1) / (WARPS_N * TILES_PER_WARP);
   const int first_unit = int((i64)units * part / parts), end_unit = int((i64)units * (part + 1) / parts);
-  const Weight weight = {codes, scales, zeros, tiles};
+  const Weight weight = {codes, scales, zeros};
   const Output output = {out, residual, out_stride, rows, out_features};
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -19,6 +19,7 @@ from dflash_local.kernels import cuda_driver, nvrtc
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, row_stride
+from dflash_local.kernels.split_kv import device_properties
 
 SOURCE = Path(__file__).with_name("few_row_gemm.cu")
 KERNEL_NAME = "few_row_gemm"
@@ -202,7 +203,7 @@ def _launch(
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
     kernel = _kernel(x.device, weight.format, weight.shape[1], config, row_tiles(len(x)) * ROW_TILE, paired)
     units = -(-tiles // config.unit_tiles)
-    parts = min(units, max(1, _multiprocessors(x.device) * config.blocks_per_sm // config.split_k), MAX_PARTS)
+    parts = min(units, max(1, device_properties(x.device).num_sms * config.blocks_per_sm // config.split_k), MAX_PARTS)
     sums: torch.Tensor | None = None
     if config.split_k > 1:
         sums = _partial_sums(x.device, config.split_k * units * config.unit_tiles * TILE_N * SLICE_ROWS)
@@ -243,11 +244,6 @@ def _compiled(
     options = compile_options(weight_format, in_features, config, rows, paired)
     capability = torch.cuda.get_device_capability(device)
     return nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache

@@ -11,8 +11,9 @@ import torch
 
 from dflash_local.errors import EngineError
 from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.models.fused.kernel_choice import candidates
-from dflash_local.models.fused.linear import GateUp, Kind, Linear
+from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 
 Product = Linear | GateUp
 
@@ -26,11 +27,8 @@ def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
     Raises:
         EngineError: a shape has no product whose rows are independent here.
     """
-    groups: dict[Kind, list[Product]] = {}
-    for product in products:
-        groups.setdefault(product.kind, []).append(product)
     replaced: list[str] = []
-    for members in groups.values():
+    for members in by_kind(products):
         out_features, in_features = members[0].out_features, _in_features(members[0])
         if independent(members[0], rows):
             continue
@@ -74,8 +72,7 @@ def _replaced(members: Sequence[Product], rows: int) -> bool:
     first = members[0]
     if not runs_kernels(first.weight):
         return False
-    shared = torch.cuda.get_device_properties(first.weight.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-    for config in candidates(first, int(shared), rows):
+    for config in candidates(first, device_properties(first.weight.device).shared_memory, rows):
         first.config = config
         if independent(first, rows):
             for member in members:

@@ -9,9 +9,10 @@ import torch
 
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
-from dflash_local.models.fused.linear import GateUp, Kind, Linear
+from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 
 REPLAYS = 5
 
@@ -26,11 +27,7 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
         what was chosen, by weight shape.
     """
     chosen: dict[tuple[int, int], KernelConfig | None] = {}
-    groups: dict[Kind, list[Linear | GateUp]] = {}
-    for layer in layers:
-        if runs_kernels(layer.weight):
-            groups.setdefault(layer.kind, []).append(layer)
-    for members in groups.values():
+    for members in by_kind(layer for layer in layers if runs_kernels(layer.weight)):
         best, shape = _fastest(members, rows), members[0].weight.shape
         for member in members:
             member.config = best
@@ -62,8 +59,7 @@ def _fastest(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
     device, dtype = first.weight.device, first.weight.dtype
     x = torch.randn(rows, first.weight.shape[1], device=device, dtype=dtype)
     out = torch.empty(rows, first.out_features, device=device, dtype=dtype)
-    shared = int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
-    configs = candidates(first, shared, rows)
+    configs = candidates(first, device_properties(device).shared_memory, rows)
     kind = format_of(first.weight)
     if kind.has_library:
         configs = [LIBRARY, *configs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -167,6 +167,14 @@ class JoinedGateUp:
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices."""
         randomize(self.products, generator)
+
+
+def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
+    """Products that run alike, in the order of the first of each kind."""
+    groups: dict[Kind, list[Linear | GateUp]] = {}
+    for product in products:
+        groups.setdefault(product.kind, []).append(product)
+    return list(groups.values())
 
 
 def _kind(paired: bool, weight: Weight) -> Kind:
