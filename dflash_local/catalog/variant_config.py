@@ -16,9 +16,13 @@ FP8_BLOCK = 128
 def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
     """As the method's own tools write it; None where the recipe is not known well enough."""
     group, kept = variant.group_size, variant.kept_16_bits
-    if variant.format == "fp8" and kept is not None:
+    if kept is None:
+        return None
+    if variant.format == "fp8":
         return {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK] * 2, "modules_to_not_convert": list(kept)}
-    if variant.format == "gptq-int4" and group is not None and kept is not None:
+    if group is None:
+        return None
+    if variant.format == "gptq-int4":
         dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
         return {
             "quant_method": "gptq",
@@ -28,7 +32,7 @@ def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
             "group_size": group,
             "dynamic": dynamic,
         }
-    if variant.format == "pack-quantized-int4" and group is not None and kept is not None:
+    if variant.format == "pack-quantized-int4":
         weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
         groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}}
         ignore = ["lm_head", *(f"re:.*{part}.*" for part in kept)]

@@ -13,6 +13,7 @@ from typing import Any
 from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
+from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.config.inferred import fill
 from dflash_local.config.rope_parameters import RopeParameters
@@ -273,7 +274,7 @@ def _attention_pattern(
         explicit = nested.optional_flag("causal")
     if explicit is None and windowed:
         explicit = False
-    sliding = [kind == "sliding_attention" for kind in types]
+    sliding = [kind == SLIDING for kind in types]
     width = fields.integer("sliding_window", 1, MAX_WINDOW) if any(sliding) else None
     causal = tuple(slides if explicit is None else explicit for slides in sliding)
     return types, tuple(width if slides else None for slides in sliding), causal
@@ -281,15 +282,15 @@ def _attention_pattern(
 
 def _layer_types(fields: Fields, given: list[Any] | None, layers: int, windowed: bool) -> tuple[str, ...]:
     if given is None:
-        # Qwen3Config's own default: the layers from max_window_layers (28 unless said) on slide.
+        # As for Qwen3Config, the layers from max_window_layers on slide.
         first = fields.optional_integer("max_window_layers", 0, MAX_WINDOW)
-        first = 28 if first is None else first
+        first = FIRST_SLIDING if first is None else first
         if windowed or not (fields.optional_flag("use_sliding_window") and fields.present("sliding_window")):
             first = 0 if windowed else layers
-        return tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(layers))
+        return tuple(SLIDING if layer >= first else FULL for layer in range(layers))
     if len(given) != layers:
         raise CheckpointError(f"{fields.where}: layer_types has {len(given)} entries for {layers} layers")
     for kind in given:
-        if kind not in ("full_attention", "sliding_attention"):
+        if kind not in (FULL, SLIDING):
             raise CheckpointError(f"{fields.where}: layer type {shown(kind)} is not supported in a drafter")
     return tuple(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 from dflash_local.config.features import (
@@ -21,19 +22,21 @@ ACTIVATION = "silu"
 
 def fused_refusal(model: ModelConfig) -> str:
     """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason."""
-    reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_kind(layer)))
-    if reasons:
-        return next(iter(reasons))
+    if reason := _first(_unknown_kind, model):
+        return reason
     if model.quantization is not None and model.quantization.unread:
         return f"its weights are in the format {model.quantization.unread}"
-    reasons = dict.fromkeys(reason for layer in model.layers if (reason := _unknown_variant(layer)))
-    if reasons:
-        return next(iter(reasons))
+    if reason := _first(_unknown_variant, model):
+        return reason
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         return "it has no attention"
     if model.rope_type not in get_args(RopeKind):
         return f"its rotary embedding is {model.rope_type}"
     return ""
+
+
+def _first(why: Callable[[LayerConfig], str], model: ModelConfig) -> str:
+    return next((reason for layer in model.layers if (reason := why(layer))), "")
 
 
 def _unknown_kind(layer: LayerConfig) -> str:

@@ -147,11 +147,17 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
     )
 
 
+def parts(model: ModelConfig) -> list[PartLayout]:
+    """The layouts of all its layers' parts, equal ones once."""
+    kinds = dict.fromkeys(config for layer in model.layers for config in (layer.mixer, layer.mlp))
+    return [part_layout(config) for config in kinds]
+
+
 def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
     """What a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
     yield from shared_buffers(model, vocab_size, spec).present()
+    for part in parts(model):
+        yield from part.activations(OWNER, spec)
     for index, layer in enumerate(model.layers):
         for role, config in (("mixer", layer.mixer), ("mlp", layer.mlp)):
-            part = part_layout(config)
-            yield from part.state(f"{OWNER}.layers.{index}.{role}", spec)
-            yield from part.activations(OWNER, spec)
+            yield from part_layout(config).state(f"{OWNER}.layers.{index}.{role}", spec)

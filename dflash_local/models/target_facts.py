@@ -17,7 +17,9 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.module_names import PREFIXES
 from dflash_local.config.read_model import quantization_settings, read_model
 from dflash_local.errors import CheckpointError
+from dflash_local.layout.target import HEAD_MODULES
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.stored_formats import FLOATS
 
 MAX_KEPT = 100_000  # modules that a quantisation may name as left alone
 
@@ -97,14 +99,13 @@ def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:
 
 
 def _check_head(checkpoint: Checkpoint, rows: int, model: ModelConfig) -> None:
-    head = next(
-        (i for n, i in checkpoint.tensors.items() if n in ("lm_head.weight", "language_model.lm_head.weight")), None
-    )
+    names = {f"{module}.weight" for module in HEAD_MODULES}
+    head = next((info for name, info in checkpoint.tensors.items() if name in names), None)
     if head is None:
         if not model.tie_word_embeddings:
             raise CheckpointError(f"{checkpoint.folder}: tensor lm_head.weight is missing and embeddings are not tied")
         return
-    if head.dtype in ("F32", "F16", "BF16") and head.shape != (rows, model.hidden_size):
+    if head.dtype in FLOATS and head.shape != (rows, model.hidden_size):
         raise CheckpointError(
             f"{head.file}: tensor {head.name} has shape {list(head.shape)}, expected {[rows, model.hidden_size]}"
         )

@@ -12,9 +12,8 @@ from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.layout import pair
 from dflash_local.layout.buffer import ITEM_BYTES, Group
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
-from dflash_local.layout.part_layout import PartLayout
 from dflash_local.layout.spec import KV_DTYPES, EngineSpec
-from dflash_local.layout.target import part_layout
+from dflash_local.layout.target import part_layout, parts
 from dflash_local.planner import memory
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.load import Load
@@ -76,12 +75,6 @@ def _attentions(target: ModelConfig) -> Iterable[AttentionConfig]:
     return {layer.mixer for layer in target.layers if isinstance(layer.mixer, AttentionConfig)}
 
 
-def _parts(target: ModelConfig) -> list[PartLayout]:
-    """The layouts of all its layers' parts, equal ones once."""
-    kinds = dict.fromkeys(config for layer in target.layers for config in (layer.mixer, layer.mlp))
-    return [part_layout(config) for config in kinds]
-
-
 def _moment(
     target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, load: Load, phase: Phase
 ) -> list[Line]:
@@ -113,7 +106,7 @@ def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: Engi
     later = spec.context > memory.PREFILL_CHUNK
     beside = rows * target.hidden_size * (2 + spec.num_taps + (1 + spec.num_taps if later else 0)) * item
     steps: dict[str, int] = {}
-    for part in _parts(target):
+    for part in parts(target):
         name = f"{part.title} of a prompt chunk"
         steps[name] = max(steps.get(name, 0), beside + part.prefill_bytes(rows, item))
     if drafter is not None:
@@ -134,7 +127,7 @@ def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
     """
     if device != "cuda":
         return 0
-    products = max(part.scratch_bytes(spec.rows, ITEM_BYTES[spec.dtype]) for part in _parts(target))
+    products = max(part.scratch_bytes(spec.rows, ITEM_BYTES[spec.dtype]) for part in parts(target))
     return 2 * memory.library_workspace(device) + products + decoding_bytes(target)
 
 
