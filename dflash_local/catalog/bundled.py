@@ -53,6 +53,16 @@ class Pair:
         """The name as screens show it: a toy is called one."""
         return f"{self.name} (toy pair)" if self.toy else self.name
 
+    @property
+    def target_label(self) -> str:
+        """What a session says of its target: a bundled pair's name, else the folder."""
+        return self.name if self.bundled else str(self.target)
+
+    @property
+    def drafter_label(self) -> str:
+        """The same of its drafter."""
+        return f"{self.name} (bundled)" if self.bundled else str(self.drafter)
+
 
 def find(model: str, drafter: str | None = None) -> Pair:
     """The pair behind a bundled name or a local folder.

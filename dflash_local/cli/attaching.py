@@ -70,9 +70,7 @@ def _has(pair: Pair, status: dict[str, Any]) -> bool:
 
 def _is_usable(pair: Pair, load: LoadConfig, facts: SessionFacts, url: str, console: Console) -> bool:
     """True when loading here would bring the same: the same folders, and every option that was given."""
-    target = pair.name if pair.bundled else str(pair.target)
-    drafter = f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)
-    if facts.target != target or (load.draft and facts.drafter != drafter):
+    if facts.target != pair.target_label or (load.draft and facts.drafter != pair.drafter_label):
         return False
     unlike = load.unlike(facts.load)
     if unlike:

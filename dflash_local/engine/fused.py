@@ -16,7 +16,7 @@ from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.records import Records
-from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
+from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
@@ -187,10 +187,7 @@ class FusedRunner:
         self.target.tokens[:1] = chosen
         self.progress.cycle.fill_(self._records.cycle)  # nothing is left to commit: the number may change
         self.ids.append(int(chosen))
-        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
-
-    def _likelihoods(self, logits: torch.Tensor, chosen: torch.Tensor) -> tuple[Likelihood, ...]:
-        return () if self._top is None else likelihoods(logits[: len(chosen)], chosen, self._top)
+        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def launch(self) -> None:
         """Send one cycle to the device; ``collect`` hands it out when it is known."""
@@ -282,7 +279,7 @@ class FusedRunner:
         if cycle is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
-            self._ready.append(replace(cycle, likelihoods=self._likelihoods(logits, emitted)))
+            self._ready.append(replace(cycle, likelihoods=likelihoods(logits, emitted, self._top)))
 
     def collect(self) -> list[Cycle]:
         """Cycles that have become known: all but the last few that were launched."""

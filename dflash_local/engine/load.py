@@ -79,8 +79,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         draft=runner.proposer is not None,
         drafter_precision=runner.drafter_precision,
     )
-    shown = _facts(pair, contract, loaded, tokenizer is not None, notices)
-    shown = replace(shown, stored=kept_format(facts.model.quantization, runner.name))
+    stored = kept_format(facts.model.quantization, runner.name)
+    shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
 
 
@@ -97,15 +97,20 @@ def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None)
 
 
 def _facts(
-    pair: Pair, contract: PairFacts | None, loaded: LoadConfig, has_tokenizer: bool, notices: tuple[str, ...]
+    pair: Pair,
+    contract: PairFacts | None,
+    loaded: LoadConfig,
+    stored: str | None,
+    has_tokenizer: bool,
+    notices: tuple[str, ...],
 ) -> SessionFacts:
-    drafter = f"{pair.name} (bundled)" if pair.bundled else str(pair.drafter)
     return SessionFacts(
-        target=pair.name if pair.bundled else str(pair.target),
-        drafter=drafter if loaded.draft else None,
+        target=pair.target_label,
+        drafter=pair.drafter_label if loaded.draft else None,
         block_size=contract.drafter.block_size if contract else 1,
         has_tokenizer=has_tokenizer,
         load=loaded,
+        stored=stored,
         notices=notices,
         acceptance_band=pair.acceptance_band,
     )

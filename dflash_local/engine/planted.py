@@ -8,25 +8,27 @@ import torch
 
 from dflash_local.models.fused.target import FusedTarget
 
+WRONG = (5, 13)
+
 
 class Planted:
-    """Drafts what stands in a text, and another token wherever a position is a multiple of one of ``wrong``.
+    """Drafts what stands in a text, and another token wherever a position is a multiple of one of ``WRONG``.
 
     Its launches can be recorded, so that the text of a whole run is made by replayed cycles with acceptance lengths
     that change all the time.
 
     Args:
-        text: ids of prompt and reply. wrong: none drafts the text without a mistake; 1 is never right.
+        text: ids of prompt and reply.
     """
 
-    def __init__(self, target: FusedTarget, text: Sequence[int], wrong: Sequence[int] = (5, 13), rows: int = 0) -> None:
+    def __init__(self, target: FusedTarget, text: Sequence[int]) -> None:
         self.target, self.length = target, 0
-        count = (rows or target.rows) - 1
+        count = target.rows - 1
         device = target.device
         ids = torch.tensor([*text, *[0] * (2 * target.rows)], dtype=torch.int64, device=device)
         place = torch.arange(len(ids), device=device)
         missed = torch.zeros_like(place, dtype=torch.bool)
-        for number in wrong:
+        for number in WRONG:
             missed |= place % number == 0
         self._ids = torch.where(missed, (ids + 1) % target.vocab_size, ids)
         self._ahead = torch.arange(1, count + 1, device=device)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
-from dflash_local.engine.sampling import Likelihood, Sampler, likelihoods
+from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
 
@@ -126,10 +126,7 @@ class ReferenceRunner:
         chosen = self._sampler.choose(logits, prompt[:0], noise)
         self._sampler.emitted(chosen)
         self.ids.append(int(chosen))
-        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, self._likelihoods(logits, chosen))
-
-    def _likelihoods(self, logits: torch.Tensor, chosen: torch.Tensor) -> tuple[Likelihood, ...]:
-        return () if self._top is None else likelihoods(logits[: len(chosen)], chosen, self._top)
+        return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def _extend(self, taps: torch.Tensor | None, start: int) -> None:
         if taps is not None and self.proposer is not None:
@@ -163,7 +160,7 @@ class ReferenceRunner:
                 break
         self._sampler.emitted(chosen[: len(ids)])
         self.ids += ids
-        found = self._likelihoods(logits, chosen[: len(ids)])
+        found = likelihoods(logits, chosen[: len(ids)], self._top)
         self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted, found))
 
     def _drafts(self, start: int, count: int, noise: torch.Tensor | None) -> torch.Tensor:

@@ -47,9 +47,11 @@ class Likelihood(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int) -> tuple[Likelihood, ...]:
-    """What the target itself thought of the ``chosen`` ids [M], from its raw logits [M, V]."""
-    logp = logits.float().log_softmax(-1)
+def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> tuple[Likelihood, ...]:
+    """What the target itself thought of the ``chosen`` ids [M], from its raw logits [>= M, V]; nothing without top."""
+    if top is None:
+        return ()
+    logp = logits[: len(chosen)].float().log_softmax(-1)
     own = logp.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
     best = logp.topk(min(top, logp.shape[-1]), dim=-1)
     rows = zip(chosen.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
