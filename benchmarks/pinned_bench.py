@@ -17,6 +17,8 @@ from typing import Any
 
 CHOICES = ("dflash_local.models.fused.kernel_choice", "dflash_local.models.fused.linear")
 GEMM = (("dflash_local.kernels.skinny_gemm", "GemmConfig"), ("dflash_local.kernels.skinny_gemm", "Tile"))
+GEMM_FIELDS = 4
+FEW_ROW = (("dflash_local.kernels.few_row_gemm", "FewRowConfig"),)
 INT8 = (("dflash_local.kernels.int8_gemm", "Int8Config"), ("dflash_local.kernels.eight_bit", "Way"))
 
 
@@ -28,7 +30,7 @@ def pin(file: Path) -> None:
 
     def fastest(members: list[Any], rows: int) -> Any:
         weight = members[0].weight
-        key = f"{type(members[0]).__name__} {weight.dtype} {type(weight).__name__ == 'Tensor'} {tuple(weight.shape)}"
+        key = f"{type(members[0]).__name__} {weight.dtype} {weight.nbytes} bytes {tuple(weight.shape)}"
         if key not in pinned:
             pinned[key] = _values(measure(members, rows))
             file.write_text(json.dumps(pinned, indent=1))
@@ -54,7 +56,7 @@ def _config(values: Any) -> Any:
         return None
     if isinstance(values[0], list):
         return _class(INT8)(_class(GEMM)(*values[0]), *values[1:])
-    return _class(GEMM)(*values)
+    return _class(GEMM if len(values) == GEMM_FIELDS else FEW_ROW)(*values)
 
 
 def _class(names: tuple[tuple[str, str], ...]) -> Any:
