@@ -51,15 +51,11 @@ class RandomPair:
     drafter: str
     generation: str | None
     facts: TargetFacts
+    model: ModelConfig
     config: DrafterConfig
     drafter_config: dict[str, Any]
     assumed: dict[str, dict[str, Any]]
     toy: bool = False
-
-    @property
-    def model(self) -> ModelConfig:
-        """The target's configuration."""
-        return self.facts.model
 
 
 def read_pair(
@@ -91,6 +87,7 @@ def read_pair(
         drafter=drafter_name,
         generation=next((known.generation for known in generations if known.matches(found)), None),
         facts=facts,
+        model=facts.model,
         config=config,
         drafter_config=filled_in,
         assumed={role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values},
