@@ -25,7 +25,7 @@ from dflash_local.bench.provenance import machine, versions
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
 
@@ -74,7 +74,7 @@ MORE = tuple(  # beside those that are chosen from at load
 )  # fmt: skip
 
 
-def random_weight(name: str, shape: Shape, seed: int = 0) -> Int4Weight | Fp8Weight:
+def random_weight(name: str, shape: Shape, seed: int = 0) -> IntWeight | Fp8Weight:
     """Random codes and scales of a format."""
     group, zeros = FORMATS[name]
     n, k = shape.out_features, shape.in_features
@@ -88,7 +88,7 @@ def random_weight(name: str, shape: Shape, seed: int = 0) -> Int4Weight | Fp8Wei
     words = torch.randint(-(2**31), 2**31, (n, k // 8), device="cuda", generator=generator).to(torch.int32)
     scales = (torch.rand(n, k // group, device="cuda", generator=generator) + 0.5) / 4 / k**0.5
     points = torch.randint(0, 17, scales.shape, device="cuda", dtype=torch.uint8) if zeros else None
-    return Int4Weight(words, scales.bfloat16(), points, torch.bfloat16)
+    return IntWeight(words, scales.bfloat16(), points, torch.bfloat16)
 
 
 def inputs(rows: int, in_features: int) -> Iterator[tuple[str, torch.Tensor]]:

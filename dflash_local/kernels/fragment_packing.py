@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp8Weight, IntWeight
 from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD
 
 TILE_N, STEP_K = 16, 128
@@ -61,7 +61,7 @@ class FragmentWeight(CodedWeight):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: Int4Weight | Fp8Weight, in_place: bool = False) -> FragmentWeight:
+    def of(cls, weight: IntWeight | Fp8Weight, in_place: bool = False) -> FragmentWeight:
         """The fragments of a weight; beside both a slice is held.
 
         Args:
@@ -82,7 +82,7 @@ class FragmentWeight(CodedWeight):
         words = weight.codes.view(torch.int32)
         codes = place(words, tiles, steps, kind.bits * TILE_N * STEP_K // (8 * WORD_BYTES))
         scales, zeros = weight.scales, None
-        if isinstance(weight, Int4Weight):
+        if isinstance(weight, IntWeight):
             group_sizes = _scale_sizes(tiles, steps, kind)
             scales = place(weight.scales, *group_sizes)
             zeros = None if weight.zeros is None else place(weight.zeros, *group_sizes)
@@ -91,7 +91,7 @@ class FragmentWeight(CodedWeight):
             height = TILE_N * len(codes[part])
             order = _int4_fragments if kind.bits == 4 else _fp8_fragments
             codes[part] = order(_padded(words[rows], height, steps * kind.bits * STEP_K // (8 * WORD_BYTES)))
-            if isinstance(weight, Int4Weight):
+            if isinstance(weight, IntWeight):
                 for values, target in ((weight.scales, scales), (weight.zeros, zeros)):
                     if values is not None and target is not None:
                         target[part] = _by_lane(_padded(values[rows], height, target[0].numel() // TILE_N), kind)
@@ -116,7 +116,7 @@ class FragmentWeight(CodedWeight):
         by_group.sub_(zeros).mul_(_by_row(self.scales[part]).float().unsqueeze(-1))
         return wide[: end - begin, : self.shape[1]]
 
-    def unpacked(self, rows: slice = slice(None)) -> Int4Weight | Fp8Weight:
+    def unpacked(self, rows: slice = slice(None)) -> IntWeight | Fp8Weight:
         """The weight that was packed, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
         begin, end, part = self._tiles(rows)
         n, k = end - begin, self.shape[1]
@@ -130,7 +130,7 @@ class FragmentWeight(CodedWeight):
         groups = k // self.format.block[1]
         scales = _by_row(self.scales[part])[:n, :groups].contiguous()
         zeros = None if self.zeros is None else _by_row(self.zeros[part])[:n, :groups].contiguous()
-        return Int4Weight(words, scales, zeros, self.dtype)
+        return IntWeight(words, scales, zeros, self.dtype)
 
     def _tiles(self, rows: slice) -> tuple[int, int, slice]:
         """The first of some rows, the one behind the last, and the tiles that hold them."""
@@ -140,12 +140,12 @@ class FragmentWeight(CodedWeight):
         return begin, end, slice(begin // TILE_N, -(-end // TILE_N))
 
 
-def is_whole(weight: Int4Weight | Fp8Weight) -> bool:
+def is_whole(weight: IntWeight | Fp8Weight) -> bool:
     """True where a weight consists of whole tiles and steps, so that it may be packed in place."""
     return weight.shape[0] % TILE_N == 0 and weight.shape[1] % STEP_K == 0
 
 
-def fragment_format(weight: Int4Weight | Fp8Weight) -> FragmentFormat:
+def fragment_format(weight: IntWeight | Fp8Weight) -> FragmentFormat:
     """What the fragments of a weight will be.
 
     Raises:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from dflash_local.layout.linear import INT4_PER_WORD
-
+WORD_BITS = 32
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
 
 
@@ -50,22 +50,24 @@ class CodedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight(CodedWeight):
+class IntWeight(CodedWeight):
     """A weight [N, K] as ``(code - zero) * scale`` over groups along K.
 
     Attributes:
-        codes: [N, K / 8] int32; bits 4j to 4j + 3 of word c are the code, 0 to 15, of element 8c + j.
-        scales: [N, K / group size], of a floating dtype, perhaps negative. zeros: uint8 of that shape; None: all 8.
-        dtype: of the weight that it stands for, and of its activations.
+        codes: [N, K * bits / 32] int32; the lowest ``bits`` of a word are its first code, from 0 up.
+        scales: [N, K / group size], of a floating dtype, perhaps negative. zeros: uint8 of that shape; None: all are
+            ``2 ** (bits - 1)``.
+        dtype: of the weight that it stands for, and of its activations. bits: of a code, 4 or 8.
     """
 
     zeros: torch.Tensor | None
     dtype: torch.dtype
+    bits: int = 4
 
     @property
     def shape(self) -> torch.Size:
         """[N, K]."""
-        return torch.Size((len(self.codes), self.codes.shape[1] * INT4_PER_WORD))
+        return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // self.bits))
 
     @property
     def group_size(self) -> int:
@@ -74,10 +76,10 @@ class Int4Weight(CodedWeight):
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32."""
-        codes = int4_codes(self.codes[rows]).flatten(1).float()
+        codes = codes_of(self.codes[rows], self.bits).flatten(1).float()
         scales = self.scales[rows].float().repeat_interleave(self.group_size, 1)
         if self.zeros is None:
-            return (codes - INT4_ZERO) * scales
+            return (codes - 2 ** (self.bits - 1)) * scales
         return (codes - self.zeros[rows].float().repeat_interleave(self.group_size, 1)) * scales
 
 
@@ -108,7 +110,41 @@ class Fp8Weight(CodedWeight):
         return codes * scales[:, : codes.shape[1]]
 
 
-def int4_codes(words: torch.Tensor) -> torch.Tensor:
-    """[..., 8] codes of int32 words, the lowest bits first."""
-    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-    return words.unsqueeze(-1) >> shifts & 15
+@dataclass(frozen=True, slots=True)
+class Fp4Weight(CodedWeight):
+    """A weight [N, K] as ``e2m1(code) * scale * row_scale`` over groups along K: NVFP4 (16, e4m3) and MXFP4 (32, e8m0).
+
+    Attributes:
+        codes: [N, K / 8] int32; bits 4j to 4j + 3 of word c are the code of element 8c + j: sign, then 0, 0.5, 1, 1.5,
+            2, 3, 4, 6. scales: [N, K / group size], float8_e4m3fn, or uint8 for powers of two with an offset of 127.
+        row_scales: [N] float32 that NVFP4 has beside, one for each of a checkpoint's matrices; or None.
+        dtype: of the weight that it stands for, and of its activations.
+    """
+
+    row_scales: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // 4))
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+    def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
+        """What some rows [n, K] stand for, in float32."""
+        codes = codes_of(self.codes[rows], 4).flatten(1)
+        values = torch.tensor(E2M1, device=codes.device)[codes]
+        scales = self.scales[rows]
+        wide = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
+        values *= wide.repeat_interleave(self.group_size, 1)
+        return values if self.row_scales is None else values * self.row_scales[rows].unsqueeze(1)
+
+
+def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., 32 / bits] codes of int32 words, the lowest bits first."""
+    shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)
+    return words.unsqueeze(-1) >> shifts & 2**bits - 1

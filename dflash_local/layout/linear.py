@@ -88,7 +88,7 @@ class Int4Groups:
         return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes, scales, zero points: see ``kernels.quantized_weight.Int4Weight``."""
+        """Codes, scales, zero points: see ``kernels.quantized_weight.IntWeight``."""
         groups = (out_features, -(-in_features // self.group_size))
         buffers = [
             Buffer(f"{name}.codes", (out_features, -(-in_features // INT4_PER_WORD)), "int32", group),

@@ -14,7 +14,7 @@ from quantized_weights import fp8, int4
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.kernel_choice import choose_configs
@@ -28,7 +28,7 @@ ROWS = (1, 7, 8, 9, 16, 33, 64)
 REPLAYS = 10_000
 
 
-def weights() -> Iterator[tuple[str, Int4Weight | Fp8Weight]]:
+def weights() -> Iterator[tuple[str, IntWeight | Fp8Weight]]:
     """Every format, each with a last step and last tiles that are not full."""
     for group, k in ((128, 4096 + 128), (64, 2048 + 64), (32, 1024 + 96), (256, 512)):
         for zeros in (False, True):

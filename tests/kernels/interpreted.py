@@ -26,7 +26,7 @@ from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
@@ -105,12 +105,12 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         words = torch.randint(-(2**31), 2**31, (64, 32), dtype=torch.int32)
         if kind == "fp8":
             codes = torch.randn(64, 256).to(torch.float8_e4m3fn)
-            weight: Int4Weight | Fp8Weight = Fp8Weight(codes, torch.rand(4, 2), (16, 128), torch.float32)
+            weight: IntWeight | Fp8Weight = Fp8Weight(codes, torch.rand(4, 2), (16, 128), torch.float32)
         else:
             group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
             scales = torch.randn(64, 256 // group)
             zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
-            weight = Int4Weight(words, scales, zeros, torch.float32)
+            weight = IntWeight(words, scales, zeros, torch.float32)
         packed = FragmentWeight.of(weight)
         out = torch.zeros(64, 256)
         return out, fragment_decode.decode(packed, slice(16, 64), out), fragment_decode.linear(torch.eye(256), packed)

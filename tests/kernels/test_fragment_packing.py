@@ -10,23 +10,23 @@ from quantized_weights import fp8, int4
 
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 
 
-def equal(one: Int4Weight | Fp8Weight, other: Int4Weight | Fp8Weight) -> bool:
+def equal(one: IntWeight | Fp8Weight, other: IntWeight | Fp8Weight) -> bool:
     """The same kind, blocks and bits."""
     if isinstance(one, Fp8Weight) and isinstance(other, Fp8Weight):
         codes = torch.equal(one.codes.view(torch.uint8), other.codes.view(torch.uint8))
         return codes and torch.equal(one.scales, other.scales) and one.block == other.block
-    assert isinstance(one, Int4Weight) and isinstance(other, Int4Weight)
+    assert isinstance(one, IntWeight) and isinstance(other, IntWeight)
     if (one.zeros is None) != (other.zeros is None):
         return False
     points = one.zeros is None or other.zeros is None or torch.equal(one.zeros, other.zeros)
     return torch.equal(one.codes, other.codes) and torch.equal(one.scales, other.scales) and points
 
 
-def copy_of(weight: Int4Weight | Fp8Weight) -> Int4Weight | Fp8Weight:
+def copy_of(weight: IntWeight | Fp8Weight) -> IntWeight | Fp8Weight:
     """In memory of its own."""
     if isinstance(weight, Fp8Weight):
         return replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone())
@@ -49,7 +49,7 @@ RAGGED = (
 
 
 @pytest.mark.parametrize("weight", [*WHOLE, *RAGGED])
-def test_what_is_packed_comes_back_bit_by_bit(weight: Int4Weight | Fp8Weight, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_packed_comes_back_bit_by_bit(weight: IntWeight | Fp8Weight, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = FragmentWeight.of(weight)
     assert equal(packed.unpacked(), weight) and packed.shape == weight.shape
     for rows in (slice(16, 32), slice(32, None)):
@@ -62,7 +62,7 @@ def test_what_is_packed_comes_back_bit_by_bit(weight: Int4Weight | Fp8Weight, mo
 @pytest.mark.parametrize("weights", [1, 2**22])
 @pytest.mark.parametrize("weight", WHOLE)
 def test_a_weight_of_whole_tiles_is_packed_where_it_lies(
-    weight: Int4Weight | Fp8Weight, weights: int, monkeypatch: pytest.MonkeyPatch
+    weight: IntWeight | Fp8Weight, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", weights)
     given = copy_of(weight)
@@ -72,7 +72,7 @@ def test_a_weight_of_whole_tiles_is_packed_where_it_lies(
 
 
 @pytest.mark.parametrize("weight", RAGGED)
-def test_a_ragged_weight_needs_a_place_of_its_own(weight: Int4Weight | Fp8Weight) -> None:
+def test_a_ragged_weight_needs_a_place_of_its_own(weight: IntWeight | Fp8Weight) -> None:
     with pytest.raises(ValueError, match="whole|consist of tiles"):
         FragmentWeight.of(weight, in_place=True)
 
@@ -95,7 +95,7 @@ def test_rows_and_columns_beyond_the_last_are_zeros() -> None:
         (replace(int4(32, 128, 128), zeros=torch.full((32, 1), 200, dtype=torch.uint8)), "zero point is above 127"),
     ],
 )
-def test_what_the_kernel_cannot_take_is_named(weight: Int4Weight | Fp8Weight, words: str) -> None:
+def test_what_the_kernel_cannot_take_is_named(weight: IntWeight | Fp8Weight, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FragmentWeight.of(weight)
 
@@ -152,7 +152,7 @@ def scaled(
 @pytest.mark.parametrize(
     "weight", [int4(32, 160, 32, True), int4(32, 256, 128), int4(32, 256, 256, True), fp8(32, 160, (16, 128))]
 )
-def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Int4Weight | Fp8Weight) -> None:
+def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: IntWeight | Fp8Weight) -> None:
     """One-hot rows pick single columns out; a row of different numbers leaves no other order of columns."""
     packed, k = FragmentWeight.of(weight), weight.shape[1]
     rows = [torch.eye(k)[at] for at in (0, 1, 6, 13, 31, 32, 77, 127, k - 1)]
@@ -167,7 +167,7 @@ def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Int4Weig
 
 @pytest.mark.parametrize("weight", [int4(96, 160, 32, True), fp8(96, 160)])
 def test_references_multiply_with_what_the_weight_stands_for(
-    weight: Int4Weight | Fp8Weight, monkeypatch: pytest.MonkeyPatch
+    weight: IntWeight | Fp8Weight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 2 * 16 * 256)  # two tiles at a time
     x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from quantized_weights import fp8, int4
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format
 from dflash_local.models.fused.formats import format_of
@@ -40,7 +40,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("made", WHOLE)
 def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: object, card: None) -> None:
     assert callable(made)
-    weight: Int4Weight | Fp8Weight = made()
+    weight: IntWeight | Fp8Weight = made()
     single, pair = Linear(weight), GateUp(made())
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
     want, gated = single(x, torch.empty(5, 96)), pair(x, torch.empty(5, 48))
@@ -61,7 +61,7 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
 @pytest.mark.parametrize(
     "weight", [int4(96, 160, 32), int4(88, 256, 32), int4(96, 256, 16), fp8(96, 256, (8, 128)), fp8(90, 256)]
 )
-def test_what_the_kernels_do_not_take_stays(weight: Int4Weight | Fp8Weight, card: None) -> None:
+def test_what_the_kernels_do_not_take_stays(weight: IntWeight | Fp8Weight, card: None) -> None:
     layer = Linear(weight)
     finish([layer])
     assert layer.weight is weight
@@ -70,7 +70,7 @@ def test_what_the_kernels_do_not_take_stays(weight: Int4Weight | Fp8Weight, card
 def test_nothing_is_packed_on_the_cpu() -> None:
     layer = Linear(int4(96, 256, 32))
     finish([layer])
-    assert isinstance(layer.weight, Int4Weight) and candidates(layer, 99 * 1024, 16) == []
+    assert isinstance(layer.weight, IntWeight) and candidates(layer, 99 * 1024, 16) == []
 
 
 def test_a_missing_compiler_is_said_before_a_weight_is_packed(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_missing_compiler_is_said_before_a_weight_is_packed(card: None, monkey
     layer = Linear(int4(96, 256, 32))
     with pytest.raises(MissingDependencyError):
         finish([layer])
-    assert isinstance(layer.weight, Int4Weight)
+    assert isinstance(layer.weight, IntWeight)
 
 
 def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:

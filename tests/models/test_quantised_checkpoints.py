@@ -13,7 +13,7 @@ from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
@@ -86,7 +86,7 @@ def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> Non
     assert set(found) == set(want)
     assert all(torch.equal(found[name], want[name]) for name in want)
     kinds = {type(product.weight) for product in weights_of(folder)[0].products}
-    assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else Int4Weight}, "b and a stay plain"
+    assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else IntWeight}, "b and a stay plain"
 
 
 def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dflash_local.kernels import few_row_gemm, fragment_decode, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.quantized_weight import Fp8Weight, Int4Weight
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import Part, WeightFormat
 from dflash_local.models.place import Places
@@ -21,7 +21,7 @@ from dflash_local.models.place import Places
 MAX_ERROR = 2**-5  # of a result, and half of it of its row's root mean square; rounding takes a third at most
 
 
-def takes(weight: Int4Weight | Fp8Weight) -> bool:
+def takes(weight: IntWeight | Fp8Weight) -> bool:
     """True where the kernels run on the weight's device and take its shape and its groups.
 
     Raises:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import INT4_ZERO, Fp8Weight, Int4Weight, int4_codes
+from dflash_local.kernels.quantized_weight import INT4_ZERO, Fp8Weight, IntWeight, codes_of
 from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD, Fp8Blocks, Int4Groups, Part, part_rows
 from dflash_local.models.fused import fragment_format
 from dflash_local.models.place import Conversion, Place, Places
@@ -25,7 +25,7 @@ INT4_SPREAD = 4.64  # of random codes around 8
 FP8_SPREAD = 64.0  # of random codes: seven times as much is the largest there is
 
 
-def row_slices(weight: Int4Weight | Fp8Weight) -> Iterator[slice]:
+def row_slices(weight: IntWeight | Fp8Weight) -> Iterator[slice]:
     """The rows of a weight in slices that take little memory decoded."""
     rows, columns = weight.shape
     step = max(1, DEQUANTIZED_SLICE // max(columns, 1))
@@ -33,7 +33,7 @@ def row_slices(weight: Int4Weight | Fp8Weight) -> Iterator[slice]:
         yield slice(begin, min(begin + step, rows))
 
 
-def decode(weight: Int4Weight | Fp8Weight, out: torch.Tensor) -> torch.Tensor:
+def decode(weight: IntWeight | Fp8Weight, out: torch.Tensor) -> torch.Tensor:
     """What a weight stands for, into ``out`` [N, K]."""
     for rows in row_slices(weight):
         out[rows] = weight.dequantized(rows)
@@ -45,7 +45,7 @@ class _Decoded:
 
     has_library = False
 
-    def finish(self, weight: Int4Weight | Fp8Weight) -> Any:
+    def finish(self, weight: IntWeight | Fp8Weight) -> Any:
         """In fragments where the card has kernels for it."""
         return FragmentWeight.of(weight, in_place=True) if fragment_format.takes(weight) else weight
 
@@ -73,16 +73,16 @@ class _Decoded:
 
 
 class _Int4(_Decoded):
-    def weight(self, form: Int4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Int4Weight:
+    def weight(self, form: Int4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> IntWeight:
         codes, scales, *zeros = tensors
         if scales.shape[1] * form.group_size != codes.shape[1] * INT4_PER_WORD:
             raise CheckpointError(
                 f"groups of {form.group_size} do not divide a matrix of about {codes.shape[1] * INT4_PER_WORD} inputs",
                 "config.json and weights do not belong together: download the target again",
             )
-        return Int4Weight(codes, scales, zeros[0] if zeros else None, dtype)
+        return IntWeight(codes, scales, zeros[0] if zeros else None, dtype)
 
-    def places(self, weight: Int4Weight, form: Int4Groups, parts: Sequence[Part]) -> Places:
+    def places(self, weight: IntWeight, form: Int4Groups, parts: Sequence[Part]) -> Places:
         one = {"pack-quantized": _pack_quantized_places, "awq": _awq_places}.get(form.dialect, _gptq_places)
         places: Places = {}
         for part, rows in part_rows(parts):
@@ -90,14 +90,14 @@ class _Int4(_Decoded):
             places |= {f"{part.module}.{name}": place for name, place in found.items()}
         return places
 
-    def rows_of(self, weight: Int4Weight, rows: slice) -> Int4Weight:
+    def rows_of(self, weight: IntWeight, rows: slice) -> IntWeight:
         zeros = None if weight.zeros is None else weight.zeros[rows]
-        return Int4Weight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype)
+        return IntWeight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype)
 
-    def rows(self, weight: Int4Weight, stop: int) -> Int4Weight:
+    def rows(self, weight: IntWeight, stop: int) -> IntWeight:
         return self.rows_of(weight, slice(0, stop))
 
-    def randomize(self, weight: Int4Weight, generator: torch.Generator) -> None:
+    def randomize(self, weight: IntWeight, generator: torch.Generator) -> None:
         weight.codes.random_(-(2**31), 2**31, generator=generator)
         weight.scales.fill_(weight.shape[1] ** -0.5 / INT4_SPREAD)
         if weight.zeros is not None:
@@ -136,17 +136,17 @@ class _Fp8(_Decoded):
 INT4, FP8 = _Int4(), _Fp8()
 
 
-def _pack_quantized_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+def _pack_quantized_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
     """Words lie along the input as ours do; those of zero points along the output."""
     places: Places = {"weight_packed": weight.codes, "weight_scale": weight.scales, "weight_shape": None}
     if weight.zeros is not None:
         rows, groups = weight.zeros.shape
-        take = partial(_take_zeros, weight.zeros, lambda words: int4_codes(words).transpose(1, 2).flatten(0, 1))
+        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words, 4).transpose(1, 2).flatten(0, 1))
         places["weight_zero_point"] = Conversion((-(-rows // INT4_PER_WORD), groups), torch.int32, take)
     return places
 
 
-def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+def _gptq_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
     """Words lie along the input, too, but the matrices stand the other way round."""
     rows, inputs = weight.shape
 
@@ -161,20 +161,20 @@ def _gptq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
     places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True)
     if weight.zeros is not None:
         offset = GPTQ_ZERO_OFFSET if form.dialect == "gptq" else 0
-        take = partial(_take_zeros, weight.zeros, lambda words: int4_codes(words + offset).flatten(1).t())
+        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words + offset, 4).flatten(1).t())
         shape = (weight.scales.shape[1], -(-rows // INT4_PER_WORD))
         places["qzeros"] = Conversion(shape, torch.int32, take)
     return places
 
 
-def _awq_places(weight: Int4Weight, form: Int4Groups, module: str) -> Places:
+def _awq_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
     """Words lie along the output, their columns in an order of their own."""
     rows, inputs = weight.shape
     words, groups = -(-rows // INT4_PER_WORD), weight.scales.shape[1]
     places: Places = {"scales": weight.scales.t()}
     places["qweight"] = Conversion((inputs, words), torch.int32, partial(_take_awq_codes, weight.codes))
     if weight.zeros is not None:
-        take = partial(_take_zeros, weight.zeros, lambda found: int4_codes(found)[..., AWQ_ORDER].flatten(1).t())
+        take = partial(_take_zeros, weight.zeros, lambda found: codes_of(found, 4)[..., AWQ_ORDER].flatten(1).t())
         places["qzeros"] = Conversion((groups, words), torch.int32, take)
     return places
 
@@ -183,7 +183,7 @@ def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
     """Words [K, N / 8] along the output to codes [N, K / 8] along the input, some inputs at a time."""
     outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * INT4_PER_WORD)) * INT4_PER_WORD
     for begin in range(0, len(words), step):
-        nibbles = int4_codes(words[begin : begin + step])[..., AWQ_ORDER].flatten(1)[:, :outputs]
+        nibbles = codes_of(words[begin : begin + step], 4)[..., AWQ_ORDER].flatten(1)[:, :outputs]
         eights = nibbles.view(-1, INT4_PER_WORD, outputs)
         packed = torch.zeros_like(eights[:, 0])
         for place in range(INT4_PER_WORD):
