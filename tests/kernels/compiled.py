@@ -28,6 +28,7 @@ from dflash_local.kernels import (
     skinny_gemm,
     split_kv,
 )
+from dflash_local.kernels.fragment_packing import FragmentFormat
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
@@ -61,10 +62,15 @@ def work(limit: int) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from int8_products(limit)
     yield from chunks(limit)
-    plain = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 128, "STEP_GROUP": 128, "HAS_ZEROS": False, "ZERO": 8}
-    for bits, codes in ((4, "*i32"), (8, "*u8")):
-        types = {"codes": codes, "scales": BF16, "zeros": BF16}
-        yield f"decode {bits}", fragment_decode._decode_kernel, types, {**plain, "BITS": bits}, 4, 1
+    for form, scales in (
+        (FragmentFormat("int4", (1, 32), True, torch.bfloat16), BF16),
+        (FragmentFormat("int8", None, False, torch.float32), "*fp32"),
+        (FragmentFormat("e4m3", (128, 128), False, torch.bfloat16), BF16),
+        (FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, True), "*u8"),
+    ):
+        types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
+        options = fragment_decode.constants(form), fragment_decode.NUM_WARPS, 1
+        yield f"decode {form}", fragment_decode._decode_kernel, types, *options
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}

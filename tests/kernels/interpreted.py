@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import torch
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import (
@@ -23,10 +24,9 @@ from dflash_local.kernels import (
 )
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
@@ -101,22 +101,31 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
 
 
 def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(kind: str) -> tuple[torch.Tensor, ...]:
-        words = torch.randint(-(2**31), 2**31, (64, 32), dtype=torch.int32)
-        if kind == "fp8":
-            codes = torch.randn(64, 256).to(torch.float8_e4m3fn)
-            weight: IntWeight | Fp8Weight = Fp8Weight(codes, torch.rand(4, 2), (16, 128), torch.float32)
-        else:
-            group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
-            scales = torch.randn(64, 256 // group)
-            zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
-            weight = IntWeight(words, scales, zeros, torch.float32)
-        packed = FragmentWeight.of(weight)
-        out = torch.zeros(64, 256)
-        return out, fragment_decode.decode(packed, slice(16, 64), out), fragment_decode.linear(torch.eye(256), packed)
+    weights = {
+        "int4": int4(64, 256, 128),
+        "int4, wide groups": int4(64, 256, 256),
+        "int4, zeros, ragged": int4(56, 160, 32, True),
+        "int8": int8(64, 256, 64),
+        "int8, zeros": int8(64, 256, 128, True),
+        "int8, rows, ragged": int8(56, 160, 160),
+        "fp8": fp8(64, 256, (16, 128)),
+        "fp8, ragged": fp8(72, 160, (32, 160)),
+        "fp8, rows": fp8_rows(72, 160),
+        "mxfp4": mxfp4(64, 256),
+        "mxfp4, ragged": mxfp4(56, 160, scales=(0, 189)),
+        "nvfp4": nvfp4(64, 256),
+        "nvfp4, ragged": nvfp4(56, 160, row_scales=False),
+    }
 
-    for kind in ("int4", "zeros", "wide groups", "fp8"):
-        yield f"decode {kind}", lambda kind=kind: run(kind)
+    def run(weight: Codable) -> tuple[torch.Tensor, ...]:
+        packed, (n, k) = FragmentWeight.of(weight), weight.shape
+        out = torch.zeros(n, k)
+        part = fragment_decode.decode(packed, slice(16, n), out)
+        # As bits, since the largest numbers would hide what becomes of small ones.
+        return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
+
+    for name, weight in weights.items():
+        yield f"decode {name}", lambda weight=weight: run(weight)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 
 from dflash_local.kernels import few_row_gemm, fragment_decode, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
+from dflash_local.kernels.fragment_packing import FragmentWeight, fragment_format, is_whole
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
@@ -81,13 +80,7 @@ class _Fragments:
         raise TypeError("a weight is packed once it is filled")
 
     def rows(self, weight: FragmentWeight, stop: int) -> FragmentWeight:
-        if stop % TILE_N:
-            raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
-        tiles = slice(stop // TILE_N)
-        scales = weight.scales if weight.format.bits == 8 else weight.scales[tiles]
-        zeros = None if weight.zeros is None else weight.zeros[tiles]
-        shape = torch.Size((stop, weight.shape[1]))
-        return replace(weight, codes=weight.codes[tiles], scales=scales, zeros=zeros, shape=shape)
+        return weight.first_rows(stop)
 
     linear = staticmethod(few_row_gemm.linear)
 
