@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
@@ -68,8 +69,17 @@ def logits(folder: Path) -> torch.Tensor:
     return model.head(model.prefill(PROMPT, False).hidden)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("family", FAMILIES)
+def kept_as(dialect: str) -> type:
+    return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
+
+
+# Every dialect once, and one of each kind of weight by every family.
+PAIRS = dict.fromkeys(zip(cycle(FAMILIES), DIALECTS))
+EACH = ("fp8", "modelopt_fp8", "gptq_zeros", "int_quantized", "modelopt_nvfp4")
+PAIRS |= dict.fromkeys(product(FAMILIES, EACH))
+
+
+@pytest.mark.parametrize(("family", "dialect"), PAIRS)
 def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
     folder, twin = save_quantised(family, tmp_path, dialect)
     want = reference_tokens(twin)
@@ -86,7 +96,7 @@ def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> Non
     assert set(found) == set(want)
     assert all(torch.equal(found[name], want[name]) for name in want)
     kinds = {type(product.weight) for product in weights_of(folder)[0].products}
-    assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else IntWeight}, "b and a stay plain"
+    assert kinds == {torch.Tensor, kept_as(dialect)}, "b and a stay plain"
 
 
 def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
-from dflash_local.config.quantization import USUAL, read_quantization  # noqa: E402
+from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
