@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -326,13 +326,14 @@ def save_quantised(
     folder: Path,
     dialect: str,
     *,
-    coded: tuple[str, ...] = CODED,
+    coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
     """A random target quantised, and its twin of the plain weights that it stands for.
 
     Args:
-        coded: modules whose names end so are quantised. changes: of the quantization_config.
+        coded: modules whose names end so are quantised; of a mapping each in a dialect of its own.
+        changes: of the quantization_config.
     """
     twin, quantised_folder = folder / "twin", folder / "quantised"
     save_model(family, twin, **SIZES)
@@ -345,7 +346,7 @@ def quantise(
     folder: Path,
     dialect: str,
     *,
-    coded: tuple[str, ...] = CODED,
+    coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
 ) -> None:
     """Quantise a checkpoint to another folder, and put the plain weights that this stands for in its place.
@@ -354,13 +355,14 @@ def quantise(
         coded, changes: as of ``save_quantised``.
     """
     shutil.copytree(twin, folder)
-    writer = DIALECTS[dialect]
+    dialects = coded if isinstance(coded, Mapping) else dict.fromkeys(coded, dialect)
     stored: Tensors = {}
     meant: Tensors = {}
     for name, tensor in load_file(twin / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if module.endswith(coded):
-            found, weight = writer.encode(tensor.float())
+        ending = next((each for each in dialects if module.endswith(each)), None)
+        if ending is not None:
+            found, weight = DIALECTS[dialects[ending]].encode(tensor.float())
             stored |= {f"{module}.{each}": value.contiguous() for each, value in found.items()}
             meant[name] = weight
         else:
@@ -368,7 +370,7 @@ def quantise(
     save_file(meant, twin / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((twin / "config.json").read_text())
-    config["quantization_config"] = {**writer.config, **(changes or {})}
+    config["quantization_config"] = {**DIALECTS[dialect].config, **(changes or {})}
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -37,7 +37,7 @@ class RandomOptions:
     """The options of the command that random weights know. Nothing given is None or empty.
 
     Attributes:
-        stored: the target's format, of ``config.quantization.USUAL``.
+        stored: the target's format, of ``config.quantizers.USUAL``.
     """
 
     load: LoadConfig = LoadConfig()
