@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
+from dflash_local.kernels.random_weight import random_coded
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
 
@@ -59,75 +59,21 @@ SHAPES = (
 RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True))  # with one more group of columns
 
 
-@dataclass(frozen=True)
-class Integers:
-    """Codes of so many bits; ``group``: columns that share a scale, 0: all of a row."""
-
-    bits: int
-    group: int
-    zeros: bool = False
-
-    @property
-    def more_columns(self) -> int:
-        """That a ragged shape has more of."""
-        return self.group or 32
-
-    def random(self, n: int, k: int, generator: torch.Generator) -> IntWeight:
-        """Zero points around the middle."""
-        middle, groups = 2 ** (self.bits - 1), k // (self.group or k)
-        spread = (torch.rand(n, groups, device="cuda", generator=generator) + 0.5) * 2 / middle / k**0.5
-        points = torch.randint(middle - 8, middle + 9, spread.shape, device="cuda", dtype=torch.uint8)
-        scales = spread.bfloat16() if self.group else spread
-        return IntWeight(words(n, k, self.bits, generator), scales, points if self.zeros else None, BF16, self.bits)
-
-
-@dataclass(frozen=True)
-class Fp8:
-    """Blocks of 128 x 128, or rows."""
-
-    by_row: bool = False
-    more_columns: ClassVar[int] = 32
-
-    def random(self, n: int, k: int, generator: torch.Generator) -> Fp8Weight:
-        """Codes that are spread as weights are."""
-        codes = torch.randn(n, k, device="cuda", generator=generator).to(torch.float8_e4m3fn)
-        block = (1, k) if self.by_row else (128, 128)
-        size = (-(-n // block[0]), -(-k // block[1]))
-        return Fp8Weight(codes, (torch.rand(size, device="cuda") + 0.5) / k**0.5, block, BF16)
-
-
-@dataclass(frozen=True)
-class Fp4:
-    """MXFP4, or NVFP4."""
-
-    nvfp4: bool
-    more_columns: ClassVar[int] = 32
-
-    def random(self, n: int, k: int, generator: torch.Generator) -> Fp4Weight:
-        """Scales of a few powers of two."""
-        codes = words(n, k, 4, generator)
-        if self.nvfp4:
-            scales = (torch.rand(n, k // 16, device="cuda", generator=generator) * 448).to(torch.float8_e4m3fn)
-            return Fp4Weight(codes, scales, (torch.rand(n, device="cuda") + 0.5) / 448 / k**0.5, BF16)
-        scales = torch.randint(119, 122, (n, k // 32), device="cuda", dtype=torch.uint8)
-        return Fp4Weight(codes, scales, None, BF16)
-
-
-BF16 = torch.bfloat16
-FORMATS: dict[str, Integers | Fp8 | Fp4] = {
-    "int4 g128": Integers(4, 128),
-    "int4 g128 zeros": Integers(4, 128, True),
-    "int4 g64": Integers(4, 64),
-    "int4 g32": Integers(4, 32),
-    "int4 g32 zeros": Integers(4, 32, True),
-    "int8 rows": Integers(8, 0),
-    "int8 g128": Integers(8, 128),
-    "int8 g32": Integers(8, 32),
-    "int8 g32 zeros": Integers(8, 32, True),
-    "fp8": Fp8(),
-    "fp8 rows": Fp8(by_row=True),
-    "MXFP4": Fp4(nvfp4=False),
-    "NVFP4": Fp4(nvfp4=True),
+BF16, FP32 = torch.bfloat16, torch.float32
+FORMATS = {
+    "int4 g128": FragmentFormat("int4", (1, 128), False, BF16),
+    "int4 g128 zeros": FragmentFormat("int4", (1, 128), True, BF16),
+    "int4 g64": FragmentFormat("int4", (1, 64), False, BF16),
+    "int4 g32": FragmentFormat("int4", (1, 32), False, BF16),
+    "int4 g32 zeros": FragmentFormat("int4", (1, 32), True, BF16),
+    "int8 rows": FragmentFormat("int8", None, False, FP32),
+    "int8 g128": FragmentFormat("int8", (1, 128), False, BF16),
+    "int8 g32": FragmentFormat("int8", (1, 32), False, BF16),
+    "int8 g32 zeros": FragmentFormat("int8", (1, 32), True, BF16),
+    "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
+    "fp8 rows": FragmentFormat("e4m3", None, False, FP32),
+    "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
+    "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
 }
 MORE = tuple(  # beside those that are chosen from at load
     FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
@@ -138,16 +84,12 @@ MORE = tuple(  # beside those that are chosen from at load
 )  # fmt: skip
 
 
-def random_weight(name: str, shape: Shape, seed: int = 0) -> Codable:
+def random_weight(name: str, shape: Shape) -> Codable:
     """Random codes and scales of a format."""
-    form = FORMATS[name]
-    k = shape.in_features + (form.more_columns if shape in RAGGED else 0)
-    return form.random(shape.out_features, k, torch.Generator("cuda").manual_seed(seed))
-
-
-def words(n: int, k: int, bits: int, generator: torch.Generator) -> torch.Tensor:
-    """Random codes."""
-    return torch.randint(-(2**31), 2**31, (n, k * bits // 32), device="cuda", generator=generator).to(torch.int32)
+    form, k = FORMATS[name], shape.in_features
+    if shape in RAGGED:
+        k += max(form.block[1], 32) if form.grouped and form.block else 32
+    return random_coded(form, (shape.out_features, k), torch.Generator("cuda").manual_seed(0))
 
 
 def inputs(rows: int, in_features: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 import triton
 from cuda_cards import SHARED_MEMORY
+from quantized_weights import fp8, int4, int8, nvfp4
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dflash_local.kernels import (
     choose,
     decode_attention,
+    decode_gemm,
     delta_chunk,
     delta_rows,
     delta_step,
@@ -28,7 +30,7 @@ from dflash_local.kernels import (
     skinny_gemm,
     split_kv,
 )
-from dflash_local.kernels.fragment_packing import FragmentFormat
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
@@ -62,15 +64,7 @@ def work(limit: int) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from int8_products(limit)
     yield from chunks(limit)
-    for form, scales in (
-        (FragmentFormat("int4", (1, 32), True, torch.bfloat16), BF16),
-        (FragmentFormat("int8", None, False, torch.float32), "*fp32"),
-        (FragmentFormat("e4m3", (128, 128), False, torch.bfloat16), BF16),
-        (FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, True), "*u8"),
-    ):
-        types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
-        options = fragment_decode.constants(form), fragment_decode.NUM_WARPS, 1
-        yield f"decode {form}", fragment_decode._decode_kernel, types, *options
+    yield from packed_weights()
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
@@ -87,6 +81,24 @@ def work(limit: int) -> Iterator[Work]:
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
     inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1
+
+
+def packed_weights() -> Iterator[Work]:
+    """Decoded for prompts, and multiplied where the few-row kernels cannot."""
+    for weight, scales in (
+        (int4(16, 128, 32, True), BF16),
+        (int8(16, 128, 128, scales=torch.float32), "*fp32"),
+        (fp8(16, 128, scales=torch.bfloat16), BF16),
+        (nvfp4(16, 128), "*u8"),
+    ):
+        packed = FragmentWeight.of(weight)
+        types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
+        constants = fragment_decode.tile_constants(packed)
+        runs = {"RUNS": fragment_decode.PROGRAM_WORDS // constants["RUN_WORDS"]}
+        name, warps = packed.format.codes, fragment_decode.NUM_WARPS
+        yield f"decode {name}", fragment_decode._decode_kernel, types, {**constants, **runs}, warps, 1
+        rows = {"BLOCK_M": 16, "ADD": True}
+        yield f"decoded product {name}", decode_gemm._linear_kernel, types, {**constants, **rows}, 4, 2
 
 
 def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:

@@ -15,6 +15,7 @@ from dflash_local.kernels import (
     accept,
     choose,
     decode_attention,
+    decode_gemm,
     delta_step,
     fragment_decode,
     int8_gemm,
@@ -35,6 +36,7 @@ MODULES = (
     accept,
     choose,
     decode_attention,
+    decode_gemm,
     delta_step,
     fragment_decode,
     int8_gemm,
@@ -100,23 +102,24 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
-def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    weights = {
-        "int4": int4(64, 256, 128),
-        "int4, wide groups": int4(64, 256, 256),
-        "int4, zeros, ragged": int4(56, 160, 32, True),
-        "int8": int8(64, 256, 64),
-        "int8, zeros": int8(64, 256, 128, True),
-        "int8, rows, ragged": int8(56, 160, 160),
-        "fp8": fp8(64, 256, (16, 128)),
-        "fp8, ragged": fp8(72, 160, (32, 160)),
-        "fp8, rows": fp8_rows(72, 160),
-        "mxfp4": mxfp4(64, 256),
-        "mxfp4, ragged": mxfp4(56, 160, scales=(0, 189)),
-        "nvfp4": nvfp4(64, 256),
-        "nvfp4, ragged": nvfp4(56, 160, row_scales=False),
-    }
+PACKED = {
+    "int4": int4(64, 256, 128),
+    "int4, wide groups": int4(64, 256, 256),
+    "int4, zeros, ragged": int4(56, 160, 32, True),
+    "int8": int8(64, 256, 64),
+    "int8, zeros": int8(64, 256, 128, True),
+    "int8, rows, ragged": int8(56, 160, 160),
+    "fp8": fp8(64, 256, (16, 128)),
+    "fp8, ragged": fp8(72, 160, (32, 160)),
+    "fp8, rows": fp8_rows(72, 160),
+    "mxfp4": mxfp4(64, 256),
+    "mxfp4, ragged": mxfp4(56, 160),
+    "nvfp4": nvfp4(64, 256),
+    "nvfp4, ragged": nvfp4(56, 160, row_scales=False),
+}
 
+
+def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(weight: Codable) -> tuple[torch.Tensor, ...]:
         packed, (n, k) = FragmentWeight.of(weight), weight.shape
         out = torch.zeros(n, k)
@@ -124,8 +127,23 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         # As bits, since the largest numbers would hide what becomes of small ones.
         return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
-    for name, weight in weights.items():
+    every_scale = {"mxfp4 with every scale": mxfp4(64, 256, scales=(0, 189))}
+    for name, weight in (PACKED | every_scale).items():
         yield f"decode {name}", lambda weight=weight: run(weight)
+
+
+def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(weight: Codable, rows: int) -> tuple[torch.Tensor, ...]:
+        packed, (n, k) = FragmentWeight.of(weight), weight.shape
+        x, wide = torch.randn(rows, k) / weight.dequantized().norm(dim=1).max(), torch.randn(rows, n + 24)
+        single = decode_gemm.linear(x, packed, torch.empty(rows, n))
+        decode_gemm.linear(x, packed, wide[:, 8 : n + 8], wide[:, 8 : n + 8])
+        return single, wide, decode_gemm.swiglu(x, packed, torch.empty(rows, n // 2))
+
+    for name, weight in PACKED.items():
+        rows = 40 if name in ("int4", "fp8") else 5
+        yield f"products with {name}, {rows} rows", lambda weight=weight, rows=rows: run(weight, rows)
+    yield "products with int4, one row", lambda: run(PACKED["int4"], 1)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -286,7 +304,18 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 
 
 def main() -> None:
-    groups = (products, int8_products, decodes, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (
+        products,
+        int8_products,
+        decodes,
+        decoded_products,
+        norms,
+        heads,
+        attention,
+        choices,
+        acceptance,
+        recurrence,
+    )
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 
