@@ -34,9 +34,11 @@ def part_layout(config: object) -> PartLayout:
     return layout
 
 
-def weight_spec(model: ModelConfig, dtype: str, format_of: FormatOf = unquantized) -> WeightSpec:
+def weight_spec(
+    model: ModelConfig, dtype: str, format_of: FormatOf = unquantized, host_embedding: bool = False
+) -> WeightSpec:
     """What a target's weights depend on."""
-    return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of)
+    return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of, host_embedding=host_embedding)
 
 
 class LayerNorms(NamedTuple):
@@ -79,23 +81,32 @@ class EndBuffers(NamedTuple):
 def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
     """Embedding, norm and head, under the names that published checkpoints have for them."""
     table = (embedding_rows, model.hidden_size)
+    on_host = spec.host_embedding and not model.tie_word_embeddings
     head = HEAD_MODULES[prefix.startswith("language_model.")]  # it does not lie below the text model's prefix
     return EndBuffers(
-        Buffer(f"{prefix}embed_tokens.weight", table, spec.dtype, spec.group),
+        Buffer(
+            f"{prefix}embed_tokens.weight", table, spec.dtype, "embedding in host memory" if on_host else spec.group
+        ),
         spec.norm(f"{prefix}norm", model.hidden_size),
         None if model.tie_word_embeddings else Buffer(f"{head}.weight", table, spec.dtype, "head"),
     )
 
 
 def weight_buffers(
-    model: ModelConfig, prefix: str, embedding_rows: int, dtype: str, format_of: FormatOf = unquantized
+    model: ModelConfig,
+    prefix: str,
+    embedding_rows: int,
+    dtype: str,
+    format_of: FormatOf = unquantized,
+    host_embedding: bool = False,
 ) -> Iterator[Buffer]:
     """Embedding, layers, norm and head.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
+        host_embedding: see ``WeightSpec``.
     """
-    spec = weight_spec(model, dtype, format_of)
+    spec = weight_spec(model, dtype, format_of, host_embedding)
     yield from end_buffers(model, prefix, embedding_rows, spec).present()
     for index, layer in enumerate(model.layers):
         at = f"{prefix}layers.{index}"

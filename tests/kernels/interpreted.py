@@ -16,6 +16,7 @@ from dflash_local.kernels import (
     decode_attention,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -37,6 +38,7 @@ MODULES = (
     decode_attention,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -117,6 +119,16 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
     for kind in ("int4", "zeros", "wide groups", "fp8"):
         yield f"decode {kind}", lambda kind=kind: run(kind)
+
+
+def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, size: int) -> tuple[torch.Tensor, ...]:
+        table, ids = torch.randn(50, size).to(torch.bfloat16), torch.randint(0, 50, (rows,))
+        out = torch.full((rows, size), float("nan"), dtype=table.dtype)
+        return (gather_rows._copied(table, ids, out) if gather_rows.runs_kernels(ids) else table[ids],)
+
+    for rows, size in ((1, 64), (16, 5120), (7, 2056)):
+        yield f"{rows} gathered rows of {size}", lambda r=rows, s=size: run(r, s)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -277,7 +289,7 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 
 
 def main() -> None:
-    groups = (products, int8_products, decodes, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (products, int8_products, decodes, gathered, norms, heads, attention, choices, acceptance, recurrence)
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 
