@@ -82,7 +82,7 @@ def test_what_lies_in_host_memory_in_one_line(pair: Pair, monkeypatch: pytest.Mo
     asked = LoadConfig(context=20000, drafter_precision="full")
     config, told = ask(pair, asked, need(pair, asked) - MIB, monkeypatch)
     assert config == replace(asked, offload="embedding") and told.count("\n") == 1
-    assert "in host memory: embedding (1.2 GiB)" in told
+    assert "in host memory: embedding (1.16 GiB)" in told
 
 
 def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
