@@ -118,6 +118,7 @@ def try_kernels(
                 failed.add(config)
                 process.close()  # whatever such a kernel has done to its process, the next one must not suffer
             record.verdicts[trial.kernel] = verdict
+            record.tried += verdict != "untried"
     finally:
         process.close()
         record.save()

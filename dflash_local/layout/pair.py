@@ -8,20 +8,22 @@ from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.config.module_names import HEAD
 from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
-from dflash_local.layout.linear import stored_formats
+from dflash_local.layout.linear import UNQUANTIZED, stored_formats
 from dflash_local.layout.spec import EngineSpec
 
 
 def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
     """What both models are loaded with, and a copy of the head for drafting."""
-    dtype, formats = spec.dtype, stored_formats(model.quantization)
+    dtype, format_of = spec.dtype, stored_formats(model.quantization)
     host_embedding = "embedding" in spec.offloaded
-    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, formats, host_embedding)
+    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
         yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(spec.precision))
-        yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
+        if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
+            yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 
 
 def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:

@@ -23,6 +23,7 @@ from dflash_local.kernels import (
     delta_rows,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -69,6 +70,7 @@ def work(limit: int) -> Iterator[Work]:
         yield f"decode {bits}", fragment_decode._decode_kernel, types, constants, 4, 1
         constants |= {"BLOCK_M": 16, "ADD": True}
         yield f"decoded product {bits}", decode_gemm._linear_kernel, types, constants, 4, 2
+    yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
