@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import MLPConfig, ModelConfig
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
