@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
 from dflash_local.kernels.qk_norm_rope_cache import as_bytes
 from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, DecodeConfig, decode_config, device_properties
 from dflash_local.layout.attention import partial_buffers
@@ -109,13 +109,13 @@ def decode_attention(
         queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
         capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
         config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_stages=config.num_stages, **overlapping(queries),
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
         partials.outputs, partials.softmax_stats, start, out, out if gates is None else gates, gate_stride, rows,
         max_rows, count, split_size, num_heads, head_dim, block_d, splits_per_doubling, config.block_kv, BLOCK_SPLITS,
-        mask.sliding_window, mask.context_window, gates is not None, num_warps=4,
+        mask.sliding_window, mask.context_window, gates is not None, num_warps=4, **overlapping(queries),
     )  # fmt: skip
     return out
 
@@ -198,6 +198,7 @@ def _attend_split_kernel(
     # One program: one KV head and one split of its keys, for all rows of all query heads that share that KV head.
     # These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output stay in registers; keys and values
     # are streamed, BLOCK_KV of them at a time. Writes one partial result.
+    wait_for_earlier_kernels()
     kv_head = tl.program_id(0)
     num_splits = tl.num_programs(1)
     split = num_splits - 1 - tl.program_id(1)  # of fixed splits the largest first
@@ -265,6 +266,7 @@ def _combine_splits_kernel(
     # fmt: on
     # One program: one row of one query head. Partial results are streamed, BLOCK_SPLITS at a time and always in the
     # order of the keys; their rescaled sum stays in registers, and is gated before it is written.
+    wait_for_earlier_kernels()
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, BLOCK_D)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
 
 
 def rms_norm(
@@ -19,7 +19,9 @@ def rms_norm(
     if not runs_kernels(x):
         return rms_norm_reference(x, weight, eps, out, norm_plus_one=norm_plus_one)
     rows, size = x.shape
-    _rms_norm_kernel[(rows,)](x, weight, out, eps, size, power_of_two(size), norm_plus_one, num_warps=8)
+    _rms_norm_kernel[(rows,)](
+        x, weight, out, eps, size, power_of_two(size), norm_plus_one, num_warps=8, **overlapping(x)
+    )
     return out
 
 
@@ -35,6 +37,7 @@ def rms_norm_reference(
 @jit
 def _rms_norm_kernel(x, weight, out, eps, size, BLOCK: tl.constexpr, NORM_PLUS_ONE: tl.constexpr):
     # One program: one row, all of it in registers.
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
