@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.jit import jit, overlapping, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import jit, overlapping, runs_kernels, start_next_kernel, tl, wait_for_earlier_kernels
 from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
@@ -78,8 +78,6 @@ class Chooser:
             CHOICE_BLOCK,
             noisy,
             num_warps=4,
-            **overlapping(logits),
-            **overlapping(logits),
         )
         wide = 1 << (blocks - 1).bit_length()
         _argmax_kernel[(rows,)](
@@ -131,7 +129,7 @@ def _block_argmax_kernel(
 ):
     # One program: BLOCK logits of one row. They are read once, as four strided quarters since a call of the generator
     # gives four words; the best of them and its id are written.
-    wait_for_earlier_kernels()
+    start_next_kernel()
     row = tl.program_id(0)
     block = tl.program_id(1)
     group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)  # one call of the generator serves four tokens

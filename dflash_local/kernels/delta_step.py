@@ -15,7 +15,15 @@ import torch.nn.functional as F
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels.gated_delta import NORM_EPS
-from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
 
 BLOCK_V = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
 
@@ -80,7 +88,7 @@ def read_inputs(
         projected, weights.conv, weights.rate, weights.bias, state.conv_state, state.inputs, state.queries, state.keys,
         state.values, state.gates, cycle_state.cycle, cycle_state.kept, rows, state.inputs.shape[1],
         shape.num_key_heads, shape.num_value_heads, shape.key_head_dim, shape.value_head_dim, block_d,
-        power_of_two(shape.num_value_heads), shape.conv_kernel_size, NORM_EPS, num_warps=1, **overlapping(projected),
+        power_of_two(shape.num_value_heads), shape.conv_kernel_size, NORM_EPS, num_warps=1,
     )  # fmt: skip
 
 
@@ -198,7 +206,7 @@ def _inputs_kernel(
     # One program: one row of one head of the queries, keys or values, all its channels [BLOCK_D] in registers; or, the
     # last program of a row, the gates of all value heads. Of the convolution's inputs, rows of the block come from the
     # projection, older ones from the log and the conv_state.
-    wait_for_earlier_kernels()
+    start_next_kernel()
     head = tl.program_id(0)
     row = tl.program_id(1)
     half = tl.load(cycle) % 2
@@ -281,6 +289,7 @@ def _block_kernel(
     # One program: BLOCK_V value dimensions of one value head, whose part of the state [BLOCK_V, BLOCK_D] stays in
     # registers. The rows that were kept of the last cycle are streamed from the log and the state is stored; then this
     # cycle's rows, of which only the outputs are stored.
+    start_next_kernel()
     wait_for_earlier_kernels()
     head = tl.program_id(0)
     v_at = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -323,6 +332,7 @@ def _gated_norm_kernel(
 ):
     # fmt: on
     # One program: one value head of one row, in registers.
+    start_next_kernel()
     wait_for_earlier_kernels()
     row = tl.program_id(0)
     head = tl.program_id(1)

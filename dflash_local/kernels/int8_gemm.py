@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, MIN_ROWS, GemmConfig, row_stride
 
@@ -101,7 +101,6 @@ def linear(
         part, row_scales, weight.codes, weight.scales, out, out if residual is None else residual, sums, counters,
         rows, out_features, row_stride(out, residual), in_features, block_m, gemm.block_n, gemm.block_k, config.split_k,
         config.w8a8, _packs(x), residual is not None, num_warps=gemm.num_warps, num_stages=gemm.num_stages,
-        **overlapping(x),
     )  # fmt: skip
     return out
 
@@ -122,7 +121,6 @@ def swiglu(x: torch.Tensor, weight: Int8Weight, out: torch.Tensor, config: Int8C
     _swiglu_kernel[(intermediate_size // gemm.block_n,)](
         part, row_scales, weight.codes, weight.scales, out, rows, intermediate_size, in_features, block_m,
         gemm.block_n, gemm.block_k, config.w8a8, _packs(x), num_warps=gemm.num_warps, num_stages=gemm.num_stages,
-        **overlapping(x),
     )  # fmt: skip
     return out
 
@@ -158,7 +156,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return quantise_rows_reference(x)
     rows, in_features = x.shape
     codes, scales = x.new_empty(rows, in_features, dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
-    _quantise_kernel[(rows,)](x, codes, scales, in_features, power_of_two(in_features), num_warps=8, **overlapping(x))
+    _quantise_kernel[(rows,)](x, codes, scales, in_features, power_of_two(in_features), num_warps=8)
     return codes, scales
 
 
@@ -229,7 +227,6 @@ def _linear_kernel(
     # One program: all rows [BLOCK_M] of BLOCK_N output features, over one of SPLIT_K shares of K. x and the weight's
     # codes are streamed along K, BLOCK_K at a time; the sums [BLOCK_M, BLOCK_N] stay in registers. Where K is split,
     # the program that finds all others of its tile done adds their sums and finishes.
-    wait_for_earlier_kernels()
     tile = tl.program_id(0)
     share = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -278,7 +275,6 @@ def _swiglu_kernel(
     # fmt: on
     # One program: all rows [BLOCK_M] of BLOCK_N features. x is streamed along K once, with it the features' codes of
     # both halves of the weight; the two sums [BLOCK_M, BLOCK_N] stay in registers until they are joined.
-    wait_for_earlier_kernels()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
@@ -308,7 +304,6 @@ def _swiglu_kernel(
 @jit
 def _quantise_kernel(x, codes, scales, in_features, BLOCK_K: tl.constexpr):
     # One program: one row, all of it in registers.
-    wait_for_earlier_kernels()
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK_K)
     inside = k < in_features

@@ -36,16 +36,26 @@ except ModuleNotFoundError:
 
 
 @jit
+def start_next_kernel():
+    """Lets the next kernel be set up while this one runs, if it is launched with ``overlapping``."""
+    if cuda_capability_geq(9, 0):
+        gdc_launch_dependents()
+
+
+@jit
 def wait_for_earlier_kernels():
     """At the beginning of a kernel that is launched with ``overlapping``: nothing is read or written before it."""
     if cuda_capability_geq(9, 0):
-        gdc_launch_dependents()  # the next kernel may be set up; it waits for this one's end in its turn
         gdc_wait()
 
 
 def overlapping(tensor: Placed) -> dict[str, bool]:
     """Launch options of a kernel that begins with ``wait_for_earlier_kernels``: it is set up while the one before it
-    still runs (programmatic dependent launch), where card and driver have that."""
+    runs (programmatic dependent launch), where card and driver have that.
+
+    Not for a kernel of many programs behind one that fills the multiprocessors: all of them would crowd on the first
+    few multiprocessors that become free.
+    """
     return {"launch_pdl": True} if tensor.is_cuda and _overlaps(torch.cuda.current_device()) else {}
 
 

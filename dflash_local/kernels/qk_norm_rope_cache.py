@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, start_next_kernel, tl
 
 LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the next code is NaN
 
@@ -64,7 +64,7 @@ def qk_norm_rope_cache(
     _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
         qkv, *weights, eps, *rotation, start, queries, keys, values, keys.shape[1], layout.num_heads,
         layout.num_kv_heads, layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim, layout.gated,
-        norms is not None, layout.norm_plus_one, layout.per_head_norms, num_warps=1, **overlapping(qkv),
+        norms is not None, layout.norm_plus_one, layout.per_head_norms, num_warps=1,
     )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def _qk_norm_rope_cache_kernel(
     # fmt: on
     # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
     # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated.
-    wait_for_earlier_kernels()
+    start_next_kernel()
     row = tl.program_id(0)
     head = tl.program_id(1)
     PARTS: tl.constexpr = 2 if GATED else 1

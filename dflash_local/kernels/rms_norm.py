@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
 
 
 def rms_norm(
@@ -37,6 +45,7 @@ def rms_norm_reference(
 @jit
 def _rms_norm_kernel(x, weight, out, eps, size, BLOCK: tl.constexpr, NORM_PLUS_ONE: tl.constexpr):
     # One program: one row, all of it in registers.
+    start_next_kernel()
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 MAX_ROWS = 64
 MIN_ROWS = 16  # what a tensor core takes at least
@@ -63,7 +63,6 @@ def linear(
         residual is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **overlapping(x),
     )
     return out
 
@@ -104,7 +103,6 @@ def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: Ge
         config.block_k,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **overlapping(x),
     )
     return out
 
@@ -124,7 +122,6 @@ def _linear_kernel(
     # fmt: on
     # One program: all rows [BLOCK_M] of BLOCK_N output features. x and the weight are streamed along K, BLOCK_K at a
     # time and num_stages steps ahead; the sums [BLOCK_M, BLOCK_N] stay in registers.
-    wait_for_earlier_kernels()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
@@ -154,7 +151,6 @@ def _swiglu_kernel(
     # fmt: on
     # One program: all rows [BLOCK_M] of BLOCK_N features. x is streamed along K once, with it the features' rows of
     # both halves of the weight; the two sums [BLOCK_M, BLOCK_N] stay in registers until they are joined.
-    wait_for_earlier_kernels()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
