@@ -117,7 +117,7 @@ def decode_attention(
         queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
         capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
         config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
-        num_stages=config.num_stages, **overlapping(queries),
+        num_stages=config.num_stages,
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
@@ -207,7 +207,6 @@ def _attend_split_kernel(
     # These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output stay in registers; keys and values
     # are streamed, BLOCK_KV of them at a time. Writes one partial result.
     start_next_kernel()
-    wait_for_earlier_kernels()
     kv_head = tl.program_id(0)
     num_splits = tl.num_programs(1)
     split = num_splits - 1 - tl.program_id(1)  # of fixed splits the largest first

@@ -102,7 +102,7 @@ def run_block(
     _block_kernel[(shape.num_value_heads, shape.value_head_dim // block_v)](
         state.state, state.queries, state.keys, state.values, state.gates, out, cycle_state.cycle, cycle_state.kept,
         rows, state.keys.shape[1], shape.num_key_heads, shape.num_value_heads, shape.key_head_dim,
-        shape.value_head_dim, power_of_two(shape.key_head_dim), block_v, num_warps=1, **overlapping(out),
+        shape.value_head_dim, power_of_two(shape.key_head_dim), block_v, num_warps=1,
     )  # fmt: skip
 
 
@@ -206,7 +206,6 @@ def _inputs_kernel(
     # One program: one row of one head of the queries, keys or values, all its channels [BLOCK_D] in registers; or, the
     # last program of a row, the gates of all value heads. Of the convolution's inputs, rows of the block come from the
     # projection, older ones from the log and the conv_state.
-    start_next_kernel()
     head = tl.program_id(0)
     row = tl.program_id(1)
     half = tl.load(cycle) % 2
@@ -290,7 +289,6 @@ def _block_kernel(
     # registers. The rows that were kept of the last cycle are streamed from the log and the state is stored; then this
     # cycle's rows, of which only the outputs are stored.
     start_next_kernel()
-    wait_for_earlier_kernels()
     head = tl.program_id(0)
     v_at = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k_at = tl.arange(0, BLOCK_D)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, start_next_kernel, tl
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the next code is NaN
 
@@ -144,7 +144,6 @@ def _qk_norm_rope_cache_kernel(
     # fmt: on
     # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
     # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated.
-    start_next_kernel()
     row = tl.program_id(0)
     head = tl.program_id(1)
     PARTS: tl.constexpr = 2 if GATED else 1

@@ -6,12 +6,10 @@ import torch
 
 from dflash_local.kernels.jit import (
     jit,
-    overlapping,
     power_of_two,
     runs_kernels,
     start_next_kernel,
     tl,
-    wait_for_earlier_kernels,
 )
 
 
@@ -27,9 +25,7 @@ def rms_norm(
     if not runs_kernels(x):
         return rms_norm_reference(x, weight, eps, out, norm_plus_one=norm_plus_one)
     rows, size = x.shape
-    _rms_norm_kernel[(rows,)](
-        x, weight, out, eps, size, power_of_two(size), norm_plus_one, num_warps=8, **overlapping(x)
-    )
+    _rms_norm_kernel[(rows,)](x, weight, out, eps, size, power_of_two(size), norm_plus_one, num_warps=8)
     return out
 
 
@@ -46,7 +42,6 @@ def rms_norm_reference(
 def _rms_norm_kernel(x, weight, out, eps, size, BLOCK: tl.constexpr, NORM_PLUS_ONE: tl.constexpr):
     # One program: one row, all of it in registers.
     start_next_kernel()
-    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
