@@ -31,7 +31,7 @@ WHOLE = (lambda: int4(96, 256, 32, True), lambda: int4(96, 256, 128), lambda: fp
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where kernels run; products stay PyTorch's, since activations lie on the CPU."""
     monkeypatch.setattr(fragment_format, "runs_kernels", lambda weight: True)
-    monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
     monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: b"")
@@ -73,15 +73,19 @@ def test_nothing_is_packed_on_the_cpu() -> None:
     assert isinstance(layer.weight, IntWeight) and candidates(layer, 99 * 1024, 16) == []
 
 
-def test_a_missing_compiler_is_said_before_a_weight_is_packed(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise MissingDependencyError("the compiler NVRTC is not installed", "install it")
-
-    monkeypatch.setattr(nvrtc, "nvrtc", missing)
+def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_wheel(
+    card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: missing)
     layer = Linear(int4(96, 256, 32))
-    with pytest.raises(MissingDependencyError):
-        finish([layer])
-    assert isinstance(layer.weight, IntWeight)
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    want = layer(x, torch.empty(5, 96))
+    finish([layer])
+    assert isinstance(layer.weight, FragmentWeight) and candidates(layer, 99 * 1024, 16) == []
+    assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
+    (line,) = without_kernel([layer])
+    assert "pip install nvidia-cuda-nvrtc" in line and "96 x 256" in line
 
 
 def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels import few_row_gemm, fragment_decode, nvrtc
+from dflash_local.kernels import decode_gemm, few_row_gemm, fragment_decode, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
 from dflash_local.kernels.jit import runs_kernels
@@ -22,18 +22,13 @@ MAX_ERROR = 2**-5  # of a result, and half of it of its row's root mean square; 
 
 
 def takes(weight: IntWeight | Fp8Weight) -> bool:
-    """True where the kernels run on the weight's device and take its shape and its groups.
-
-    Raises:
-        MissingDependencyError: they would, if their compiler were installed.
-    """
+    """True where kernels read fragments on the weight's device, and take its shape and its groups."""
     if not (runs_kernels(weight) and weight.dtype == torch.bfloat16 and is_whole(weight)):
         return False
     try:
         fragment_format(weight)
     except ValueError:
         return False
-    nvrtc.nvrtc()
     return True
 
 
@@ -89,12 +84,27 @@ class _Fragments:
         shape = torch.Size((stop, weight.shape[1]))
         return replace(weight, codes=weight.codes[tiles], scales=scales, zeros=zeros, shape=shape)
 
-    linear = staticmethod(few_row_gemm.linear)
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: FragmentWeight,
+        out: torch.Tensor,
+        config: FewRowConfig | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if len(x) > MAX_ROWS:
+            product = self.prefill(x, weight)
+            return out.copy_(product) if residual is None else torch.add(residual, product, out=out)
+        if config is None:
+            return decode_gemm.linear(x, weight, out, residual)
+        return few_row_gemm.linear(x, weight, out, config, residual)
 
     def swiglu(
         self, x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig | None
     ) -> torch.Tensor:
-        if config is not None and len(x) <= MAX_ROWS:
+        if len(x) <= MAX_ROWS:
+            if config is None:
+                return decode_gemm.swiglu(x, weight, out)
             return few_row_gemm.swiglu(x, weight, out, config)
         gate, up = self.prefill(x, weight).chunk(2, -1)
         return torch.mul(F.silu(gate), up, out=out)
@@ -106,6 +116,8 @@ class _Fragments:
         found = few_row_gemm.candidates(weight, paired, rows, shared_memory)
         if not (found and runs_kernels(weight)):
             return found
+        if nvrtc.why_not(torch.cuda.get_device_capability(weight.device)):
+            return []
         few_row_gemm.compile_ahead(weight, paired, rows, found)
         return _right(weight, paired, rows, found)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.kernels import nvrtc
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.split_kv import device_properties
@@ -36,17 +37,20 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """A line for each shape of packed weights that no kernel multiplies here."""
-    shapes = {tuple(layer.weight.shape) for layer in layers if _is_without(layer)}
-    return tuple(
-        f"no kernel gave the right product with quantised weights of {n} x {k} on this card: "
-        "they are decoded each time, which is slow"
-        for n, k in sorted(shapes)
-    )
+    """A line for each shape of packed weights whose products are the generic one here, and why."""
+    lines: dict[str, None] = {}
+    for layer in layers:
+        if isinstance(layer.weight, FragmentWeight) and layer.config is None:
+            n, k = layer.weight.shape
+            lines[
+                f"{_reason(layer.weight)}: quantised weights of {n} x {k} are multiplied in Triton, which is slow"
+            ] = None
+    return tuple(lines)
 
 
-def _is_without(layer: Linear | GateUp) -> bool:
-    return isinstance(layer.weight, FragmentWeight) and layer.config is None
+def _reason(weight: FragmentWeight) -> str:
+    unmet = nvrtc.why_not(torch.cuda.get_device_capability(weight.device))
+    return "no kernel gave the right product on this card" if unmet is None else str(unmet)
 
 
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
