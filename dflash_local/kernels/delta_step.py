@@ -298,28 +298,54 @@ def _block_kernel(
     place = state + (head * V_DIM + v_at)[:, None] * K_DIM + k_at[None, :]
     s = tl.load(place, mask=inside[None, :], other=0.0)
     key_head = head // (V_HEADS // K_HEADS)
+    # A row is loaded while the one before it is computed: steps wait for each other, their loads do not.
     old = (1 - half) * max_rows
+    new = half * max_rows
+    k, v, g, beta = _logged(keys, values, gates, old, 0, count, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM)
+    block = _logged(keys, values, gates, new, 0, rows, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM)
+    q = tl.load(queries + key_head * K_DIM + k_at, mask=inside & (rows > 0), other=0.0)
     for row in range(count):
-        k = tl.load(keys + ((old + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        v = tl.load(values + ((old + row) * V_HEADS + head) * V_DIM + v_at)
-        g = tl.load(gates + (old + row) * 2 * V_HEADS + head)
-        beta = tl.load(gates + ((old + row) * 2 + 1) * V_HEADS + head)
+        following = _logged(
+            keys, values, gates, old, row + 1, count, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM
+        )
         s = s * tl.exp(g)
         delta = beta * (v - tl.sum(s * k[None, :], 1))
         s = s + delta[:, None] * k[None, :]
+        k, v, g, beta = following
     if count > 0:
         tl.store(place, s, mask=inside[None, :])
-    new = half * max_rows
+    k, v, g, beta = block
     for row in range(rows):
-        k = tl.load(keys + ((new + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        v = tl.load(values + ((new + row) * V_HEADS + head) * V_DIM + v_at)
-        q = tl.load(queries + (row * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        g = tl.load(gates + (new + row) * 2 * V_HEADS + head)
-        beta = tl.load(gates + ((new + row) * 2 + 1) * V_HEADS + head)
+        following = _logged(
+            keys, values, gates, new, row + 1, rows, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM
+        )
+        next_q = tl.load(
+            queries + ((row + 1) * K_HEADS + key_head) * K_DIM + k_at, mask=inside & (row + 1 < rows), other=0.0
+        )
         s = s * tl.exp(g)
         delta = beta * (v - tl.sum(s * k[None, :], 1))
         s = s + delta[:, None] * k[None, :]
         tl.store(out + (row * V_HEADS + head) * V_DIM + v_at, tl.sum(s * q[None, :], 1))
+        k, v, g, beta = following
+        q = next_q
+
+
+# fmt: off
+@jit
+def _logged(
+    keys, values, gates, first, row, rows, head, v_at, k_at, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+):
+    # fmt: on
+    """Key, values, log decay and beta of a row of the log, which begins at row ``first``; zeros from ``rows`` on."""
+    there = row < rows
+    at = first + row
+    key_head = head // (V_HEADS // K_HEADS)
+    k = tl.load(keys + (at * K_HEADS + key_head) * K_DIM + k_at, mask=(k_at < K_DIM) & there, other=0.0)
+    v = tl.load(values + (at * V_HEADS + head) * V_DIM + v_at, mask=there & (v_at < V_DIM), other=0.0)
+    g = tl.load(gates + at * 2 * V_HEADS + head, mask=there, other=0.0)
+    beta = tl.load(gates + (at * 2 + 1) * V_HEADS + head, mask=there, other=0.0)
+    return k, v, g, beta
 
 
 # fmt: off
