@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from dflash_local.config.module_names import DECAY, HEAD
-from dflash_local.config.quantization import READ
+from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors

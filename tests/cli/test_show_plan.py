@@ -11,7 +11,7 @@ from fake_hub import FakeHub
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 
 GIB = 2**30
