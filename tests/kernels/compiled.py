@@ -68,7 +68,7 @@ def work(limit: int) -> Iterator[Work]:
         types = {"codes": codes, "scales": BF16, "zeros": BF16}
         constants = {**plain, "BITS": bits}
         yield f"decode {bits}", fragment_decode._decode_kernel, types, constants, 4, 1
-        constants |= {"BLOCK_M": 16, "ADD": True}
+        constants = {**constants, "BLOCK_M": 16, "ADD": True}
         yield f"decoded product {bits}", decode_gemm._linear_kernel, types, constants, 4, 2
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
