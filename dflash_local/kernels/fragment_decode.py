@@ -11,8 +11,8 @@ import torch
 
 from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, TILE_N, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
+from dflash_local.layout.linear import DECODED_SLICE
 
-DECODED_SLICE = 2**25  # numbers that are decoded at a time
 PROGRAM_WORDS = 1024  # of codes that a program decodes: 32 bytes for each thread
 STEP_RUNS = 128  # of eight columns of two features
 NUM_WARPS = 4

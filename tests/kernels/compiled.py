@@ -15,6 +15,7 @@ from cuda_cards import SHARED_MEMORY
 from quantized_weights import fp8, int4, int8, nvfp4
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 
 from dflash_local.kernels import (
     choose,
@@ -24,6 +25,7 @@ from dflash_local.kernels import (
     delta_rows,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -65,6 +67,7 @@ def work(limit: int) -> Iterator[Work]:
     yield from int8_products(limit)
     yield from chunks(limit)
     yield from packed_weights()
+    yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
@@ -178,6 +181,13 @@ SIZES = ("rows", "out_features", "in_features", "intermediate_size", "gate_strid
 
 def compiled(card: int, item: Work) -> dict[str, Any]:
     """What one kernel takes on one card."""
+    target = GPUTarget("cuda", card, 32)
+
+    def current_target() -> GPUTarget:
+        return target
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    target_info.current_target = current_target  # kernels ask for the card's capability while they are compiled
     name, kernel, types, constants, warps, stages = item
     signature = {}
     for argument in kernel.arg_names:
@@ -194,7 +204,7 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
     aligned = {places[name]: [["tt.divisibility", 16]] for name in even}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "num_stages": stages}
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+    built = triton.compile(source, target=target, options=options)
     return {"card": card, "kernel": name, "shared": built.metadata.shared}
 
 

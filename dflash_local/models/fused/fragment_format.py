@@ -10,18 +10,17 @@ import torch.nn.functional as F
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight, fragment_format, is_whole
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, fragment_format
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import Part, WeightFormat
 from dflash_local.models.fused.fragment_kernels import right_configs
 from dflash_local.models.place import Places
 
 
-def takes(weight: IntWeight | Fp8Weight) -> bool:
+def takes(weight: Codable) -> bool:
     """True where kernels read fragments on the weight's device, and take its shape and its groups."""
-    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16 and is_whole(weight)):
+    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16):
         return False
     try:
         fragment_format(weight)
@@ -71,7 +70,7 @@ class _Fragments:
                 return decode_gemm.swiglu(x, weight, out)
             return few_row_gemm.swiglu(x, weight, out, config)
         gate, up = self.prefill(x, weight).chunk(2, -1)
-        return torch.mul(F.silu(gate), up, out=out)
+        return torch.mul(F.silu(gate, inplace=True), up, out=out)
 
     def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
         return fragment_decode.linear(x, weight)
