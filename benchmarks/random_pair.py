@@ -290,12 +290,12 @@ def plain(shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> list[Sto
     return [Stored(name, "BF16", shape, partial(make, name, shape)) for name, shape in shapes]
 
 
-def save(folder: Path, tensors: Sequence[Stored], shard_bytes: int = SHARD_BYTES) -> None:
+def save(folder: Path, tensors: Sequence[Stored]) -> None:
     """Shards with an index, written tensor by tensor: never more than one is held."""
     shards: list[list[Stored]] = [[]]
     held = 0
     for tensor in tensors:
-        if held >= shard_bytes:
+        if held >= SHARD_BYTES:
             shards.append([])
             held = 0
         shards[-1].append(tensor)
