@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,20 @@ from dflash_local.models.fused.linear import GateUp, Linear, finish
 
 pytestmark = pytest.mark.gpu
 
-SIGNATURE = """
-extern "C" __global__ void few_row_gemm(
-    const unsigned short* x, const unsigned char* codes, const unsigned char* scales, const unsigned char* zeros,
-    unsigned short* out, const unsigned short* residual, float* partial_sums, int* counters, long long x_stride,
-    long long out_stride, int rows, int out_features, int tiles)
-"""
+TYPES = "typedef unsigned short u16; typedef unsigned char u8; typedef long long i64;"
 PLANTED = {
     "wrong": "{ if (threadIdx.x < rows) out[threadIdx.x * out_stride] = 0x3f80; }",
     "fault": "{ *(volatile int*)0 = rows; }",
     "hang": "{ while (((volatile int*)counters)[0] == 0) {} }",
 }
 ROWS = (1, 7, 16, 33, 64)
+
+
+def planted(verdict: str) -> str:
+    """A source whose kernel takes what the real one takes."""
+    real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"\nfew_row_gemm\((.*?)\) \{", real, re.DOTALL)
+    return f'{TYPES}\nextern "C" __global__ void few_row_gemm({arguments}) {PLANTED[verdict]}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def check_product(layer: Linear, wide: torch.Tensor) -> None:
 @pytest.mark.parametrize("verdict", PLANTED)
 def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "few_row_gemm.cu"
-    source.write_text(SIGNATURE + PLANTED[verdict])
+    source.write_text(planted(verdict))
     monkeypatch.setattr(few_row_gemm, "SOURCE", source)
     layer = Linear(int4(1024, 2048, 128, device="cuda"))
     wide = layer.weight.dequantized()  # type: ignore[union-attr]
@@ -78,7 +81,7 @@ def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, mon
 def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
     source = tmp_path / "few_row_gemm.cu"
-    source.write_text(f"#if WARPS_N == 1\n{SIGNATURE}{PLANTED[verdict]}\n#else\n{real}\n#endif\n")
+    source.write_text(f"#if WARPS_N == 1\n{planted(verdict)}#else\n{real}\n#endif\n")
     monkeypatch.setattr(few_row_gemm, "SOURCE", source)
     monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 100)
     monkeypatch.setattr(kernel_trial, "TRIAL_S", 10.0)
