@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_weights import fp8, int4
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import record_of
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.models.fused import kernel_choice
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish
@@ -42,11 +41,15 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 2)
 
 
-def weights() -> list[IntWeight | Fp8Weight]:
+def weights(n: int = 1024, k: int = 2048) -> list[Codable]:
+    """Of every format."""
     return [
-        int4(1024, 2048, 128, device="cuda"),
-        int4(1024, 2048, 32, True, device="cuda"),
-        fp8(1024, 2048, device="cuda"),
+        *(int4(n, k, group, zeros, device="cuda") for group, zeros in ((128, False), (32, True))),
+        *(int8(n, k, group, zeros, device="cuda") for group, zeros in ((k, False), (32, True))),
+        fp8(n, k, device="cuda"),
+        fp8_rows(n, k, device="cuda"),
+        mxfp4(n, k, device="cuda"),
+        nvfp4(n, k, device="cuda"),
     ]
 
 
@@ -110,7 +113,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_generic_product_is_what_the_weight_stands_for_row_by_row(rows: int) -> None:
-    for weight in (*weights(), int4(992, 1024 + 96, 32, True, device="cuda"), fp8(1000, 1024 + 160, device="cuda")):
+    for weight in (*weights(), *weights(1000, 1024 + 96)):  # the last tile and the last step are not full
         n, k = weight.shape
         packed, x = FragmentWeight.of(weight), random(rows, k)
         out = decode_gemm.linear(x, packed, torch.empty(rows, n, device="cuda", dtype=torch.bfloat16))
