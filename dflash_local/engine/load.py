@@ -79,6 +79,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         draft=runner.proposer is not None,
         drafter_precision=runner.drafter_precision,
     )
+    if facts.model.quantization is not None and facts.model.quantization.remark:
+        notices = (*notices, facts.model.quantization.remark)
     stored = kept_format(facts.model.quantization, runner.name)
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))
