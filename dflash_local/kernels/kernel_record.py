@@ -19,6 +19,7 @@ from dflash_local.store.atomic import write_atomic
 
 # uncompiled: the compiler refused it. untried: others of its format failed in such numbers that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
+RECORD_NAME = "kernels-{}.json"
 LAUNCHING = ("few_row_gemm.py", "cuda_driver.py", "fragment_packing.py")
 
 
@@ -32,10 +33,11 @@ class KernelRecord:
     def __init__(self, folder: Path | None, facts: dict[str, Any]) -> None:
         self.facts = facts
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        self.path = folder / f"kernels-{digest}.json" if folder else None
+        self.path = folder / RECORD_NAME.format(digest) if folder else None
         self.verdicts: dict[str, Verdict] = {}
         self.choices: dict[str, str] = {}
         self.impossible = ""  # why no kernel could be tried since the start
+        self.tried = 0  # kernels that were since the start
         self.used: set[str] = set()  # the products asked for since the start
         self._read()
 
@@ -65,13 +67,6 @@ class KernelRecord:
         with suppress(OSError):  # full or read-only
             write_atomic(self.path, json.dumps(content, indent=1) + "\n")
 
-    def forget(self) -> None:
-        """Begin anew, on the disk too."""
-        self.verdicts, self.choices = {}, {}
-        if self.path is not None:
-            with suppress(OSError):
-                self.path.unlink(missing_ok=True)
-
     def _read(self) -> None:
         """Whatever of the file is as it should be."""
         try:
@@ -92,7 +87,7 @@ class KernelRecord:
 _records: dict[tuple[Path | None, str], KernelRecord] = {}
 
 
-def record_of(device: torch.device) -> KernelRecord:
+def record_of(device: torch.device | str) -> KernelRecord:
     """The record of a card, read once.
 
     Raises:
@@ -105,7 +100,21 @@ def record_of(device: torch.device) -> KernelRecord:
     return _records[key]
 
 
-def card_facts(device: torch.device) -> dict[str, Any]:
+def used_records() -> list[KernelRecord]:
+    """Those of the cards that products were chosen on since the start."""
+    return [record for record in _records.values() if record.used]
+
+
+def forget_all() -> None:
+    """Begin anew with every card, on the disk too."""
+    _records.clear()
+    folder = nvrtc.cubin_folder()
+    for path in folder.glob(RECORD_NAME.format("*")) if folder else ():
+        with suppress(OSError):
+            path.unlink()
+
+
+def card_facts(device: torch.device | str) -> dict[str, Any]:
     """What verdicts and choices hold for.
 
     Raises:
