@@ -17,6 +17,8 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
 MAX_CONTEXT = 2**31 - 1
 FUSED, REFERENCE = "fused", "reference"  # engines
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
+QUANTIZED = ("fp8", "int8", "int4")  # formats of ``quantize`` that this program makes and multiplies itself
+BITSANDBYTES = ("bnb-int8", "bnb-nf4")  # and those that it leaves to bitsandbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class LoadOption:
         choices, pattern, low, high: what is allowed of words, text and numbers; ``allowed`` says it.
         spelled: what a command line says instead of the default where there is no option of this name.
         has_variable: may also be a ``DFLASH_`` variable or stand in settings.json.
-        former_name: still understood in its place.
+        former_name: still understood in its place. former_values: words that are still understood, and their choices.
         planned: the memory plan depends on it. needs_fused: no other engine knows more than its default.
         compared: two loads that differ in it are different; else it only matters while loading.
         unsaid: values that go without saying, besides the default.
@@ -72,6 +74,7 @@ class LoadOption:
     spelled: str = ""
     has_variable: bool = True
     former_name: str = ""
+    former_values: Mapping[str, str] = field(default_factory=dict)
     planned: bool = True
     needs_fused: bool = False
     compared: bool = True
@@ -139,8 +142,10 @@ class LoadConfig:
     )
     quantize: str | None = _option(
         None,
-        "Load the target's weights in 8 or 4 bits, with bitsandbytes.",
-        choices=("int8", "nf4"),
+        "Round a target's plain weights to 8 or 4 bits as they are read; bnb-: with bitsandbytes, which is slow.",
+        choices=(*QUANTIZED, *BITSANDBYTES),
+        former_values={"nf4": "bnb-nf4"},
+        metavar="FORMAT",
         has_variable=False,
     )
     dtype: str = _option(
@@ -205,13 +210,22 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         for name, option in LOAD_OPTIONS.items():
-            option.check(getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, str) and value in option.former_values:
+                value = option.former_values[value]
+                object.__setattr__(self, name, value)
+            option.check(value)
 
     @property
     def needs_fused(self) -> str:
         """The option that only the fused engine knows, as a command line spells it; empty when none is given."""
         asked = (name for name, option in LOAD_OPTIONS.items() if option.needs_fused)
         return next((self._spelled(name) for name in asked if getattr(self, name) != LOAD_OPTIONS[name].default), "")
+
+    @property
+    def bitsandbytes(self) -> str | None:
+        """The format that bitsandbytes is asked for; None where it is not."""
+        return self.quantize if self.quantize in BITSANDBYTES else None
 
     def arguments(self, beside: LoadConfig | None = None) -> list[str]:
         """The words of a command line for all that differs from the defaults.

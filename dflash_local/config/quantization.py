@@ -64,19 +64,32 @@ class StoredFp8:
         return f"fp8 {self.block[0]}x{self.block[1]}"
 
 
-StoredFormat = StoredInt4 | StoredFp8
+@dataclass(frozen=True, slots=True)
+class StoredPlain:
+    """In a plain dtype, and quantised as it is read. ``kept``: the format that it is kept in."""
+
+    kept: StoredInt4 | StoredFp8
+
+    @property
+    def name(self) -> str:
+        """For screens."""
+        return self.kept.name
+
+
+StoredFormat = StoredInt4 | StoredFp8 | StoredPlain
 Rule = tuple[str, StoredFormat | None]  # None: stays in 16 bits
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a published checkpoint is quantised.
+    """How a published checkpoint is quantised, or a plain one as it is read.
 
     Attributes:
-        method: as its configuration calls it. unread: what of it is not read here, in a few words; empty when all is.
+        method: as its configuration calls it, or ``LoadConfig.quantize``. unread: what of it is not read here, in a few words; empty when all is.
         default: the format of a matrix that no rule names. names: modules or what they lie below; they come first.
         patterns: regular expressions in order, which match from the beginning of a module's name.
         below: only what lies below these is quantised; empty for everything.
+        at_load: the checkpoint is plain.
     """
 
     method: str
@@ -85,6 +98,7 @@ class Quantization:
     names: tuple[Rule, ...] = ()
     patterns: tuple[Rule, ...] = ()
     below: tuple[str, ...] = ()
+    at_load: bool = False
 
     @property
     def name(self) -> str:
@@ -118,7 +132,9 @@ class Quantization:
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
-    return None if quantization is None or engine != "fused" else quantization.name
+    if quantization is None or quantization.at_load or engine != "fused":
+        return None
+    return quantization.name
 
 
 def _spellings(module: str) -> tuple[str, ...]:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dflash_local.config.quantization import Int4Dialect, Quantization, StoredFormat, StoredFp8, StoredInt4
+from dflash_local.config.quantization import (
+    Int4Dialect,
+    Quantization,
+    StoredFormat,
+    StoredFp8,
+    StoredInt4,
+    StoredPlain,
+)
 from dflash_local.layout.buffer import Buffer, Group
 
 INT4_PER_WORD = 8
@@ -122,6 +129,26 @@ class Fp8Blocks:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedAtLoad:
+    """Another format, whose codes are made of a plain matrix as it is read."""
+
+    kept: WeightFormat
+
+    @property
+    def name(self) -> str:
+        """As the ledger and screens call it."""
+        return self.kept.name
+
+    def joins(self, out_features: int) -> bool:
+        """As the other one."""
+        return self.kept.joins(out_features)
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """As the other one's."""
+        return self.kept.buffers(name, out_features, in_features, dtype, group)
+
+
 UNQUANTIZED, INT8 = Unquantized(), Int8PerChannel()
 FormatOf = Callable[[str], WeightFormat]  # of a module by the name that the checkpoint has for it
 
@@ -146,6 +173,8 @@ def weight_format(stored: StoredFormat | None, scale_dtype: str = "") -> WeightF
     """
     if stored is None:
         return UNQUANTIZED
+    if isinstance(stored, StoredPlain):
+        return QuantizedAtLoad(weight_format(stored.kept))
     if isinstance(stored, StoredInt4):
         usual = "bfloat16" if stored.dialect == "pack-quantized" else "float16"
         return Int4Groups(stored.group_size, stored.zeros, scale_dtype or usual, stored.dialect)
