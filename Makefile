@@ -22,8 +22,8 @@ CLIENTS := .venv-clients
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
 # The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
-ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/planner tests/chat tests/service tests/api \
-  tests/cli tests/test_settings.py tests/test_terminal.py tests/test_architecture.py
+ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/planner tests/worker tests/chat tests/service \
+  tests/api tests/cli tests/test_settings.py tests/test_terminal.py tests/test_architecture.py
 ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil starlette uvicorn textual \
   pytest pytest-timeout pytest-xdist hypothesis
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)

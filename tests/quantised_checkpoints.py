@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from families import save_model
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
+Encoded = tuple[Tensors, torch.Tensor]  # a matrix's tensors, and what they stand for
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 GROUP = 32
 BLOCK = (32, 32)
+HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
@@ -38,44 +40,60 @@ class Matrix:
         return torch.from_numpy((self.codes - zeros).astype(np.float32) * scales.astype(np.float32))
 
 
-def quantised(weight: torch.Tensor, symmetric: bool, scale_dtype: torch.dtype, signs: bool = False) -> Matrix:
-    """Rounded to sixteen levels by groups. ``signs``: every other scale is negative."""
-    rows, columns = weight.shape
-    groups = weight.float().view(rows, columns // GROUP, GROUP)
-    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-    scales = (groups.abs().amax(2) / 7 if symmetric else (high - low) / 15).clamp(min=1e-4).to(scale_dtype).float()
-    zeros = torch.full_like(scales, 8) if symmetric else (-low / scales).round().clamp(1, 15)
-    if signs:
-        scales[:, ::2] *= -1
-    codes = (groups / scales.unsqueeze(2)).round().add(zeros.unsqueeze(2)).clamp(0, 15)
-    whole = codes.view(rows, columns).numpy().astype(np.int64)
-    return Matrix(whole, scales.numpy(), zeros.numpy().astype(np.int64))
+@dataclass(frozen=True)
+class Grid:
+    """How finely integers are quantised: their bits, the width of a group (0: a row), and how a scale is rounded."""
+
+    bits: int = 4
+    group: int = GROUP
+    symmetric: bool = True
+    scale_dtype: torch.dtype = HALF
+    negative: bool = False  # the scales of every other row are
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+    def quantised(self, weight: torch.Tensor) -> Matrix:
+        rows, columns = weight.shape
+        middle = 2 ** (self.bits - 1)
+        groups = weight.float().view(rows, -1, self.group or columns)
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scales = groups.abs().amax(2) / (middle - 1) if self.symmetric else (high - low) / (2 * middle - 1)
+        scales = scales.clamp(min=1e-4).to(self.scale_dtype).float()
+        zeros = torch.full_like(scales, middle) if self.symmetric else (-low / scales).round().clamp(1, 2 * middle - 1)
+        if self.negative:
+            scales[::2] *= -1
+        codes = (groups / scales.unsqueeze(2)).round().add(zeros.unsqueeze(2)).clamp(0, 2 * middle - 1)
+        whole = codes.view(rows, columns).numpy().astype(np.int64)
+        return Matrix(whole, scales.numpy(), zeros.numpy().astype(np.int64))
 
 
-def words(nibbles: np.ndarray) -> torch.Tensor:
-    """Nibbles [..., 8], the first in the lowest bits, as int32."""
-    packed = np.zeros(nibbles.shape[:-1], np.uint64)
-    for place in range(8):
-        packed |= nibbles[..., place].astype(np.uint64) << np.uint64(4 * place)
+def words(codes: np.ndarray) -> torch.Tensor:
+    """Codes [..., 8] of four bits or [..., 4] of eight, the first in the lowest bits, as int32."""
+    bits = 32 // codes.shape[-1]
+    packed = np.zeros(codes.shape[:-1], np.uint64)
+    for place in range(codes.shape[-1]):
+        packed |= codes[..., place].astype(np.uint64) << np.uint64(bits * place)
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32).copy())
 
 
-def gptq(matrix: Matrix, scale_dtype: torch.dtype, zero_offset: int) -> Tensors:
-    """qweight [K / 8, N], qzeros [K / G, N / 8], scales [K / G, N], g_idx [K]."""
-    columns = matrix.codes.shape[1]
-    zeros = (matrix.zeros.T - zero_offset) & 15
+def gptq(matrix: Matrix, grid: Grid, zero_offset: int) -> Tensors:
+    """qweight [K / 8, N], qzeros [K / G, N / 8], scales [K / G, N], g_idx [K]; 4 for 8 in eight bits."""
+    columns, per_word = matrix.codes.shape[1], grid.per_word
+    zeros = (matrix.zeros.T - zero_offset) & (2**grid.bits - 1)
     return {
-        "qweight": words(matrix.codes.T.reshape(columns // 8, 8, -1).transpose(0, 2, 1)),
-        "qzeros": words(zeros.reshape(len(zeros), -1, 8)),
-        "scales": torch.from_numpy(matrix.scales.T.copy()).to(scale_dtype),
-        "g_idx": (torch.arange(columns) // GROUP).int(),
+        "qweight": words(matrix.codes.T.reshape(columns // per_word, per_word, -1).transpose(0, 2, 1)),
+        "qzeros": words(zeros.reshape(len(zeros), -1, per_word)),
+        "scales": torch.from_numpy(matrix.scales.T.copy()).to(grid.scale_dtype),
+        "g_idx": (torch.arange(columns) // (grid.group or columns)).int(),
     }
 
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of an octet, from the lowest bits on
 
 
-def awq(matrix: Matrix, scale_dtype: torch.dtype) -> Tensors:
+def awq(matrix: Matrix, grid: Grid) -> Tensors:
     """qweight [K, N / 8], qzeros [K / G, N / 8], scales [K / G, N]."""
 
     def packed(rows: np.ndarray) -> torch.Tensor:
@@ -84,40 +102,92 @@ def awq(matrix: Matrix, scale_dtype: torch.dtype) -> Tensors:
     return {
         "qweight": packed(matrix.codes.T),
         "qzeros": packed(matrix.zeros.T),
-        "scales": torch.from_numpy(matrix.scales.T.copy()).to(scale_dtype),
+        "scales": torch.from_numpy(matrix.scales.T.copy()).to(grid.scale_dtype),
     }
 
 
-def pack_quantized(matrix: Matrix, scale_dtype: torch.dtype, symmetric: bool) -> Tensors:
-    """weight_packed [N, K / 8], weight_scale [N, K / G], weight_zero_point [N / 8, K / G]."""
+def pack_quantized(matrix: Matrix, grid: Grid) -> Tensors:
+    """weight_packed [N, K / 8], weight_scale [N, K / G], weight_zero_point [N / 8, K / G]; 4 for 8 in eight bits."""
     rows, columns = matrix.codes.shape
     found = {
-        "weight_packed": words(matrix.codes.reshape(rows, columns // 8, 8)),
-        "weight_scale": torch.from_numpy(matrix.scales).to(scale_dtype),
+        "weight_packed": words(matrix.codes.reshape(rows, -1, grid.per_word)),
+        "weight_scale": torch.from_numpy(matrix.scales).to(grid.scale_dtype),
         "weight_shape": torch.tensor([rows, columns]),
     }
-    if not symmetric:
-        zeros = matrix.zeros.reshape(rows // 8, 8, -1).transpose(0, 2, 1)
+    if not grid.symmetric:
+        zeros = matrix.zeros.reshape(rows // grid.per_word, grid.per_word, -1).transpose(0, 2, 1)
         found["weight_zero_point"] = words(zeros)
     return found
 
 
-def fp8(weight: torch.Tensor, scale_dtype: torch.dtype) -> tuple[Tensors, torch.Tensor]:
-    """Codes and scales of blocks; and what they stand for."""
+def int_quantized(matrix: Matrix, grid: Grid) -> Tensors:
+    """weight [N, K] and weight_zero_point [N, K / G] as signed bytes, weight_scale [N, K / G]."""
+    found = {
+        "weight": torch.from_numpy((matrix.codes - 128).astype(np.int8)),
+        "weight_scale": torch.from_numpy(matrix.scales).to(grid.scale_dtype),
+    }
+    if not grid.symmetric:
+        found["weight_zero_point"] = torch.from_numpy((matrix.zeros - 128).astype(np.int8))
+    return found
+
+
+def fp8(weight: torch.Tensor, block: tuple[int, int], scale_dtype: torch.dtype, scales_name: str) -> Encoded:
+    """weight [N, K] as e4m3, and scales [blocks of rows, blocks of columns]."""
     rows, columns = weight.shape
-    scales = torch.zeros(-(-rows // BLOCK[0]), -(-columns // BLOCK[1]))
+    scales = torch.zeros(-(-rows // block[0]), -(-columns // block[1]))
     codes, meant = torch.zeros_like(weight), torch.zeros_like(weight)
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):
             part = (
-                slice(row * BLOCK[0], (row + 1) * BLOCK[0]),
-                slice(column * BLOCK[1], (column + 1) * BLOCK[1]),
+                slice(row * block[0], (row + 1) * block[0]),
+                slice(column * block[1], (column + 1) * block[1]),
             )
             scale = (weight[part].abs().max() / 448).clamp(min=1e-6).to(scale_dtype).float()
             scales[row, column] = scale
             codes[part] = (weight[part] / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
             meant[part] = codes[part] * scale
-    return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scales.to(scale_dtype)}, meant
+    return {"weight": codes.to(torch.float8_e4m3fn), scales_name: scales.to(scale_dtype)}, meant
+
+
+MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of e2m1, by its lower three bits
+
+
+def e2m1(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest codes of numbers [N, K], two to a byte, the first in its lower half; and what they stand for."""
+    numbers = scaled.numpy()
+    nearest = np.abs(np.abs(numbers)[..., None] - MAGNITUDES).argmin(-1)
+    codes = nearest + 8 * (numbers < 0)
+    packed = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)
+    meant = np.where(codes >= 8, -1, 1).astype(np.float32) * MAGNITUDES[codes % 8]
+    return torch.from_numpy(packed), torch.from_numpy(meant)
+
+
+def nvfp4(weight: torch.Tensor, compressed: bool) -> Encoded:
+    """Codes, a scale for each 16 (e4m3), and one for all: of ModelOpt, or its reciprocal of compressed-tensors."""
+    groups = weight.view(len(weight), -1, 16)
+    of_all = weight.abs().max() / 2688
+    reciprocal = 1 / of_all
+    if compressed:
+        of_all = 1 / reciprocal
+    scales = (groups.abs().amax(2) / 6 / of_all).clamp(min=2**-6).to(torch.float8_e4m3fn)
+    factors = scales.float().repeat_interleave(16, 1)
+    codes, values = e2m1(weight / (factors * of_all))
+    meant = values * factors * of_all
+    if compressed:
+        unused = {"input_global_scale": torch.tensor([7.0])}
+        stored = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": reciprocal.reshape(1)}
+        return {**stored, **unused}, meant
+    stored = {"weight": codes, "weight_scale": scales, "weight_scale_2": of_all, "input_scale": torch.tensor(7.0)}
+    return stored, meant
+
+
+def mxfp4(weight: torch.Tensor) -> Encoded:
+    """weight_packed [N, K / 2], weight_scale [N, K / 32]: exponents of two, 127 more."""
+    groups = weight.view(len(weight), -1, 32)
+    exponents = groups.abs().amax(2).clamp(min=1e-6).log2().floor() - 2
+    factors = torch.exp2(exponents).repeat_interleave(32, 1)
+    codes, values = e2m1(weight / factors)
+    return {"weight_packed": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, values * factors
 
 
 @dataclass(frozen=True)
@@ -125,61 +195,127 @@ class Dialect:
     """How a quantiser writes: its configuration, and a matrix's tensors with what they stand for."""
 
     config: Mapping[str, Any]
-    encode: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+    encode: Callable[[torch.Tensor], Encoded]
 
 
-def _gptq(dtype: torch.dtype, *, symmetric: bool = True, version: int = 1, signs: bool = False) -> Any:
-    def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        matrix = quantised(weight, symmetric, dtype, signs)
-        return gptq(matrix, dtype, 1 if version == 1 else 0), matrix.weight
-
-    return encode
-
-
-def _awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    matrix = quantised(weight, False, HALF)
-    return awq(matrix, HALF), matrix.weight
-
-
-def _packed(dtype: torch.dtype, symmetric: bool) -> Any:
-    def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        matrix = quantised(weight, symmetric, dtype)
-        return pack_quantized(matrix, dtype, symmetric), matrix.weight
+def _integers(write: Callable[[Matrix, Grid], Tensors], grid: Grid) -> Callable[[torch.Tensor], Encoded]:
+    def encode(weight: torch.Tensor) -> Encoded:
+        matrix = grid.quantised(weight)
+        return write(matrix, grid), matrix.weight
 
     return encode
 
 
-def _packed_config(symmetric: bool) -> dict[str, Any]:
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": symmetric}
-    group = {"targets": ["Linear"], "weights": {**weights, "actorder": None, "dynamic": False}}
-    ignore = ["lm_head", "re:.*linear_attn.in_proj_[ab]$"]
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": group},
-        "ignore": ignore,
-    }
+def _gptq(grid: Grid, **changes: Any) -> Dialect:
+    offset = 0 if changes.get("checkpoint_format") == "gptq_v2" else 1
+    config = {"quant_method": "gptq", "desc_act": False, "lm_head": False, "bits": grid.bits, "sym": grid.symmetric}
+    config["group_size"] = grid.group or -1
+    return Dialect({**config, **changes}, _integers(lambda matrix, grid: gptq(matrix, grid, offset), grid))
 
 
-_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False, "lm_head": False}
-_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": True, "data_type": "int"}
-_ROUND |= {"packing_format": "auto_round:auto_gptq"}
-_AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-HALF, BRAIN = torch.float16, torch.bfloat16
+def _auto_round(grid: Grid, write: Callable[[Matrix, Grid], Tensors], packing: str) -> Dialect:
+    config = {"quant_method": "auto-round", "bits": grid.bits, "group_size": grid.group, "sym": grid.symmetric}
+    return Dialect({**config, "data_type": "int", "packing_format": packing}, _integers(write, grid))
+
+
+IGNORED = ["lm_head", "re:.*linear_attn.in_proj_[ab]$"]
+
+
+def _compressed(layout: str, encode: Callable[[torch.Tensor], Encoded], **weights: Any) -> Dialect:
+    group = {"targets": ["Linear"], "weights": {"type": "float", "symmetric": True, "dynamic": False, **weights}}
+    groups = {"group_0": group}
+    config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups, "ignore": IGNORED}
+    return Dialect(config, encode)
+
+
+def _compressed_int(write: Callable[[Matrix, Grid], Tensors], grid: Grid, layout: str = "pack-quantized") -> Dialect:
+    told = {"num_bits": grid.bits, "type": "int", "symmetric": grid.symmetric, "group_size": grid.group or None}
+    return _compressed(layout, _integers(write, grid), **told, strategy="group" if grid.group else "channel")
+
+
+def _fp8_rows(strategy: str, scale_dtype: torch.dtype, shape: tuple[int, ...]) -> Callable[[torch.Tensor], Encoded]:
+    """A scale for the matrix or for each row; in what shape a scale for the matrix is stored."""
+
+    def encode(weight: torch.Tensor) -> Encoded:
+        block = (len(weight) if strategy == "tensor" else 1, weight.shape[1])
+        stored, meant = fp8(weight, block, scale_dtype, "weight_scale")
+        stored["weight_scale"] = stored["weight_scale"].reshape(shape)
+        return {**stored, "input_scale": torch.tensor(7.0)}, meant
+
+    return encode
+
+
+def _modelopt(algorithm: str, encode: Callable[[torch.Tensor], Encoded]) -> Dialect:
+    ignore = ["lm_head", "*linear_attn.in_proj_a", "*linear_attn.in_proj_b"]
+    return Dialect({"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ignore}, encode)
+
+
+def _blocks(weight: torch.Tensor) -> Encoded:
+    stored, meant = fp8(weight, BLOCK, BRAIN, "weight_scale_inv")
+    return stored, meant
+
+
+_ZEROS, _BRAIN = Grid(symmetric=False), Grid(scale_dtype=BRAIN)
+_ROUND = Grid(negative=True)
+_BYTES = Grid(bits=8)
+_ROWS = Grid(bits=8, group=0, scale_dtype=FULL)
 DIALECTS: Mapping[str, Dialect] = {
     "fp8": Dialect(
-        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head"]},
-        lambda weight: fp8(weight, BRAIN),
+        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head"]}, _blocks
     ),
-    "gptq": Dialect(_GPTQ, _gptq(HALF)),
-    "gptq_zeros": Dialect({**_GPTQ, "sym": False}, _gptq(HALF, symmetric=False)),
-    "gptq_v2_zeros": Dialect(
-        {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, _gptq(HALF, symmetric=False, version=2)
+    "fp8_tensor": Dialect(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        _fp8_rows("tensor", FULL, (1,)),
     ),
-    "auto_round": Dialect(_ROUND, _gptq(HALF, signs=True)),
-    "awq": Dialect({**_AWQ, "modules_to_not_convert": None}, _awq),
-    "pack_quantized": Dialect(_packed_config(True), _packed(BRAIN, True)),
-    "pack_quantized_zeros": Dialect(_packed_config(False), _packed(BRAIN, False)),
+    "float_quantized_channel": _compressed(
+        "float-quantized", _fp8_rows("channel", BRAIN, (-1, 1)), num_bits=8, strategy="channel"
+    ),
+    "float_quantized_tensor": _compressed(
+        "float-quantized", _fp8_rows("tensor", BRAIN, (1,)), num_bits=8, strategy="tensor"
+    ),
+    "float_quantized_block": _compressed(
+        "float-quantized",
+        lambda weight: fp8(weight, BLOCK, BRAIN, "weight_scale"),
+        num_bits=8,
+        strategy="block",
+        block_structure=list(BLOCK),
+    ),
+    "modelopt_fp8": _modelopt("FP8", _fp8_rows("tensor", FULL, ())),
+    "modelopt_fp8_channel": _modelopt("FP8_PER_CHANNEL_PER_TOKEN", _fp8_rows("channel", FULL, (-1,))),
+    "gptq": _gptq(Grid()),
+    "gptq_zeros": _gptq(_ZEROS),
+    "gptq_v2_zeros": _gptq(_ZEROS, checkpoint_format="gptq_v2"),
+    "gptq_rows": _gptq(Grid(group=0)),
+    "gptq_8": _gptq(_BYTES),
+    "gptq_8_zeros": _gptq(Grid(bits=8, symmetric=False)),
+    "auto_round": _auto_round(_ROUND, lambda matrix, grid: gptq(matrix, grid, 1), "auto_round:auto_gptq"),
+    "auto_round_8": _auto_round(
+        Grid(bits=8, negative=True), lambda matrix, grid: gptq(matrix, grid, 1), "auto_round:auto_gptq"
+    ),
+    "auto_round_awq": _auto_round(_ROUND, awq, "auto_round:auto_awq"),
+    "awq": Dialect(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+        _integers(awq, _ZEROS),
+    ),
+    "pack_quantized": _compressed_int(pack_quantized, _BRAIN),
+    "pack_quantized_zeros": _compressed_int(pack_quantized, Grid(symmetric=False, scale_dtype=BRAIN)),
+    "pack_quantized_8": _compressed_int(pack_quantized, Grid(bits=8, scale_dtype=BRAIN)),
+    "pack_quantized_8_rows_zeros": _compressed_int(
+        pack_quantized, Grid(bits=8, group=0, symmetric=False, scale_dtype=BRAIN)
+    ),
+    "int_quantized": _compressed_int(int_quantized, _ROWS, "int-quantized"),
+    "int_quantized_zeros": _compressed_int(
+        int_quantized, Grid(bits=8, group=0, symmetric=False, scale_dtype=BRAIN), "int-quantized"
+    ),
+    "modelopt_nvfp4": _modelopt("NVFP4", lambda weight: nvfp4(weight, compressed=False)),
+    "nvfp4_pack_quantized": _compressed(
+        "nvfp4-pack-quantized",
+        lambda weight: nvfp4(weight, compressed=True),
+        num_bits=4,
+        strategy="tensor_group",
+        group_size=16,
+    ),
+    "mxfp4_pack_quantized": _compressed("mxfp4-pack-quantized", mxfp4, num_bits=4, strategy="group", group_size=32),
 }
 CODED = (".q_proj", ".k_proj", ".v_proj", ".o_proj", ".gate_proj", ".up_proj", ".down_proj")
 CODED += (".in_proj_qkv", ".in_proj_z", ".out_proj")
@@ -190,13 +326,14 @@ def save_quantised(
     folder: Path,
     dialect: str,
     *,
-    coded: tuple[str, ...] = CODED,
+    coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
     """A random target quantised, and its twin of the plain weights that it stands for.
 
     Args:
-        coded: modules whose names end so are quantised. changes: of the quantization_config.
+        coded: modules whose names end so are quantised; of a mapping each in a dialect of its own.
+        changes: of the quantization_config.
     """
     twin, quantised_folder = folder / "twin", folder / "quantised"
     save_model(family, twin, **SIZES)
@@ -209,7 +346,7 @@ def quantise(
     folder: Path,
     dialect: str,
     *,
-    coded: tuple[str, ...] = CODED,
+    coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
 ) -> None:
     """Quantise a checkpoint to another folder, and put the plain weights that this stands for in its place.
@@ -218,13 +355,14 @@ def quantise(
         coded, changes: as of ``save_quantised``.
     """
     shutil.copytree(twin, folder)
-    writer = DIALECTS[dialect]
+    dialects = coded if isinstance(coded, Mapping) else dict.fromkeys(coded, dialect)
     stored: Tensors = {}
     meant: Tensors = {}
     for name, tensor in load_file(twin / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if module.endswith(coded):
-            found, weight = writer.encode(tensor.float())
+        ending = next((each for each in dialects if module.endswith(each)), None)
+        if ending is not None:
+            found, weight = DIALECTS[dialects[ending]].encode(tensor.float())
             stored |= {f"{module}.{each}": value.contiguous() for each, value in found.items()}
             meant[name] = weight
         else:
@@ -232,7 +370,7 @@ def quantise(
     save_file(meant, twin / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((twin / "config.json").read_text())
-    config["quantization_config"] = {**writer.config, **(changes or {})}
+    config["quantization_config"] = {**DIALECTS[dialect].config, **(changes or {})}
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -30,7 +30,7 @@ FLOORS = {
         ),
         0,
     ),
-    **dict.fromkeys(("catalog", "config", "layout"), 1),
+    **dict.fromkeys(("catalog", "config", "layout", "worker"), 1),
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),
     "models": 4,
@@ -40,7 +40,21 @@ FLOORS = {
     **dict.fromkeys(("cli", "__main__"), 8),
 }
 TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
-    *("catalog", "config", "layout", "store", "planner", "chat", "service", "remote", "api", "ui", "cli", "__main__")
+    *(
+        "catalog",
+        "config",
+        "layout",
+        "store",
+        "planner",
+        "worker",
+        "chat",
+        "service",
+        "remote",
+        "api",
+        "ui",
+        "cli",
+        "__main__",
+    )
 }
 HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla", "textual", "gradio"}
 # Where a torch-free room may import it after all, inside that function alone.

@@ -63,8 +63,8 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, drafter_biased
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
-        bitsandbytes: the format that it is asked for. dtype: float32, bfloat16 or float16. device: as a session names it.
-        target: of ``config.fused_support.fused_refusal``.
+        bitsandbytes: the format that it is asked for. dtype: float32, bfloat16 or float16.
+        device: as a session names it. target: of ``config.fused_support.fused_refusal``.
     """
     if bitsandbytes is not None:
         return f"it does not know {bitsandbytes} weights"

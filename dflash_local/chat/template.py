@@ -13,17 +13,18 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
-from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall, read_arguments
+from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
-PROCESS = WorkerProcess("template_worker.py", ("jinja2", "markupsafe"))
+PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
 LIMITS = Limits(seconds=2.0, mebibytes=512)
 MAX_CHARS = 4 * 2**20
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame

@@ -1,6 +1,6 @@
 """Renders chat templates in a process of its own, to be killed when one hangs.
 
-A handler of ``worker.py``: imports the standard library and jinja2 only, nothing of the package.
+A handler of ``worker.child``: imports the standard library and jinja2 only, nothing of the package.
 """
 
 from __future__ import annotations
@@ -116,5 +116,5 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(request: bytes) -> bytes:
-    """The handler of ``worker.py``: JSON in, JSON out."""
+    """The handler of ``worker.child``: JSON in, JSON out."""
     return json.dumps(render(json.loads(request))).encode()

@@ -20,8 +20,8 @@ from dflash_local.chat.private_names import renamed_spec
 from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
 from dflash_local.chat.token_length import TokenLength
 from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, read_files, read_json, token_text
-from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
 from dflash_local.errors import CheckpointError, ContextError, TokenizerError
+from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
 HUGE_BYTES = 2**20  # after a text like this the child starts anew: the library gives little memory back
 _MIB = 2**20
@@ -243,7 +243,7 @@ class Tokenizer:
         tokens = [self._private.get(token.text, token.text) for token in self.added.values()]
         setup = json.dumps({"do": "load", "tokens": tokens}).encode() + b"\n" + data
         limits = Limits(30 + 5 * len(data) / _MIB, self._memory)
-        return WorkerProcess("tokenizer_worker.py", ("tokenizers",), setup, limits, _ENVIRON)
+        return WorkerProcess(Path(__file__).with_name("tokenizer_worker.py"), ("tokenizers",), setup, limits, _ENVIRON)
 
 
 def _too_long(count: str, limit: int) -> ContextError:

@@ -1,6 +1,6 @@
 """Text to ids with the ``tokenizers`` library, in a process of its own: a checkpoint's rules can hang or abort it.
 
-A handler of ``worker.py``: imports the standard library and tokenizers only, nothing of the package. A request
+A handler of ``worker.child``: imports the standard library and tokenizers only, nothing of the package. A request
 is one line of JSON and, after it, bytes; so is an answer.
 """
 

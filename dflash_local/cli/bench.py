@@ -17,7 +17,7 @@ from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, load
 from dflash_local.cli.random_bench import RandomOptions, random_bench
 from dflash_local.cli.resolve import resolve
 from dflash_local.cli.thinking import thinks
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer

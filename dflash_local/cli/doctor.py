@@ -85,6 +85,8 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     if torch is not None:
         yield check_gpu(torch, hardware.nvidia_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
     yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
+    if torch is not None and torch.gpus and not torch.hip:
+        yield check_nvrtc(torch.gpus[0].capability)
     yield check_compiler(software.c_compiler(environ.get("CC")), bool(torch and torch.gpus))
     yield check_transformers(software.version_of("transformers"))
     yield check_bitsandbytes(software.version_of("bitsandbytes"))
@@ -146,6 +148,21 @@ def check_triton(version: str | None, gpu: bool) -> Check:
         return Check("triton", "ok", version)
     reason = "GPU kernels written in it cannot be built" if gpu else "not needed without a GPU"
     return Check("triton", "info", f"not installed; {reason}", "pip install triton" if gpu else "")
+
+
+def check_nvrtc(capability: str) -> Check:
+    """What compiles the kernels for quantised weights, and what is known of them on the first card."""
+    from dflash_local.kernels import kernel_record, nvrtc
+
+    major, minor = map(int, capability.split("."))
+    unmet = nvrtc.why_not((major, minor))
+    if unmet is not None:
+        slow = "products with quantised weights go through Triton, which is slow"
+        return Check("nvrtc", "info", f"{unmet.message}; {slow}", unmet.hint)
+    verdicts = kernel_record.record_of("cuda:0").verdicts.values()
+    bad = sum(verdict != "right" for verdict in verdicts)
+    version = ".".join(map(str, nvrtc.nvrtc().version))
+    return Check("nvrtc", "ok", f"{version}; {len(verdicts)} kernels tried on this card, {bad} of no use")
 
 
 def check_compiler(compiler: Compiler, gpu: bool) -> Check:

@@ -14,7 +14,7 @@ from dflash_local.cli.places import places_or_none
 from dflash_local.cli.resolve import Choice, choose, refuse_what_does_not_run
 from dflash_local.cli.session import named_when_missing
 from dflash_local.cli.tables import amount
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import check_integer
@@ -37,7 +37,7 @@ class RandomOptions:
     """The options of the command that random weights know. Nothing given is None or empty.
 
     Attributes:
-        stored: the target's format, of ``config.quantization.USUAL``.
+        stored: the target's format, of ``config.quantizers.USUAL``.
     """
 
     load: LoadConfig = LoadConfig()

@@ -20,7 +20,7 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.inferred import fill
-from dflash_local.config.quantization import read_quantization
+from dflash_local.config.quantizers import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
 from dflash_local.config.values import Values
 from dflash_local.errors import CheckpointError

@@ -75,7 +75,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         stored = () if narrow else drafter.products
         del parts  # what a coarser precision replaces is free then
     say("measuring", 0.85)
-    choose_configs([*weights.products, *stored], target.rows)
+    choose_configs([*weights.products, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.05 * part))
     notices += without_kernel(weights.products)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)

@@ -226,21 +226,26 @@ def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequ
     if nvrtc.cubin_folder() is None:
         return
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda one: _compiled(weight.device, weight.format, weight.shape[1], one, rows, paired), configs))
+        list(pool.map(lambda one: compiled(weight.device, weight.format, weight.shape[1], one, rows, paired), configs))
 
 
 @cache
 def _kernel(
     device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> cuda_driver.Kernel:
-    compiled = _compiled(device, weight_format, in_features, config, rows, paired)
+    cubin = compiled(device, weight_format, in_features, config, rows, paired)
     shared_bytes = config.shared_bytes(in_features, rows, weight_format)
-    return cuda_driver.Kernel(compiled, KERNEL_NAME, config.threads, shared_bytes, device)
+    return cuda_driver.Kernel(cubin, KERNEL_NAME, config.threads, shared_bytes, device)
 
 
-def _compiled(
+def compiled(
     device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> bytes:
+    """The cubin of a kernel, as ``nvrtc.cubin`` has it.
+
+    Args:
+        rows: of x that a launch takes at most, a multiple of 8.
+    """
     options = compile_options(weight_format, in_features, config, rows, paired)
     capability = torch.cuda.get_device_capability(device)
     return nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())

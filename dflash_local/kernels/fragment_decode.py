@@ -25,12 +25,10 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tens
     part = out[: end - begin]
     if not runs_kernels(weight) or weight.shape[1] % STEP_K or (end - begin) % TILE_N:
         return part.copy_(weight.dequantized(rows))
-    kind, steps = weight.format, weight.codes.shape[1]
-    words = weight.codes.view(torch.uint8) if kind.bits == 8 else weight.codes
-    zeros = weight.scales if weight.zeros is None else weight.zeros
+    steps = weight.codes.shape[1]
     _decode_kernel[((end - begin) // TILE_N, steps)](
-        words, weight.scales, zeros, part, begin // TILE_N, steps, weight.scales.shape[-1], kind.block[0], kind.bits,
-        kind.block[1], kind.step_group, weight.zeros is not None, INT4_ZERO, num_warps=4,
+        *tile_operands(weight), part, begin // TILE_N, steps, weight.scales.shape[-1], **tile_constants(weight),
+        num_warps=4,
     )  # fmt: skip
     return part
 
@@ -50,17 +48,37 @@ def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
     return out
 
 
+def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and zero points of a weight, as ``decoded_tile`` takes them."""
+    words = weight.codes.view(torch.uint8) if weight.format.bits == 8 else weight.codes
+    return words, weight.scales, weight.scales if weight.zeros is None else weight.zeros
+
+
+def tile_constants(weight: FragmentWeight) -> dict[str, int | bool]:
+    """What ``decoded_tile`` is compiled for."""
+    kind = weight.format
+    return {
+        "BLOCK_ROWS": kind.block[0],
+        "BITS": kind.bits,
+        "BLOCK_COLUMNS": kind.block[1],
+        "STEP_GROUP": kind.step_group,
+        "HAS_ZEROS": weight.zeros is not None,
+        "ZERO": INT4_ZERO,
+    }
+
+
 # fmt: off
 @jit
-def _decode_kernel(
-    codes, scales, zeros, out, first_tile, steps, scale_columns, BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr,
+def decoded_tile(
+    codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr,
 ):
     # fmt: on
-    # One program: a tile of 16 features by a step of 128 columns. Its codes lie together; which of them a number is
-    # follows from its place (``fragment_packing``), so every word is found by several lanes and leaves memory once.
-    tile = (tl.program_id(0) + first_tile).to(tl.int64)
-    step = tl.program_id(1)
+    """What a tile of 16 features (int64) and a step of 128 columns stand for, [16, 128] in float32.
+
+    Its codes lie together; which of them a number is follows from its place (``fragment_packing``), so every word is
+    found by several lanes and leaves memory once.
+    """
     row = tl.arange(0, 16)[:, None]
     column = tl.arange(0, 128)[None, :]
     g = row % 8
@@ -88,5 +106,24 @@ def _decode_kernel(
         value = widened(tl.load(codes + (tile * steps + step) * 2048 + byte), tl.float32)
         at = (tile * 16 // BLOCK_ROWS) * scale_columns + step * 128 // BLOCK_COLUMNS
         value = value * tl.load(scales + at).to(tl.float32)
+    return value
+
+
+# fmt: off
+@jit
+def _decode_kernel(
+    codes, scales, zeros, out, first_tile, steps, scale_columns, BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr,
+):
+    # fmt: on
+    # One program: a tile of 16 features by a step of 128 columns.
+    tile = (tl.program_id(0) + first_tile).to(tl.int64)
+    step = tl.program_id(1)
+    value = decoded_tile(
+        codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS, BITS, BLOCK_COLUMNS, STEP_GROUP, HAS_ZEROS,
+        ZERO,
+    )  # fmt: skip
+    row = tl.arange(0, 16)[:, None]
+    column = tl.arange(0, 128)[None, :]
     place = (tl.program_id(0).to(tl.int64) * 16 + row) * (steps * 128) + step * 128 + column
     tl.store(out + place, value.to(out.dtype.element_ty))

@@ -99,9 +99,30 @@ def nvrtc() -> Nvrtc:
     for path in found:
         with suppress(OSError):
             return Nvrtc(path)
-    wheel = "nvidia-cuda-nvrtc-cu12" if wanted == "12" else "nvidia-cuda-nvrtc"
     cuda = f" of CUDA {torch.version.cuda}" if wanted else ""
-    raise MissingDependencyError(f"the compiler NVRTC{cuda} is not installed", f"python -m pip install {wheel}")
+    raise MissingDependencyError(
+        f"the compiler NVRTC{cuda} is not installed", f"python -m pip install {_wheel(wanted)}"
+    )
+
+
+def _wheel(major: str | None) -> str:
+    """Of a CUDA."""
+    return f"nvidia-cuda-nvrtc-cu{major}" if major in ("11", "12") else "nvidia-cuda-nvrtc"
+
+
+def why_not(capability: tuple[int, int]) -> MissingDependencyError | None:
+    """Why there is no compiler for a card, with the wheel to install; None where there is one."""
+    try:
+        compiler = nvrtc()
+    except MissingDependencyError as error:
+        return error
+    if capability[0] * 10 + capability[1] in compiler.architectures():
+        return None
+    major, minor = compiler.version
+    return MissingDependencyError(
+        f"NVRTC {major}.{minor} does not know this card (compute capability {capability[0]}.{capability[1]})",
+        f"python -m pip install --upgrade {_wheel(str(major))}, or a torch of a newer CUDA",
+    )
 
 
 def _installed() -> Iterator[Path]:
@@ -131,14 +152,10 @@ def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driv
     Raises:
         MissingDependencyError: NVRTC is missing, or older than the card; names the wheel.
     """
-    card = capability[0] * 10 + capability[1]
-    compiler = nvrtc()
-    if card not in compiler.architectures():
-        have = ".".join(map(str, compiler.version))
-        raise MissingDependencyError(
-            f"NVRTC {have} does not know this card (compute capability {capability[0]}.{capability[1]})",
-            "install a torch of a newer CUDA",
-        )
+    unmet = why_not(capability)
+    if unmet is not None:
+        raise unmet
+    compiler, card = nvrtc(), capability[0] * 10 + capability[1]
     every = [f"--gpu-architecture=sm_{card}", *options]
     key = hashlib.sha256("\0".join([source, *every, str(compiler.version), str(driver)]).encode()).hexdigest()
     folder = cubin_folder()

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-WORD_BITS = 32
+from dflash_local.layout.linear import WORD_BITS
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_local.config.quantization import (
-    Int4Dialect,
+    WHOLE,
     Quantization,
     StoredFormat,
+    StoredFp4,
     StoredFp8,
-    StoredInt4,
+    StoredInt,
     StoredPlain,
 )
 from dflash_local.layout.buffer import Buffer, Group
 
-INT4_PER_WORD = 8
+WORD_BITS = 32  # of the words that integer codes and those of four bits are kept in
+INT4_PER_WORD = WORD_BITS // 4
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
@@ -73,22 +75,21 @@ class Int8PerChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Groups:
-    """Codes of four bits, with a scale and perhaps a zero point for each group along the input.
+class IntGroups:
+    """Integer codes, with a scale and perhaps a zero point for each group along the input.
 
     Attributes:
-        dialect: that it is read from.
+        scales: the file's name for them. scale_dtype: of groups; those of whole rows are float32.
     """
 
-    group_size: int
-    zeros: bool = False
-    scale_dtype: str = "bfloat16"
-    dialect: Int4Dialect = "pack-quantized"
+    stored: StoredInt
+    scale_dtype: str
+    scales: str
 
     @property
     def name(self) -> str:
         """As the ledger and screens call it."""
-        return StoredInt4(self.dialect, self.group_size, self.zeros).name
+        return self.stored.name
 
     def joins(self, out_features: int) -> bool:
         """Always."""
@@ -96,36 +97,81 @@ class Int4Groups:
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """Codes, scales, zero points: see ``kernels.quantized_weight.IntWeight``."""
-        groups = (out_features, -(-in_features // self.group_size))
+        size, per_word = self.stored.group_size, WORD_BITS // self.stored.bits
+        groups = (out_features, 1 if size == WHOLE else -(-in_features // size))
         buffers = [
-            Buffer(f"{name}.codes", (out_features, -(-in_features // INT4_PER_WORD)), "int32", group),
-            Buffer(f"{name}.scales", groups, self.scale_dtype, group),
+            Buffer(f"{name}.codes", (out_features, -(-in_features // per_word)), "int32", group),
+            Buffer(f"{name}.scales", groups, "float32" if size == WHOLE else self.scale_dtype, group),
         ]
-        return [*buffers, Buffer(f"{name}.zeros", groups, "uint8", group)] if self.zeros else buffers
+        return [*buffers, Buffer(f"{name}.zeros", groups, "uint8", group)] if self.stored.zeros else buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Codes of eight bits (e4m3), with a scale for each block of rows and columns."""
+    """Codes of eight bits (e4m3), with a scale for each block of rows and columns.
 
-    block: tuple[int, int]
-    scale_dtype: str = "bfloat16"
+    Attributes:
+        scales: the file's name for them. scale_dtype: of blocks; those of whole rows are float32.
+    """
+
+    stored: StoredFp8
+    scale_dtype: str
+    scales: str
 
     @property
     def name(self) -> str:
         """As the ledger and screens call it."""
-        return StoredFp8(self.block).name
+        return self.stored.name
+
+    @property
+    def rows(self) -> int:
+        """Of a block as it is kept: a scale for a whole matrix becomes one for each of its rows."""
+        return self.stored.block[0] or 1
 
     def joins(self, out_features: int) -> bool:
         """Blocks are counted from the first row of each matrix."""
-        return out_features % self.block[0] == 0
+        return out_features % self.rows == 0
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """Codes and scales: see ``kernels.quantized_weight.Fp8Weight``."""
-        blocks = (-(-out_features // self.block[0]), -(-in_features // self.block[1]))
+        columns = self.stored.block[1]
+        blocks = (-(-out_features // self.rows), 1 if columns == WHOLE else -(-in_features // columns))
         return [
             Buffer(f"{name}.codes", (out_features, in_features), "float8_e4m3fn", group),
-            Buffer(f"{name}.scales", blocks, self.scale_dtype, group),
+            Buffer(f"{name}.scales", blocks, "float32" if columns == WHOLE else self.scale_dtype, group),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4Groups:
+    """Codes of four bits (e2m1), with a scale for each group along the input; NVFP4 has one more for each row."""
+
+    stored: StoredFp4
+
+    @property
+    def name(self) -> str:
+        """As the ledger and screens call it."""
+        return self.stored.name
+
+    @property
+    def row_scales(self) -> bool:
+        """True for NVFP4: a matrix has a scale beside those of its groups, kept as one for each of its rows."""
+        return self.stored.dialect != "mxfp4-pack-quantized"
+
+    def joins(self, out_features: int) -> bool:
+        """Always."""
+        return True
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """Codes and scales: see ``kernels.quantized_weight.Fp4Weight``."""
+        groups = (out_features, -(-in_features // self.stored.group_size))
+        codes = Buffer(f"{name}.codes", (out_features, -(-in_features // (WORD_BITS // 4))), "int32", group)
+        if not self.row_scales:
+            return [codes, Buffer(f"{name}.scales", groups, "uint8", group)]
+        return [
+            codes,
+            Buffer(f"{name}.scales", groups, "float8_e4m3fn", group),
+            Buffer(f"{name}.row_scales", (out_features,), "float32", group),
         ]
 
 
@@ -165,20 +211,22 @@ def stored_formats(quantization: Quantization | None) -> FormatOf:
     return lambda module: weight_format(quantization.stored(module))
 
 
-def weight_format(stored: StoredFormat | None, scale_dtype: str = "") -> WeightFormat:
+def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: str = "") -> WeightFormat:
     """The format that a stored one is kept in.
 
     Args:
-        scale_dtype: of the file; the dialect's usual one where it is not known.
+        scale_dtype, scales: dtype and name of the file's scales; the dialect's usual ones where they are not known.
     """
     if stored is None:
         return UNQUANTIZED
     if isinstance(stored, StoredPlain):
         return QuantizedAtLoad(weight_format(stored.kept))
-    if isinstance(stored, StoredInt4):
-        usual = "bfloat16" if stored.dialect == "pack-quantized" else "float16"
-        return Int4Groups(stored.group_size, stored.zeros, scale_dtype or usual, stored.dialect)
-    return Fp8Blocks(stored.block, scale_dtype or "bfloat16")
+    if isinstance(stored, StoredFp4):
+        return Fp4Groups(stored)
+    scales = scales or stored.scale_names[0]
+    if isinstance(stored, StoredFp8):
+        return Fp8Blocks(stored, scale_dtype or "bfloat16", scales)
+    return IntGroups(stored, scale_dtype or ("float16" if scales == "scales" else "bfloat16"), scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.config.module_names import HEAD
 from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
-from dflash_local.layout.linear import stored_formats
+from dflash_local.layout.linear import UNQUANTIZED, stored_formats
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import DrafterPrecision
 
@@ -18,10 +19,12 @@ def weight_buffers(
     model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
 ) -> Iterator[Buffer]:
     """What both models are loaded with, and a copy of the head for drafting."""
-    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, stored_formats(model.quantization))
+    format_of = stored_formats(model.quantization)
+    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of)
     if draft is not None:
         yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(precision))
-        yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, precision)
+        if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
+            yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, precision)
 
 
 def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:

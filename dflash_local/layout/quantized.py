@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.module_names import DECAY
-from dflash_local.config.quantization import Quantization, Rule, StoredFp8, StoredInt4, StoredPlain
+from dflash_local.config.quantization import WHOLE, IntDialect, Quantization, Rule, StoredFp8, StoredInt, StoredPlain
 from dflash_local.layout.target import PARTS, part_layout
 from dflash_local.load_config import QUANTIZED
 
 GROUP_SIZES = (128, 64, 32)  # of four bits: the largest that divides a matrix's inputs
+KEPT_AS: IntDialect = "pack-quantized"  # whose words are in the order of our own
 FP8_BLOCK = (128, 128)  # as published files have it
 
 
@@ -52,8 +53,10 @@ def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:
                     yield from ((name, StoredPlain(kept)) for name in names)
 
 
-def _kept(quantize: str, in_features: int) -> StoredInt4 | StoredFp8 | None:
+def _kept(quantize: str, in_features: int) -> StoredInt | StoredFp8 | None:
     if quantize == "fp8":
         return StoredFp8(FP8_BLOCK)
     group = next((size for size in GROUP_SIZES if in_features % size == 0), None)
-    return None if group is None else StoredInt4("pack-quantized", group)
+    if group is None:
+        return None
+    return StoredInt(KEPT_AS, WHOLE, bits=8) if quantize == "int8" else StoredInt(KEPT_AS, group)

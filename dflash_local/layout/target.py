@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
+from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
-from dflash_local.layout.linear import FormatOf, unquantized
+from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
 OWNER = "target"
-HEAD_MODULES = ("lm_head", "language_model.lm_head")
 # The kinds of layer parts that the fused engine has.
 PARTS: Mapping[type, Any] = {
     AttentionConfig: AttentionLayout,
@@ -65,26 +66,31 @@ def layer_norms(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerNorms:
 
 
 class EndBuffers(NamedTuple):
-    """What stands before and behind the layers. ``head``: None where it is the embedding."""
+    """What stands before and behind the layers, but for the head."""
 
     embedding: Buffer
     norm: Buffer
-    head: Buffer | None
-
-    def present(self) -> tuple[Buffer, ...]:
-        """Those that the model has."""
-        return tuple(buffer for buffer in self if buffer is not None)
 
 
 def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
-    """Embedding, norm and head, under the names that published checkpoints have for them."""
-    table = (embedding_rows, model.hidden_size)
-    head = HEAD_MODULES[prefix.startswith("language_model.")]  # it does not lie below the text model's prefix
+    """Embedding and norm, under the names that published checkpoints have for them."""
     return EndBuffers(
-        Buffer(f"{prefix}embed_tokens.weight", table, spec.dtype, spec.group),
+        Buffer(f"{prefix}embed_tokens.weight", (embedding_rows, model.hidden_size), spec.dtype, spec.group),
         spec.norm(f"{prefix}norm", model.hidden_size),
-        None if model.tie_word_embeddings else Buffer(f"{head}.weight", table, spec.dtype, "head"),
     )
+
+
+def head_spec(spec: WeightSpec) -> WeightSpec:
+    """What a head's weight depends on: it is a line of its own in the ledger."""
+    return replace(spec, group="head")
+
+
+def head_product(model: ModelConfig, prefix: str, embedding_rows: int) -> LinearSpec | None:
+    """The head of its own; None where it is the embedding."""
+    if model.tie_word_embeddings:
+        return None
+    module = HEAD_MODULES[prefix.startswith("language_model.")]
+    return LinearSpec(module, model.hidden_size, (Part(module, embedding_rows),))
 
 
 def weight_buffers(
@@ -96,7 +102,10 @@ def weight_buffers(
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
     """
     spec = weight_spec(model, dtype, format_of)
-    yield from end_buffers(model, prefix, embedding_rows, spec).present()
+    yield from end_buffers(model, prefix, embedding_rows, spec)
+    head = head_product(model, prefix, embedding_rows)
+    if head is not None:
+        yield from head_spec(spec).linear(head)
     for index, layer in enumerate(model.layers):
         at = f"{prefix}layers.{index}"
         for config in (layer.mixer, layer.mlp):

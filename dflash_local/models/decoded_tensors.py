@@ -8,11 +8,11 @@ from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.module_names import HEAD
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.layout.linear import INT4_PER_WORD, UNQUANTIZED, Int4Groups, Part, WeightFormat
+from dflash_local.layout.linear import UNQUANTIZED, Part, WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
-from dflash_local.models.fused.quantized_formats import decode
+from dflash_local.models.fused.quantized_formats import decode, stored_size
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import WIDE
@@ -74,12 +74,7 @@ def _size(form: WeightFormat, codes: TensorInfo) -> tuple[int, int]:
     """Rows and columns of the matrix."""
     if len(codes.shape) != 2:
         raise CheckpointError(f"{codes.file}: tensor {codes.name} has shape {list(codes.shape)}, expected a matrix")
-    rows, columns = codes.shape
-    if not isinstance(form, Int4Groups):
-        return rows, columns
-    if form.dialect == "pack-quantized":
-        return rows, columns * INT4_PER_WORD
-    return (columns * INT4_PER_WORD, rows) if form.dialect == "awq" else (columns, rows * INT4_PER_WORD)
+    return stored_size(form, codes.shape)
 
 
 def _renamed(name: str, prefix: str) -> str:

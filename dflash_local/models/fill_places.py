@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.errors import CheckpointError
-from dflash_local.layout.target import HEAD_MODULES
 from dflash_local.models.checkpoint import Checkpoint, name_list
 from dflash_local.models.place import Conversion, Place, Places
 from dflash_local.models.target_facts import TargetFacts
@@ -22,7 +22,7 @@ def text_tensors(checkpoint: Checkpoint, facts: TargetFacts) -> list[str]:
 
 
 def _is_text(name: str, facts: TargetFacts) -> bool:
-    if name in {f"{head}.weight" for head in HEAD_MODULES}:
+    if name.rpartition(".")[0] in HEAD_MODULES:
         return not facts.model.tie_word_embeddings
     return name.startswith(facts.prefix) and not name.endswith(UNUSED)
 
@@ -60,7 +60,8 @@ def _check(info: TensorInfo, place: Place) -> None:
 
     Numbers of one width are cast to another; codes are never cast.
     """
-    if info.shape != tuple(place.shape):
+    fits = place.takes(info.shape) if isinstance(place, Conversion) else info.shape == tuple(place.shape)
+    if not fits:
         raise CheckpointError(
             f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dflash_local.config.module_names import DECAY, HEAD
-from dflash_local.config.quantization import READ
+from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
@@ -28,7 +28,6 @@ SHARDED = "balanced"
 MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decodes
 ADAPTER = "adapter_config.json"
 RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-
 
 
 @dataclass(frozen=True, slots=True)

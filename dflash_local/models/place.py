@@ -14,13 +14,22 @@ class Conversion:
 
     Attributes:
         shape, dtype: as it is stored. take: puts what is made of it in place, or checks it.
-        optional: it may be missing.
+        optional: it may be missing. spread: axes of one element may be left out or added, and a single number may
+            stand for all.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     take: Callable[[torch.Tensor], None]
     optional: bool = False
+    spread: bool = False
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """True for a tensor of its shape."""
+        if not self.spread:
+            return shape == self.shape
+        wide = [size for size in shape if size != 1]
+        return not wide or wide == [size for size in self.shape if size != 1]
 
 
 Place = torch.Tensor | Conversion

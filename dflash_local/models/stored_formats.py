@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.config.quantization import Quantization, StoredFp8, StoredInt4, StoredPlain
+from dflash_local.config.quantization import Quantization, StoredPlain
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 
@@ -21,13 +21,9 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
         plain = checkpoint.tensors.get(f"{module}.weight")
         if stored is None or (plain is not None and plain.dtype in FLOATS):
             return UNQUANTIZED
-        scales = checkpoint.tensors.get(f"{module}.{_scales(stored)}")
-        return weight_format(stored, "" if scales is None else FLOATS.get(scales.dtype, ""))
+        scales = next((name for name in stored.scale_names if f"{module}.{name}" in checkpoint.tensors), "")
+        if not scales:
+            return weight_format(stored)
+        return weight_format(stored, FLOATS.get(checkpoint.tensors[f"{module}.{scales}"].dtype, ""), scales)
 
     return format_of
-
-
-def _scales(stored: StoredInt4 | StoredFp8) -> str:
-    if isinstance(stored, StoredFp8):
-        return "weight_scale_inv"
-    return "weight_scale" if stored.dialect == "pack-quantized" else "scales"

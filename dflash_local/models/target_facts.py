@@ -14,11 +14,10 @@ from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.text_config import check_rope, text_values
 from dflash_local.config.families import family_of
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.module_names import PREFIXES
+from dflash_local.config.module_names import HEAD_MODULES, PREFIXES
 from dflash_local.config.read_model import quantization_settings, read_model
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
-from dflash_local.layout.target import HEAD_MODULES
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.stored_formats import FLOATS
 
@@ -114,13 +113,13 @@ def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:
 
 
 def _check_head(checkpoint: Checkpoint, rows: int, model: ModelConfig) -> None:
-    names = {f"{module}.weight" for module in HEAD_MODULES}
-    head = next((info for name, info in checkpoint.tensors.items() if name in names), None)
-    if head is None:
+    found = [info for name, info in checkpoint.tensors.items() if name.rpartition(".")[0] in HEAD_MODULES]
+    if not found:
         if not model.tie_word_embeddings:
             raise CheckpointError(f"{checkpoint.folder}: tensor lm_head.weight is missing and embeddings are not tied")
         return
-    if head.dtype in FLOATS and head.shape != (rows, model.hidden_size):
+    head = next((info for info in found if info.name.endswith(".weight")), None)
+    if head is not None and head.dtype in FLOATS and head.shape != (rows, model.hidden_size):
         raise CheckpointError(
             f"{head.file}: tensor {head.name} has shape {list(head.shape)}, expected {[rows, model.hidden_size]}"
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
+from dflash_local.config.module_names import HEAD
 from dflash_local.layout import pair
 from dflash_local.layout.buffer import ITEM_BYTES, Group
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
@@ -60,7 +61,7 @@ def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) 
     sums = pair.bytes_by_group(target, drafter, spec)
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
-        "head": "the embedding's" if target.tie_word_embeddings else spec.dtype,
+        "head": _head_note(target, spec),
         "head for drafting": "8 bits, beside the head",
         "drafter weights": "8 bits" if spec.precision.weights == "8bit" else spec.dtype,
         "target KV": f"{spec.capacity} rows",
@@ -78,6 +79,13 @@ def _format(target: ModelConfig, spec: EngineSpec) -> str:
     if stored is None:
         return spec.dtype
     return f"{stored.name}, {'rounded as they are read' if stored.at_load else 'as stored'}"
+
+
+def _head_note(target: ModelConfig, spec: EngineSpec) -> str:
+    if target.tie_word_embeddings:
+        return "the embedding's"
+    stored = None if target.quantization is None else target.quantization.stored(HEAD)
+    return spec.dtype if stored is None else f"{stored.name}, as stored"
 
 
 def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> int:

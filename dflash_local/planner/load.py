@@ -16,7 +16,8 @@ class Load:
     """What is loaded and how full it gets: dtype, tokens in the context, block size.
 
     Attributes:
-        bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's. device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
+        bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
+        device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
         exact, drafter_precision, kv_cache: of the fused engine alone, see ``LoadConfig``.
     """
 

@@ -13,8 +13,8 @@ import pytest
 from dflash_local.chat import tokenizer as module
 from dflash_local.chat.token_length import NORMAL_FORMS, TokenLength
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.chat.worker_process import Limits
 from dflash_local.errors import CheckpointError, ContextError, Interrupted, TokenizerError
+from dflash_local.worker.process import Limits
 
 Edit = Callable[[dict[str, Any]], None]
 

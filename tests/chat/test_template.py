@@ -12,9 +12,9 @@ import pytest
 from dflash_local.chat import template as module
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.chat.worker_process import Limits
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
+from dflash_local.worker.process import Limits
 
 CONVERSATIONS = [
     [Message("user", "Hello, world!")],

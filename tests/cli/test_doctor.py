@@ -10,6 +10,8 @@ import pytest
 
 from dflash_local.cli import doctor
 from dflash_local.cli.main import main
+from dflash_local.errors import MissingDependencyError
+from dflash_local.kernels import kernel_record, nvrtc
 from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
 from dflash_local.planner.software import Command, Compiler
 
@@ -189,3 +191,19 @@ class TestCommandName:
             Command("dflash", None, absent, (), False),
         ):
             assert doctor.check_command(command).status == "info"
+
+
+def test_the_compiler_of_kernels_is_named_with_what_is_known_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = kernel_record.KernelRecord(None, {})
+    record.verdicts = {"a": "right", "b": "hang"}
+    compiler = type("Compiler", (), {"version": (13, 0)})
+    monkeypatch.setattr(nvrtc, "nvrtc", compiler)
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
+    monkeypatch.setattr(kernel_record, "record_of", lambda device: record)
+    found = doctor.check_nvrtc("9.0")
+    assert found.status == "ok" and found.value == "13.0; 2 kernels tried on this card, 1 of no use"
+    asked = []
+    unmet = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: asked.append(capability) or unmet)
+    found = doctor.check_nvrtc("12.0")
+    assert found.status == "info" and found.fix == unmet.hint and "slow" in found.value and asked == [(12, 0)]

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.config.quantization import Quantization, StoredFp8, StoredInt4, read_quantization
+from dflash_local.config.quantization import WHOLE, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
+from dflash_local.config.quantizers import read_quantization
 from dflash_local.errors import CheckpointError
 
 LAYER = "model.language_model.layers.3"
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 ROUND: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-G128 = StoredInt4("gptq", 128)
+TENSOR, CHANNEL = StoredFp8((WHOLE, WHOLE)), StoredFp8((1, WHOLE))
+G128 = StoredInt("gptq", 128)
 
 
 def packed(ignore: Any = (), **weights: Any) -> dict[str, Any]:
@@ -25,6 +27,20 @@ def packed(ignore: Any = (), **weights: Any) -> dict[str, Any]:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": told}},
         "ignore": ["lm_head", *ignore],
     }
+
+
+def compressed(layout: str, inputs: Any = None, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"type": "float", **weights}, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def modelopt(algorithm: str, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], **others}
 
 
 def read(settings: dict[str, Any]) -> Quantization:
@@ -42,14 +58,42 @@ def test_a_plain_checkpoint_has_none() -> None:
     [
         (FP8, StoredFp8((128, 128))),
         (GPTQ, G128),
-        ({**GPTQ, "checkpoint_format": "gptq_v2", "sym": False}, StoredInt4("gptq_v2", 128, zeros=True)),
-        ({**GPTQ, "group_size": 32}, StoredInt4("gptq", 32)),
+        ({**GPTQ, "checkpoint_format": "gptq_v2", "sym": False}, StoredInt("gptq_v2", 128, zeros=True)),
+        ({**GPTQ, "group_size": 32}, StoredInt("gptq", 32)),
         ({**ROUND, "packing_format": "auto_round:auto_gptq"}, G128),
         (ROUND, G128),
-        ({**ROUND, "packing_format": "auto_round:gptqv2", "sym": False}, StoredInt4("gptq_v2", 128, zeros=True)),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}, StoredInt4("awq", 128, zeros=True)),
-        (packed(), StoredInt4("pack-quantized", 32)),
-        (packed(symmetric=False, group_size=128, actorder="static"), StoredInt4("pack-quantized", 128, zeros=True)),
+        ({**ROUND, "packing_format": "auto_round:gptqv2", "sym": False}, StoredInt("gptq_v2", 128, zeros=True)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}, StoredInt("awq", 128, zeros=True)),
+        (packed(), StoredInt("pack-quantized", 32)),
+        (packed(symmetric=False, group_size=128, actorder="static"), StoredInt("pack-quantized", 128, zeros=True)),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, TENSOR),
+        ({**GPTQ, "bits": 8}, StoredInt("gptq", 128, bits=8)),
+        ({**GPTQ, "group_size": -1}, StoredInt("gptq", WHOLE)),
+        ({**ROUND, "bits": 8, "packing_format": "auto_round:gptq"}, StoredInt("gptq", 128, bits=8)),
+        ({**ROUND, "packing_format": "auto_round:auto_awq"}, StoredInt("awq", 128, zeros=True)),
+        (packed(num_bits=8), StoredInt("pack-quantized", 32, bits=8)),
+        (packed(group_size=None, strategy="channel"), StoredInt("pack-quantized", WHOLE)),
+        (
+            compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
+            StoredInt("int-quantized", 0, bits=8),
+        ),
+        (compressed("naive-quantized", num_bits=8, type="int"), StoredInt("int-quantized", WHOLE, bits=8)),
+        (compressed("naive-quantized", num_bits=8, strategy="tensor"), TENSOR),
+        (compressed("float-quantized", num_bits=8, strategy="tensor"), TENSOR),
+        (compressed("float-quantized", num_bits=8, strategy="channel"), CHANNEL),
+        (compressed("float-quantized", num_bits=8, strategy="block", block_structure=[64, 128]), StoredFp8((64, 128))),
+        (compressed("float-quantized", num_bits=8, strategy="group", group_size=128), StoredFp8((1, 128))),
+        (compressed("nvfp4-pack-quantized", num_bits=4, group_size=16), StoredFp4("nvfp4-pack-quantized")),
+        (compressed("mxfp4-pack-quantized", num_bits=4, group_size=32), StoredFp4("mxfp4-pack-quantized")),
+        (modelopt("FP8"), TENSOR),
+        (modelopt("fp8_pb_wo"), StoredFp8((128, 128))),
+        (modelopt("FP8_PER_CHANNEL_PER_TOKEN"), CHANNEL),
+        (modelopt("NVFP4", group_size=16), StoredFp4("nvfp4")),
+        ({**modelopt("W4A16_NVFP4"), "quant_method": "modelopt_fp4"}, StoredFp4("nvfp4")),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}},
+            StoredFp4("nvfp4"),
+        ),
     ],
 )
 def test_a_dialect_gives_the_format_of_a_matrix(settings: dict[str, Any], stored: object) -> None:
@@ -72,6 +116,9 @@ def test_a_dialect_gives_the_format_of_a_matrix(settings: dict[str, Any], stored
         ({**ROUND, "extra_config": {".*self_attn.*": {"bits": 16}}}, "self_attn.q_proj", "mlp.down_proj"),
         (packed(["re:.*self_attn.*"]), "self_attn.q_proj", "mlp.up_proj"),
         (packed([f"{LAYER}.mlp.up_proj"]), "mlp.up_proj", "mlp.gate_proj"),
+        (modelopt("NVFP4", ignore=["model.layers.3.self_attn*"]), "self_attn.q_proj", "mlp.up_proj"),
+        (modelopt("NVFP4", ignore=["*.mlp.up_proj"]), "mlp.up_proj", "mlp.gate_proj"),
+        (modelopt("FP8", ignore=["model.language_model.layers.3.mlp"]), "mlp.up_proj", "self_attn.q_proj"),
     ],
 )
 def test_rules_leave_modules_in_16_bits(settings: dict[str, Any], plain: str, coded: str) -> None:
@@ -84,9 +131,9 @@ def test_rules_leave_modules_in_16_bits(settings: dict[str, Any], plain: str, co
 def test_the_first_pattern_that_matches_decides() -> None:
     rules = {"+:.*layers.3.mlp.*": {"group_size": 32}, "-:.*mlp.*": {}, "model.layers.4": {"sym": False}}
     found = read({**GPTQ, "dynamic": rules})
-    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredInt4("gptq", 32)
+    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredInt("gptq", 32)
     assert found.stored("model.layers.5.mlp.up_proj") is None
-    assert found.stored("model.layers.4.self_attn.q_proj") == StoredInt4("gptq", 128, zeros=True)
+    assert found.stored("model.layers.4.self_attn.q_proj") == StoredInt("gptq", 128, zeros=True)
     assert found.stored("decoder.model.layers.4") == G128, "patterns match from the beginning of a name"
 
 
@@ -101,8 +148,84 @@ def test_groups_of_compressed_tensors_have_targets() -> None:
     wide = {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": True}
     settings["config_groups"]["group_1"] = {"targets": ["re:.*down_proj$"], "weights": wide}
     found = read(settings)
-    assert found.stored(f"{LAYER}.mlp.down_proj") == StoredInt4("pack-quantized", 128)
-    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredInt4("pack-quantized", 32)
+    assert found.stored(f"{LAYER}.mlp.down_proj") == StoredInt("pack-quantized", 128)
+    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredInt("pack-quantized", 32)
+
+
+def test_groups_of_compressed_tensors_may_be_of_different_formats() -> None:
+    fp4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    attention = [f"{LAYER}.self_attn.q_proj", "re:.*linear_attn[.].*"]
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": fp4, "format": "nvfp4-pack-quantized"},
+        "group_1": {"targets": attention, "weights": fp8, "format": "float-quantized"},
+    }
+    ignore = ["lm_head", "re:.*mtp.*"]
+    found = read({**compressed("mixed-precision"), "config_groups": groups, "ignore": ignore})
+    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredFp4("nvfp4-pack-quantized")
+    assert found.stored(f"{LAYER}.self_attn.q_proj") == found.stored(f"{LAYER}.linear_attn.in_proj_z") == CHANNEL
+    assert found.stored("mtp.layers.0.mlp.up_proj") is None
+    assert found.name == "nvfp4 and fp8 per channel"
+
+
+def test_modelopt_lists_the_layers_of_mixed_precision() -> None:
+    """What is not listed stays in 16 bits, and so does what is left out beside; names as of either prefix."""
+    layers = {
+        f"{LAYER}.self_attn.q_proj": {"quant_algo": "FP8"},
+        f"{LAYER}.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        "model.layers.4.mlp.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.5.mlp.up_proj": {"quant_algo": "NVFP4"},
+        "lm_head": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    settings = modelopt("MIXED_PRECISION", quantized_layers=layers, ignore=["model.layers.5*"])
+    for told in (settings, {**settings, "quantized_layers": {"quantized_layers": layers}}):
+        found = read(told)
+        assert found.stored(f"{LAYER}.self_attn.q_proj") == TENSOR
+        assert found.stored("language_model.model.layers.3.mlp.up_proj") == StoredFp4("nvfp4")
+        assert found.stored("model.language_model.layers.4.mlp.up_proj") == StoredFp4("nvfp4")
+        assert found.stored("lm_head") == StoredFp4("nvfp4")
+        assert found.stored(f"{LAYER}.self_attn.k_proj") is None and found.stored("mtp.fc") is None
+        assert found.stored("model.layers.5.mlp.up_proj") is None
+        assert found.name == "nvfp4 and fp8 per tensor"
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        ({**GPTQ, "lm_head": True}, G128),
+        ({**GPTQ, "lm_head": True, "dynamic": {"+:lm_head": {"bits": 8}}}, StoredInt("gptq", 128, bits=8)),
+        ({**ROUND, "extra_config": {"lm_head": {"bits": 8}}}, StoredInt("gptq", 128, bits=8)),
+        ({**ROUND, "quant_lm_head": True, "block_name_to_quantize": "model.layers"}, G128),
+        ({**packed(), "ignore": []}, StoredInt("pack-quantized", 32)),
+        (modelopt("NVFP4", ignore=[]), StoredFp4("nvfp4")),
+    ],
+)
+def test_a_head_may_be_quantised(settings: dict[str, Any], stored: StoredFormat) -> None:
+    found = read(settings)
+    assert found.stored("lm_head") == found.stored("language_model.lm_head") == stored
+
+
+@pytest.mark.parametrize(
+    ("settings", "ignored"),
+    [
+        (GPTQ, ()),
+        (FP8, ()),
+        ({**FP8, "activation_scheme": "dynamic"}, ("activations in 8 bits",)),
+        ({**ROUND, "act_bits": 8}, ("activations in 8 bits",)),
+        ({**ROUND, "act_bits": 16}, ()),
+        (packed(), ()),
+        (compressed("float-quantized", {"num_bits": 8}, num_bits=8), ("activations in 8 bits",)),
+        ({**packed(), "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ("KV cache",)),
+        (modelopt("NVFP4", kv_cache_scheme={"num_bits": 8}), ("activations in 4 bits", "KV cache")),
+        (modelopt("W4A16_NVFP4", kv_cache_scheme=None), ()),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            ("activations in 8 bits", "KV cache"),
+        ),
+    ],
+)
+def test_what_servers_quantise_beside_the_weights_is_named(settings: dict[str, Any], ignored: tuple[str, ...]) -> None:
+    assert read(settings).ignored == ignored
 
 
 @pytest.mark.parametrize(
@@ -112,27 +235,40 @@ def test_groups_of_compressed_tensors_have_targets() -> None:
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the layout 'gemv'"),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, "awq without zero points"),
         ({"bits": 4}, "unknown"),
-        ({"quant_method": "fp8"}, "fp8 with a scale for each tensor"),
         ({**GPTQ, "desc_act": True}, "gptq with desc_act, which scatters the groups"),
-        ({**GPTQ, "bits": 8}, "gptq in 8 bits"),
-        ({**GPTQ, "group_size": -1}, "gptq with one group for each row"),
+        ({**GPTQ, "bits": 3}, "gptq in 3 bits"),
         ({**GPTQ, "group_size": 16}, "gptq with groups of 16"),
-        ({**GPTQ, "lm_head": True}, "gptq with a quantised lm_head"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq in the layout 'marlin'"),
-        ({**GPTQ, "dynamic": {".*down.*": {"bits": 8}}}, "gptq in 8 bits"),
+        ({**GPTQ, "dynamic": {".*down.*": {"bits": 2}}}, "gptq in 2 bits"),
         ({**GPTQ, "rotation": "hadamard"}, "gptq with rotated activations"),
         (
             {**packed(), "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
             "compressed-tensors with transforms of its activations",
         ),
-        ({**ROUND, "packing_format": "auto_round:auto_awq"}, "auto-round in the layout 'auto_round:auto_awq'"),
+        ({**ROUND, "packing_format": "auto_round:marlin"}, "auto-round in the layout 'auto_round:marlin'"),
+        ({**ROUND, "data_type": "mx_fp"}, "auto-round of the type 'mx_fp'"),
         ({**ROUND, "sym": False}, "auto-round with zero points in the layout 'auto_round'"),
-        ({**ROUND, "extra_config": {"lm_head": {"bits": 4}}}, "auto-round with a quantised lm_head"),
         (packed(actorder="group"), "compressed-tensors with actorder group, which scatters the groups"),
-        (packed(num_bits=8), "compressed-tensors pack-quantized in 8 bits"),
-        ({**packed(), "format": "float-quantized"}, "compressed-tensors float-quantized"),
-        ({**packed(), "format": "nvfp4-pack-quantized"}, "compressed-tensors nvfp4-pack-quantized"),
-        ({**packed(), "ignore": []}, "compressed-tensors with a quantised lm_head"),
+        (packed(num_bits=6), "compressed-tensors pack-quantized in 6 bits"),
+        ({**packed(), "format": "marlin-24"}, "compressed-tensors marlin-24"),
+        ({**packed(), "format": "mixed-precision"}, "compressed-tensors mixed-precision"),
+        ({**packed(), "sparsity_config": {"format": "sparse-24-bitmask"}}, "compressed-tensors sparse-24-bitmask"),
+        (compressed("float-quantized", num_bits=4), "compressed-tensors float-quantized in 4 bits"),
+        (compressed("int-quantized", num_bits=4, type="int"), "compressed-tensors int-quantized in 4 bits"),
+        (
+            compressed("nvfp4-pack-quantized", num_bits=4, group_size=32),
+            "compressed-tensors nvfp4-pack-quantized with groups of 32",
+        ),
+        ({**FP8, "fmt": "e5m2"}, "fp8 as 'e5m2'"),
+        ({"quant_method": "modelopt"}, "modelopt without quant_algo"),
+        (modelopt("W4A8_AWQ"), "modelopt W4A8_AWQ"),
+        (modelopt("NVFP4_AWQ"), "modelopt NVFP4_AWQ"),
+        (modelopt("NVFP4", group_size=32), "modelopt NVFP4 with groups of 32"),
+        (modelopt("MIXED_PRECISION"), "modelopt MIXED_PRECISION without quantized_layers"),
+        (
+            modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A16_AWQ"}}),
+            "modelopt W4A16_AWQ",
+        ),
     ],
 )
 def test_what_is_not_read_is_named(settings: dict[str, Any], unread: str) -> None:

@@ -67,7 +67,7 @@ def test_en_09_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(
 ) -> None:
     session = demo()
     want = ids_of(session, user_request(PROMPT, limits=Limits(20)))
-    monkeypatch.setattr("dflash_local.chat.worker_process._receive", lambda process: process.wait() and None)
+    monkeypatch.setattr("dflash_local.worker.process._receive", lambda process: process.wait() and None)
     (end,) = session.generate(user_request(PROMPT), lambda: True)
     assert isinstance(end, Finished) and end.reason == "cancelled"
     monkeypatch.undo()

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from dflash_local.kernels import (
     choose,
     decode_attention,
+    decode_gemm,
     delta_chunk,
     delta_rows,
     delta_step,
@@ -64,7 +65,10 @@ def work(limit: int) -> Iterator[Work]:
     plain = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 128, "STEP_GROUP": 128, "HAS_ZEROS": False, "ZERO": 8}
     for bits, codes in ((4, "*i32"), (8, "*u8")):
         types = {"codes": codes, "scales": BF16, "zeros": BF16}
-        yield f"decode {bits}", fragment_decode._decode_kernel, types, {**plain, "BITS": bits}, 4, 1
+        constants = {**plain, "BITS": bits}
+        yield f"decode {bits}", fragment_decode._decode_kernel, types, constants, 4, 1
+        constants |= {"BLOCK_M": 16, "ADD": True}
+        yield f"decoded product {bits}", decode_gemm._linear_kernel, types, constants, 4, 2
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}

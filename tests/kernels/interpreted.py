@@ -14,6 +14,7 @@ from dflash_local.kernels import (
     accept,
     choose,
     decode_attention,
+    decode_gemm,
     delta_step,
     fragment_decode,
     int8_gemm,
@@ -35,6 +36,7 @@ MODULES = (
     accept,
     choose,
     decode_attention,
+    decode_gemm,
     delta_step,
     fragment_decode,
     int8_gemm,
@@ -100,23 +102,42 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
+def packed_weight(kind: str, n: int, k: int) -> FragmentWeight:
+    """Random, of a float32 model, so that a kernel and its reference multiply the same numbers."""
+    if kind == "fp8":
+        codes = torch.randn(n, k).to(torch.float8_e4m3fn)
+        return FragmentWeight.of(Fp8Weight(codes, torch.rand(-(-n // 16), -(-k // 128)), (16, 128), torch.float32))
+    group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
+    scales = torch.randn(n, k // group)
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
+    words = torch.randint(-(2**31), 2**31, (n, k // 8), dtype=torch.int32)
+    return FragmentWeight.of(IntWeight(words, scales, zeros, torch.float32))
+
+
+PACKED = ("int4", "zeros", "wide groups", "fp8")
+
+
 def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(kind: str) -> tuple[torch.Tensor, ...]:
-        words = torch.randint(-(2**31), 2**31, (64, 32), dtype=torch.int32)
-        if kind == "fp8":
-            codes = torch.randn(64, 256).to(torch.float8_e4m3fn)
-            weight: IntWeight | Fp8Weight = Fp8Weight(codes, torch.rand(4, 2), (16, 128), torch.float32)
-        else:
-            group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
-            scales = torch.randn(64, 256 // group)
-            zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
-            weight = IntWeight(words, scales, zeros, torch.float32)
-        packed = FragmentWeight.of(weight)
-        out = torch.zeros(64, 256)
+        packed, out = packed_weight(kind, 64, 256), torch.zeros(64, 256)
         return out, fragment_decode.decode(packed, slice(16, 64), out), fragment_decode.linear(torch.eye(256), packed)
 
-    for kind in ("int4", "zeros", "wide groups", "fp8"):
+    for kind in PACKED:
         yield f"decode {kind}", lambda kind=kind: run(kind)
+
+
+def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(kind: str, n: int, k: int, rows: int) -> tuple[torch.Tensor, ...]:
+        packed, x, wide = packed_weight(kind, n, k), torch.randn(rows, k) / 64, torch.randn(rows, n + 24)
+        single = decode_gemm.linear(x, packed, torch.empty(rows, n))
+        decode_gemm.linear(x, packed, wide[:, 8 : n + 8], wide[:, 8 : n + 8])
+        return single, wide, decode_gemm.swiglu(x, packed, torch.empty(rows, n // 2))
+
+    for kind in PACKED:
+        for n, k, rows in ((64, 256, 1), (64, 256, 40)):
+            yield f"products with {kind}, {rows} rows", lambda a=kind, b=n, c=k, d=rows: run(a, b, c, d)
+    for kind in ("zeros", "fp8"):  # a last tile and a last step that are not full
+        yield f"products with ragged {kind}", lambda kind=kind: run(kind, 56, 352, 5)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -277,7 +298,18 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 
 
 def main() -> None:
-    groups = (products, int8_products, decodes, norms, heads, attention, choices, acceptance, recurrence)
+    groups = (
+        products,
+        int8_products,
+        decodes,
+        decoded_products,
+        norms,
+        heads,
+        attention,
+        choices,
+        acceptance,
+        recurrence,
+    )
     found = {name: both(run) for group in groups for name, run in group()}
     json.dump(found, sys.stdout)
 

@@ -122,8 +122,9 @@ def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
     assert len(asked) == 6
     folder = nvrtc.cubin_folder()
     assert folder is not None and len(list(folder.iterdir())) == 6
-    with pytest.raises(MissingDependencyError, match=r"13\.1 does not know this card .*12\.0"):
+    with pytest.raises(MissingDependencyError, match=r"13\.1 does not know this card .*12\.0") as caught:
         nvrtc.cubin("one", [], (12, 0), DRIVER)
+    assert "pip install --upgrade nvidia-cuda-nvrtc" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig
+from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import (
     INT8,
     UNQUANTIZED,
-    Fp8Blocks,
-    Int4Groups,
     LinearSpec,
     Part,
     WeightFormat,
     linear_buffers,
     segments,
     unquantized,
+    weight_format,
 )
 
 HEADS = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, rotary_dim=8, gated=True, qk_norm=True)
@@ -50,20 +54,45 @@ def test_a_format_is_decided_for_each_part() -> None:
     assert len({buffer.name for buffer in buffers}) == 3
 
 
+def sizes(stored: StoredFormat, rows: int, columns: int) -> list[tuple[tuple[int, ...], str]]:
+    buffers = weight_format(stored).buffers("p", rows, columns, "bfloat16", "target weights")
+    return [(buffer.shape, buffer.dtype) for buffer in buffers]
+
+
 def test_parts_join_only_with_the_same_parameters() -> None:
-    formats = {"a": Int4Groups(128), "b": Int4Groups(128), "c": Int4Groups(32), "d": Int4Groups(32, zeros=True)}
+    coarse, fine = StoredInt("pack-quantized", 128), StoredInt("pack-quantized", 32)
+    stored = {"a": coarse, "b": coarse, "c": fine, "d": replace(fine, zeros=True), "e": replace(fine, bits=8)}
+    formats = {name: weight_format(each) for name, each in stored.items()}
     product = LinearSpec("p", 256, tuple(Part(name, 16) for name in formats))
     runs = segments(product, formats.__getitem__)
-    assert [[part.module for part in run.parts] for run in runs] == [["a", "b"], ["c"], ["d"]]
-    sizes = [buffer.nbytes for buffer in linear_buffers(product, formats.__getitem__, "bfloat16", "target weights")]
-    codes, coarse, fine = 16 * 256 // 2, 16 * 2 * 2, 16 * 8 * 2
-    assert sizes == [2 * codes, 2 * coarse, codes, fine, codes, fine, 16 * 8]
+    assert [[part.module for part in run.parts] for run in runs] == [["a", "b"], ["c"], ["d"], ["e"]]
+    found = [buffer.nbytes for buffer in linear_buffers(product, formats.__getitem__, "bfloat16", "target weights")]
+    codes, per_128, per_32 = 16 * 256 // 2, 16 * 2 * 2, 16 * 8 * 2
+    assert found == [2 * codes, 2 * per_128, codes, per_32, codes, per_32, 16 * 8, 2 * codes, per_32]
 
 
 def test_blocks_begin_with_the_rows_of_each_part() -> None:
     """A part whose rows end inside a block has its last scales for itself; what follows is another weight."""
     product = LinearSpec("p", 200, (Part("a", 256), Part("b", 100), Part("c", 60)))
-    runs = segments(product, lambda _module: Fp8Blocks((128, 128)))
+    blocks = weight_format(StoredFp8((128, 128)))
+    runs = segments(product, lambda _module: blocks)
     assert [[part.module for part in run.parts] for run in runs] == [["a", "b"], ["c"]]
-    buffers = list(linear_buffers(product, lambda _module: Fp8Blocks((128, 128)), "bfloat16", "target weights"))
+    buffers = list(linear_buffers(product, lambda _module: blocks, "bfloat16", "target weights"))
     assert [buffer.shape for buffer in buffers] == [(356, 200), (3, 2), (60, 200), (1, 2)]
+
+
+@pytest.mark.parametrize("stored", [StoredFp8((1, WHOLE)), StoredFp8((WHOLE, WHOLE)), StoredInt("gptq", WHOLE, bits=8)])
+def test_a_scale_for_a_matrix_or_a_row_is_kept_for_each_row(stored: StoredFormat) -> None:
+    """So that matrices with scales of their own join in one weight, whatever rows they have."""
+    product = LinearSpec("p", 96, (Part("q", 48), Part("k", 7), Part("v", 7)))
+    (run,) = segments(product, lambda _module: weight_format(stored))
+    assert [buffer.shape for buffer in run.buffers(96, "bfloat16", "target weights")][1] == (62, 1)
+    assert sizes(stored, 62, 96)[1] == ((62, 1), "float32")
+
+
+def test_fp4_has_scales_of_its_kind() -> None:
+    """4.5 bits a weight for NVFP4 and 4.25 for MXFP4."""
+    codes = ((48, 12), "int32")
+    for_nvfp4 = [codes, ((48, 6), "float8_e4m3fn"), ((48,), "float32")]
+    assert sizes(StoredFp4("nvfp4"), 48, 96) == sizes(StoredFp4("nvfp4-pack-quantized"), 48, 96) == for_nvfp4
+    assert sizes(StoredFp4("mxfp4-pack-quantized"), 48, 96) == [codes, ((48, 3), "uint8")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ from quantized_weights import fp8, int4
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
+from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.kernel_record import KernelRecord
+from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
+from dflash_local.kernels.quantized_weight import CodedWeight, Fp8Weight, IntWeight
+from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused import fragment_format
+from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
 from dflash_local.models.fused.formats import format_of
-from dflash_local.models.fused.kernel_choice import candidates, without_kernel
+from dflash_local.models.fused.kernel_choice import candidates, choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish, first_out_features
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
@@ -28,10 +34,24 @@ WHOLE = (lambda: int4(96, 256, 32, True), lambda: int4(96, 256, 128), lambda: fp
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where kernels run; products stay PyTorch's, since activations lie on the CPU."""
-    monkeypatch.setattr(fragment_format, "runs_kernels", lambda weight: True)
-    monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
+def record(tmp_path: Path) -> KernelRecord:
+    return KernelRecord(tmp_path / "cubins", {})
+
+
+@pytest.fixture
+def card(record: KernelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where kernels run and were tried; products stay PyTorch's, since activations lie on the CPU."""
+
+    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+        record.verdicts |= {trial.kernel: "right" for trial in trials if trial.kernel not in record.verdicts}
+
+    for module in (fragment_format, kernel_choice):
+        monkeypatch.setattr(module, "runs_kernels", lambda weight: isinstance(weight, CodedWeight))
+    monkeypatch.setattr(fragment_kernels, "record_of", lambda device: record)
+    monkeypatch.setattr(fragment_kernels, "try_kernels", all_right)
+    for module in (fragment_kernels, kernel_choice):
+        monkeypatch.setattr(module, "device_properties", lambda device: DeviceProperties(99 * 1024, 16, (9, 0)))
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
     monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: b"")
@@ -73,15 +93,19 @@ def test_nothing_is_packed_on_the_cpu() -> None:
     assert isinstance(layer.weight, IntWeight) and candidates(layer, 99 * 1024, 16) == []
 
 
-def test_a_missing_compiler_is_said_before_a_weight_is_packed(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise MissingDependencyError("the compiler NVRTC is not installed", "install it")
-
-    monkeypatch.setattr(nvrtc, "nvrtc", missing)
+def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_wheel(
+    card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: missing)
     layer = Linear(int4(96, 256, 32))
-    with pytest.raises(MissingDependencyError):
-        finish([layer])
-    assert isinstance(layer.weight, IntWeight)
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    want = layer(x, torch.empty(5, 96))
+    finish([layer])
+    assert isinstance(layer.weight, FragmentWeight) and candidates(layer, 99 * 1024, 16) == []
+    assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
+    (line,) = without_kernel([layer])
+    assert "pip install nvidia-cuda-nvrtc" in line and "96 x 256" in line
 
 
 def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:
@@ -119,9 +143,9 @@ def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
         right = getattr(few_row_gemm, name)
 
         def wrong(
-            x: torch.Tensor, weight: object, out: torch.Tensor, config: object, right: Any = right
+            x: torch.Tensor, weight: object, out: torch.Tensor, config: object, *residual: object, right: Any = right
         ) -> torch.Tensor:
-            found: torch.Tensor = right(x, weight, out, None)
+            found: torch.Tensor = right(x, weight, out, None, *residual)
             if config == bad and fault == "one row":
                 found[3] = 1e-3  # whose inputs are zeros
             elif config == bad and fault == "one feature":
@@ -133,6 +157,95 @@ def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
         monkeypatch.setattr(few_row_gemm, name, wrong)
     offered = candidates(single, 227 * 1024, 16)
     assert offered and bad not in offered
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Measuring takes no card: every measured product is faster than the one before."""
+    found: list[float] = []
+
+    def replay_ms(work: Callable[[], object], replays: int) -> float:
+        work()
+        found.append(1 / (len(found) + 1))
+        return found[-1]
+
+    monkeypatch.setattr(kernel_choice, "replay_ms", replay_ms)
+    return found
+
+
+def test_what_was_the_fastest_is_neither_tried_nor_measured_again(
+    card: None, record: KernelRecord, times: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [Linear(int4(96, 256, 32)), Linear(int4(96, 256, 32)), GateUp(fp8(96, 256))]
+    finish(layers)
+    heard: list[str] = []
+    first = choose_configs(layers, 16, lambda text, part: heard.append(text))
+    measured = len(times)
+    assert measured > 4 and layers[0].config == layers[1].config and heard[-1] == "measuring"
+    assert isinstance(layers[0].config, FewRowConfig)
+
+    def again(*args: object) -> None:
+        assert not {trial.kernel for trial in args[0]} - set(record.verdicts)  # type: ignore[attr-defined]
+
+    for layer in layers:
+        layer.config = None
+    kept = KernelRecord(record.path.parent, {})  # type: ignore[union-attr]
+    kept.verdicts = dict(record.verdicts)
+    monkeypatch.setattr(fragment_kernels, "record_of", lambda device: kept)
+    monkeypatch.setattr(fragment_kernels, "try_kernels", again)
+    assert choose_configs(layers, 16) == first and len(times) == measured
+    assert choose_configs(layers, 8) and len(times) > measured, "another number of rows is another product"
+
+
+def test_a_choice_that_is_wrong_with_the_weight_at_hand_is_made_again(
+    card: None, times: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Linear(int4(96, 256, 32))
+    finish([layer])
+    choose_configs([layer], 16)
+    bad, measured, right = layer.config, len(times), few_row_gemm.linear
+
+    def wrong(x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, *residual: Any) -> torch.Tensor:
+        found = right(x, weight, out, None, *residual)
+        return found.add_(1) if config == bad else found
+
+    monkeypatch.setattr(few_row_gemm, "linear", wrong)
+    choose_configs([layer], 16)
+    assert layer.config not in (None, bad) and len(times) > measured
+
+
+def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_them(
+    card: None, record: KernelRecord, times: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Linear(int4(96, 256, 32))
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    want = layer(x, torch.empty(5, 96))
+    finish([layer])
+    verdicts = itertools.chain(["hang", "fault", "wrong"], itertools.repeat("untried"))
+
+    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+        record.verdicts |= {trial.kernel: next(verdicts) for trial in trials if trial.kernel not in record.verdicts}
+
+    monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)
+    choose_configs([layer], 16)
+    assert layer.config is None and not times
+    assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
+    (line,) = without_kernel([layer])
+    assert "1 gave wrong numbers, 1 faulted, 1 did not end" in line and "96 x 256" in line
+    assert "dflash warm MODEL --json" in line
+
+
+def test_where_no_child_can_use_the_device_the_line_says_why(
+    card: None, times: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def try_kernels(*args: object) -> None:
+        raise TrialsImpossibleError("another process has the device for itself")
+
+    monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)
+    layer = Linear(int4(96, 256, 32))
+    finish([layer])
+    choose_configs([layer], 16)
+    assert layer.config is None and "another process has the device" in without_kernel([layer])[0]
 
 
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])

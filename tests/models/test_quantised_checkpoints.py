@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.load_config import LOAD_OPTIONS
 from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
+from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.load_target import Placement, load_target
@@ -68,8 +71,17 @@ def logits(folder: Path) -> torch.Tensor:
     return model.head(model.prefill(PROMPT, False).hidden)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("family", FAMILIES)
+def kept_as(dialect: str) -> type:
+    return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
+
+
+# Every dialect once, and one of each kind of weight by every family.
+PAIRS = dict.fromkeys(zip(cycle(FAMILIES), DIALECTS))
+EACH = ("fp8", "modelopt_fp8", "gptq_zeros", "int_quantized", "modelopt_nvfp4")
+PAIRS |= dict.fromkeys(product(FAMILIES, EACH))
+
+
+@pytest.mark.parametrize(("family", "dialect"), PAIRS)
 def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
     folder, twin = save_quantised(family, tmp_path, dialect)
     want = reference_tokens(twin)
@@ -86,7 +98,7 @@ def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> Non
     assert set(found) == set(want)
     assert all(torch.equal(found[name], want[name]) for name in want)
     kinds = {type(product.weight) for product in weights_of(folder)[0].products}
-    assert kinds == {torch.Tensor, Fp8Weight if dialect == "fp8" else IntWeight}, "b and a stay plain"
+    assert kinds == {torch.Tensor, kept_as(dialect)}, "b and a stay plain"
 
 
 def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +191,75 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "changes"),
+    [
+        ("gptq_zeros", {"lm_head": True}),
+        ("auto_round_8", {"extra_config": {"lm_head": {"bits": 8}}}),
+        ("pack_quantized_8", {"ignore": []}),
+        ("modelopt_nvfp4", {"ignore": []}),
+        ("modelopt_fp8", {"ignore": []}),
+    ],
+)
+def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3", tmp_path, dialect, coded=(*CODED, "lm_head"), changes=changes)
+    head = weights_of(folder)[0].head
+    assert type(head.weight) is kept_as(dialect) and head.out_features == 96
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    first = first_out_features(head, 32)
+    x = torch.randn(3, 64)
+    assert torch.equal(first.prefill(x), head.prefill(x)[:, :32])
+    assert int8_copy(head) is head, "it is coarse already"
+
+
+def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_path: Path) -> None:
+    folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", changes={"ignore": []})
+    assert isinstance(weights_of(folder)[0].head.weight, torch.Tensor)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) -> None:
+    """As ModelOpt's mixed precision: attention in fp8, the rest in NVFP4, Gated DeltaNet in 16 bits."""
+    attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
+    mlp = (".gate_proj", ".up_proj", ".down_proj", "lm_head")
+    coded = {**dict.fromkeys(attention, "modelopt_fp8"), **dict.fromkeys(mlp, "modelopt_nvfp4")}
+    modules = {f"model.layers.2.self_attn{name}": {"quant_algo": "FP8"} for name in attention}
+    for layer in range(4):
+        modules |= {f"model.layers.{layer}.mlp{name}": {"quant_algo": "NVFP4", "group_size": 16} for name in mlp[:3]}
+    modules["lm_head"] = {"quant_algo": "NVFP4", "group_size": 16}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules, "ignore": ["*linear_attn*", "mtp*"]}
+    folder, twin = save_quantised("qwen3_5", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
+    weights, _ = weights_of(folder)
+    kinds = [{type(product.weight) for product in layer.mixer.products} for layer in weights.layers]
+    assert kinds == [{torch.Tensor}] * 2 + [{Fp8Weight}, {torch.Tensor}], "three scales of q, k and v, one weight"
+    assert {type(product.weight) for layer in weights.layers for product in layer.mlp.products} == {Fp4Weight}
+    assert type(weights.head.weight) is Fp4Weight
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_pattern(tmp_path: Path) -> None:
+    coded = {".q_proj": "float_quantized_channel", ".k_proj": "float_quantized_channel", ".up_proj": "int_quantized"}
+    coded |= {".gate_proj": "nvfp4_pack_quantized", ".o_proj": "nvfp4_pack_quantized"}
+
+    def group(dialect: str, *targets: str) -> dict[str, Any]:
+        config = DIALECTS[dialect].config
+        return {**config["config_groups"]["group_0"], "targets": list(targets), "format": config["format"]}
+
+    groups = {
+        "group_0": group("nvfp4_pack_quantized", "Linear"),
+        "group_1": group("float_quantized_channel", "re:.*[qk]_proj"),
+        "group_2": group("int_quantized", "re:.*up_proj$"),
+    }
+    mixed = {"format": "mixed-precision", "config_groups": groups, "ignore": ["lm_head", "re:.*(v|down)_proj$"]}
+    folder, twin = save_quantised("qwen3", tmp_path, "nvfp4_pack_quantized", coded=coded, changes=mixed)
+    mixer, mlp = (
+        part.products for part in (weights_of(folder)[0].layers[0].mixer, weights_of(folder)[0].layers[0].mlp)
+    )
+    assert [type(product.weight) for product in mixer] == [Fp8Weight, torch.Tensor, Fp4Weight]
+    assert [type(product.weight) for product in mlp] == [Fp4Weight, IntWeight, torch.Tensor]
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
 def test_half_a_product_may_stay_plain(tmp_path: Path) -> None:
     coded = tuple(name for name in CODED if name not in (".k_proj", ".up_proj"))
     folder, twin = save_quantised("llama", tmp_path, "gptq", coded=coded)
@@ -236,8 +317,10 @@ def test_nan_among_fp8_codes_is_refused(tmp_path: Path) -> None:
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
     folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    with pytest.raises(UsageError, match="stored in int4 g32 already"):
-        reference(folder, quantize="nf4")
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(folder))
+    for quantize in LOAD_OPTIONS["quantize"].choices:
+        with pytest.raises(UsageError, match=f"{quantize} on top of int4 g32 is not supported"):
+            facts.quantized(quantize)
 
 
 def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Path) -> None:

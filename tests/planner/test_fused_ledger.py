@@ -18,7 +18,7 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
-from dflash_local.config.quantization import USUAL, read_quantization  # noqa: E402
+from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
@@ -151,6 +151,19 @@ def test_the_ledger_of_a_quantised_target_is_what_is_allocated(name: str, stored
     found = lines(pair.model, pair.config, Load.of("cuda", LoadConfig(), 4099, pair.config.block_size))
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["target weights"] + found.get("head", 0) == held(runner.target.weights)
+
+
+@pytest.mark.parametrize("precision", ["full", "8bit-head", "8bit-frequent"])
+@pytest.mark.parametrize("stored", [{**USUAL["int4-g128"], "lm_head": True}, {**USUAL["nvfp4"], "ignore": []}])
+def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) -> None:
+    name = "Qwen/Qwen3-8B"
+    pair = PAIRS[name]
+    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(stored, name))))
+    runner = on_meta(pair, 4099, torch.bfloat16, precision)
+    load = Load.of("cuda", LoadConfig(drafter_precision=precision), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["head"] == held(runner.target.weights.head) and "head for drafting" not in found
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-hybrid"])

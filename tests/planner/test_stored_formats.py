@@ -8,7 +8,7 @@ import pytest
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats
 from dflash_local.layout.target import weight_buffers
@@ -75,8 +75,8 @@ def test_room_to_decode_a_slice_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "quantize", "said"),
     [
-        ({"quant_method": "modelopt"}, None, "published in modelopt, which is not read yet"),
-        (USUAL["fp8"], "nf4", "published in fp8 128x128; nf4 on top of it is not supported"),
+        ({"quant_method": "hqq"}, None, "published in hqq, which is not read yet"),
+        (USUAL["fp8"], "int4", "int4 on top of fp8 128x128 is not supported"),
         (USUAL["int4-g32-zeros"], None, ""),
     ],
 )

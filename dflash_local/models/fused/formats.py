@@ -16,16 +16,16 @@ from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.jit import power_of_two
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Part, WeightFormat, part_rows
 from dflash_local.models.fused.at_load import QUANTIZED_AT_LOAD
 from dflash_local.models.fused.fragment_format import FRAGMENTS
-from dflash_local.models.fused.quantized_formats import FP8, INT4
+from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Places
 
-Weight = torch.Tensor | Int8Weight | IntWeight | Fp8Weight | FragmentWeight
+Weight = torch.Tensor | Int8Weight | IntWeight | Fp8Weight | Fp4Weight | FragmentWeight
 KernelConfig = GemmConfig | Int8Config | FewRowConfig
 LIBRARY = None  # in place of a config: the library's own product
 GEMM_CONFIGS = (
@@ -197,15 +197,17 @@ UNQUANTIZED, INT8 = _Unquantized(), _Int8()
 FORMATS: Mapping[type, Reading] = {
     layout.Unquantized: UNQUANTIZED,
     layout.Int8PerChannel: INT8,
-    layout.Int4Groups: INT4,
+    layout.IntGroups: INT,
     layout.Fp8Blocks: FP8,
+    layout.Fp4Groups: FP4,
     layout.QuantizedAtLoad: QUANTIZED_AT_LOAD,
 }
 _BY_TYPE: Mapping[type, Format] = {
     torch.Tensor: UNQUANTIZED,
     Int8Weight: INT8,
-    IntWeight: INT4,
+    IntWeight: INT,
     Fp8Weight: FP8,
+    Fp4Weight: FP4,
     FragmentWeight: FRAGMENTS,
 }
 

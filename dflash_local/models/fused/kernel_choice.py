@@ -7,28 +7,40 @@ from typing import Any
 
 import torch
 
+from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
+from dflash_local.models.fused import fragment_kernels
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 
 REPLAYS = 5
+REPORT = "dflash warm MODEL --json makes a report of it"
 
 
-def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[int, int], KernelConfig | None]:
+def choose_configs(
+    layers: Sequence[Linear | GateUp], rows: int, say: Say = lambda text, part: None
+) -> dict[tuple[int, int], KernelConfig | None]:
     """Measure every shape once with ``rows`` rows and give each layer the fastest product.
 
     Layers of one shape are run one after the other, so that no weight is found in a cache. Without
     CUDA nothing is measured and the library's product is kept.
 
+    Args:
+        say: hears of what takes long and is done once for a card, and the share that is done.
+
     Returns:
         what was chosen, by weight shape.
     """
     chosen: dict[tuple[int, int], KernelConfig | None] = {}
-    for members in by_kind(layer for layer in layers if runs_kernels(layer.weight)):
-        best, shape = _fastest(members, rows), members[0].weight.shape
+    groups = by_kind(layer for layer in layers if runs_kernels(layer.weight))
+    fragment_kernels.try_new([product for members in groups if (product := _packed(members[0]))], rows, say)
+    say("measuring", 1.0)
+    for members in groups:
+        best, shape = _chosen(members, rows), members[0].weight.shape
         for member in members:
             member.config = best
         chosen[shape[0], shape[1]] = best
@@ -36,22 +48,39 @@ def choose_configs(layers: Sequence[Linear | GateUp], rows: int) -> dict[tuple[i
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """A line for each shape of packed weights that no kernel multiplies here."""
-    shapes = {tuple(layer.weight.shape) for layer in layers if _is_without(layer)}
-    return tuple(
-        f"no kernel gave the right product with quantised weights of {n} x {k} on this card: "
-        "they are decoded each time, which is slow"
-        for n, k in sorted(shapes)
-    )
+    """A line for each shape of packed weights whose products are the generic one here, and why."""
+    lines: dict[str, None] = {}
+    for layer in layers:
+        product = _packed(layer)
+        if product and layer.config is None:
+            n, k = layer.weight.shape
+            why = fragment_kernels.why_none(product)
+            lines[f"{why}: quantised weights of {n} x {k} are multiplied in Triton, which is slow ({REPORT})"] = None
+    return tuple(lines)
 
 
-def _is_without(layer: Linear | GateUp) -> bool:
-    return isinstance(layer.weight, FragmentWeight) and layer.config is None
+def _packed(layer: Linear | GateUp) -> fragment_kernels.Product | None:
+    """The layer's product where its weight is in fragments."""
+    return (layer.weight, layer.paired) if isinstance(layer.weight, FragmentWeight) else None
 
 
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
     """Kernel configurations that divide a weight and fit a device's shared memory (bytes for one program)."""
     return format_of(layer.weight).candidates(layer.weight, layer.paired, rows, shared_memory)
+
+
+def _chosen(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
+    """The fastest configuration; of packed weights by what was measured on this card before."""
+    product = _packed(members[0])
+    if product is None:
+        return _fastest(members, rows)
+    known = fragment_kernels.remembered(product, rows)
+    if known is not None:
+        return known
+    found = _fastest(members, rows)
+    if isinstance(found, FewRowConfig):
+        fragment_kernels.remember(product, rows, found)
+    return found
 
 
 def _fastest(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:

@@ -1,31 +1,51 @@
-"""Weights of published quantised checkpoints: int4 in groups and fp8 in blocks, read from the dialects of their files.
+"""Weights of published quantised checkpoints: integers, fp8 and fp4, read from the dialects of their files.
 
 Where ``fragment_format`` has no kernels for them, products are computed by decoding, slice by slice: not fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import INT4_ZERO, Fp8Weight, IntWeight, codes_of
-from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD, Fp8Blocks, Int4Groups, Part, part_rows
+from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, words_of
+from dflash_local.layout.linear import (
+    DEQUANTIZED_SLICE,
+    INT4_PER_WORD,
+    WORD_BITS,
+    Fp4Groups,
+    Fp8Blocks,
+    IntGroups,
+    Part,
+    WeightFormat,
+    part_rows,
+)
 from dflash_local.models.fused import fragment_format
-from dflash_local.models.place import Conversion, Place, Places
+from dflash_local.models.place import Conversion, Places
 
-GPTQ_ZERO_OFFSET = 0x11111111  # GPTQ's first version stores each zero point of a word less one
+CodedFormat = IntGroups | Fp8Blocks | Fp4Groups
+Coded = IntWeight | Fp8Weight | Fp4Weight
+Size = tuple[int, int]
+GPTQ_ZERO_OFFSET = {4: 0x11111111, 8: 0x01010101}  # GPTQ's first version stores each zero point of a word less one
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight neighbouring columns
-INT4_SPREAD = 4.64  # of random codes around 8
+SIGN = 0x80  # flipped, a signed byte is the code of 128 more
+INT_SPREAD = {4: 4.64, 8: 73.9}  # root mean square of random codes around the middle one
 FP8_SPREAD = 64.0  # of random codes: seven times as much is the largest there is
+FP4_SPREAD = (sum(value**2 for value in E2M1) / len(E2M1)) ** 0.5
+E8M0_BIAS, E8M0_NAN = 127, 255
+# Scales of activations, which stay in 16 bits here: see ``config.quantization.Quantization.ignored``.
+OF_ACTIVATIONS: Places = dict.fromkeys(("input_scale", "input_global_scale", "input_zero_point", "output_scale"))
 
 
-def row_slices(weight: IntWeight | Fp8Weight) -> Iterator[slice]:
+def row_slices(weight: Coded) -> Iterator[slice]:
     """The rows of a weight in slices that take little memory decoded."""
     rows, columns = weight.shape
     step = max(1, DEQUANTIZED_SLICE // max(columns, 1))
@@ -33,7 +53,7 @@ def row_slices(weight: IntWeight | Fp8Weight) -> Iterator[slice]:
         yield slice(begin, min(begin + step, rows))
 
 
-def decode(weight: IntWeight | Fp8Weight, out: torch.Tensor) -> torch.Tensor:
+def decode(weight: Coded, out: torch.Tensor) -> torch.Tensor:
     """What a weight stands for, into ``out`` [N, K]."""
     for rows in row_slices(weight):
         out[rows] = weight.dequantized(rows)
@@ -45,8 +65,10 @@ class _Decoded:
 
     has_library = False
 
-    def finish(self, weight: IntWeight | Fp8Weight) -> Any:
+    def finish(self, weight: Coded) -> Any:
         """In fragments where the card has kernels for it."""
+        if isinstance(weight, Fp4Weight) or (isinstance(weight, IntWeight) and weight.bits != 4):
+            return weight  # the kernels do not have these yet
         return FragmentWeight.of(weight, in_place=True) if fragment_format.takes(weight) else weight
 
     def linear(
@@ -72,58 +94,62 @@ class _Decoded:
         return 1.0
 
 
-class _Int4(_Decoded):
-    def weight(self, form: Int4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> IntWeight:
-        codes, scales, *zeros = tensors
-        if scales.shape[1] * form.group_size != codes.shape[1] * INT4_PER_WORD:
-            raise CheckpointError(
-                f"groups of {form.group_size} do not divide a matrix of about {codes.shape[1] * INT4_PER_WORD} inputs",
-                "config.json and weights do not belong together: download the target again",
-            )
-        return IntWeight(codes, scales, zeros[0] if zeros else None, dtype)
+def stored_size(form: WeightFormat, shape: Size) -> Size:
+    """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""
+    rows, columns = shape
+    if isinstance(form, Fp4Groups):
+        return rows, columns * 2
+    if not isinstance(form, IntGroups):
+        return rows, columns
+    per_word = WORD_BITS // form.stored.bits
+    sizes: dict[str, Size] = {
+        "int-quantized": (rows, columns),
+        "pack-quantized": (rows, columns * per_word),
+        "awq": (columns * per_word, rows),
+    }
+    return sizes.get(form.stored.dialect, (columns, rows * per_word))
 
-    def places(self, weight: IntWeight, form: Int4Groups, parts: Sequence[Part]) -> Places:
-        one = {"pack-quantized": _pack_quantized_places, "awq": _awq_places}.get(form.dialect, _gptq_places)
-        places: Places = {}
-        for part, rows in part_rows(parts):
-            found = one(self.rows_of(weight, rows), form, part.module)
-            places |= {f"{part.module}.{name}": place for name, place in found.items()}
-        return places
+
+class _Int(_Decoded):
+    def weight(self, form: IntGroups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> IntWeight:
+        codes, scales, *zeros = tensors
+        weight = IntWeight(codes, scales, zeros[0] if zeros else None, dtype, form.stored.bits)
+        _check_groups(weight, form.stored.group_size)
+        return weight
+
+    def places(self, weight: IntWeight, form: IntGroups, parts: Sequence[Part]) -> Places:
+        return _part_places(DIALECTS[form.stored.dialect], self.rows_of, weight, form, parts)
 
     def rows_of(self, weight: IntWeight, rows: slice) -> IntWeight:
         zeros = None if weight.zeros is None else weight.zeros[rows]
-        return IntWeight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype)
+        return IntWeight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype, weight.bits)
 
     def rows(self, weight: IntWeight, stop: int) -> IntWeight:
         return self.rows_of(weight, slice(0, stop))
 
     def randomize(self, weight: IntWeight, generator: torch.Generator) -> None:
         weight.codes.random_(-(2**31), 2**31, generator=generator)
-        weight.scales.fill_(weight.shape[1] ** -0.5 / INT4_SPREAD)
+        weight.scales.fill_(weight.shape[1] ** -0.5 / INT_SPREAD[weight.bits])
         if weight.zeros is not None:
-            weight.zeros.random_(INT4_ZERO - 1, INT4_ZERO + 2, generator=generator)
+            middle = 2 ** (weight.bits - 1)
+            weight.zeros.random_(middle - 1, middle + 2, generator=generator)
 
 
 class _Fp8(_Decoded):
     def weight(self, form: Fp8Blocks, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp8Weight:
         codes, scales = tensors
-        return Fp8Weight(codes, scales, form.block, dtype)
+        return Fp8Weight(codes, scales, (form.rows, form.stored.block[1] or codes.shape[1]), dtype)
 
     def places(self, weight: Fp8Weight, form: Fp8Blocks, parts: Sequence[Part]) -> Places:
-        places: Places = {}
-        for part, rows in part_rows(parts):
-            blocks = slice(rows.start // form.block[0], -(-rows.stop // form.block[0]))
-            found: dict[str, Place | None] = {
-                "weight": weight.codes[rows],
-                "weight_scale_inv": weight.scales[blocks],  # multiplied, despite its name
-                "input_scale": None,  # of activations, which stay in 16 bits
-            }
-            places |= {f"{part.module}.{name}": place for name, place in found.items()}
-        return places
+        return _part_places(_fp8_places, self.rows_of, weight, form, parts)
+
+    def rows_of(self, weight: Fp8Weight, rows: slice) -> Fp8Weight:
+        """Rows from the first of a block."""
+        blocks = slice(rows.start // weight.block[0], -(-rows.stop // weight.block[0]))
+        return Fp8Weight(weight.codes[rows], weight.scales[blocks], weight.block, weight.dtype)
 
     def rows(self, weight: Fp8Weight, stop: int) -> Fp8Weight:
-        blocks = -(-stop // weight.block[0])
-        return Fp8Weight(weight.codes[:stop], weight.scales[:blocks], weight.block, weight.dtype)
+        return self.rows_of(weight, slice(0, stop))
 
     def randomize(self, weight: Fp8Weight, generator: torch.Generator) -> None:
         for rows in row_slices(weight):
@@ -133,45 +159,162 @@ class _Fp8(_Decoded):
         weight.scales.fill_(weight.shape[1] ** -0.5 / FP8_SPREAD)
 
 
-INT4, FP8 = _Int4(), _Fp8()
+class _Fp4(_Decoded):
+    def weight(self, form: Fp4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp4Weight:
+        codes, scales, *row_scales = tensors
+        weight = Fp4Weight(codes, scales, row_scales[0] if row_scales else None, dtype)
+        _check_groups(weight, form.stored.group_size)
+        return weight
+
+    def places(self, weight: Fp4Weight, form: Fp4Groups, parts: Sequence[Part]) -> Places:
+        return _part_places(_fp4_places, self.rows_of, weight, form, parts)
+
+    def rows_of(self, weight: Fp4Weight, rows: slice) -> Fp4Weight:
+        row_scales = None if weight.row_scales is None else weight.row_scales[rows]
+        return Fp4Weight(weight.codes[rows], weight.scales[rows], row_scales, weight.dtype)
+
+    def rows(self, weight: Fp4Weight, stop: int) -> Fp4Weight:
+        return self.rows_of(weight, slice(0, stop))
+
+    def randomize(self, weight: Fp4Weight, generator: torch.Generator) -> None:
+        weight.codes.random_(-(2**31), 2**31, generator=generator)
+        spread = weight.shape[1] ** -0.5 / FP4_SPREAD
+        if weight.row_scales is None:
+            weight.scales.fill_(round(math.log2(spread)) + E8M0_BIAS)
+        else:
+            weight.scales.fill_(1)
+            weight.row_scales.fill_(spread)
 
 
-def _pack_quantized_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
-    """Words lie along the input as ours do; those of zero points along the output."""
-    places: Places = {"weight_packed": weight.codes, "weight_scale": weight.scales, "weight_shape": None}
-    if weight.zeros is not None:
-        rows, groups = weight.zeros.shape
-        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words, 4).transpose(1, 2).flatten(0, 1))
-        places["weight_zero_point"] = Conversion((-(-rows // INT4_PER_WORD), groups), torch.int32, take)
+INT, FP8, FP4 = _Int(), _Fp8(), _Fp4()
+
+
+def _check_groups(weight: IntWeight | Fp4Weight, group_size: int) -> None:
+    columns = weight.shape[1]
+    if group_size != WHOLE and weight.scales.shape[1] * group_size != columns:
+        raise CheckpointError(
+            f"groups of {group_size} do not divide a matrix of about {columns} inputs",
+            "config.json and weights do not belong together: download the target again",
+        )
+
+
+def _part_places(
+    one: Callable[[Any, Any, str], Places],
+    rows_of: Callable[[Any, slice], Coded],
+    weight: Coded,
+    form: CodedFormat,
+    parts: Sequence[Part],
+) -> Places:
+    """The places of each part's tensors, by ``MODULE.NAME``. ``one``: of one part's rows and its module."""
+    places: Places = {}
+    for part, rows in part_rows(parts):
+        found = {**OF_ACTIVATIONS, **one(rows_of(weight, rows), form, part.module)}
+        places |= {f"{part.module}.{name}": place for name, place in found.items()}
     return places
 
 
-def _gptq_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
+def _spread(scales: torch.Tensor) -> Conversion:
+    """The place of scales [rows, columns] of which a file may have one, or them with other axes of one element."""
+
+    def take(stored: torch.Tensor) -> None:
+        scales.copy_(stored.reshape(scales.shape if stored.numel() == scales.numel() else (1, 1)))
+
+    return Conversion(tuple(scales.shape), torch.float32, take, spread=True)
+
+
+def _fp8_places(weight: Fp8Weight, form: Fp8Blocks, module: str) -> Places:
+    return {"weight": weight.codes, form.scales: _spread(weight.scales)}
+
+
+def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
+    """Bytes of two codes, the first one in the lower half, as in our words."""
+    codes = weight.codes.view(torch.uint8)
+    if weight.row_scales is None:
+        take = partial(_take_exponents, weight.scales, module)
+        return {"weight_packed": codes, "weight_scale": Conversion(tuple(weight.scales.shape), torch.uint8, take)}
+    reciprocal = form.stored.dialect == "nvfp4-pack-quantized"
+    of_matrix = partial(_take_global_scale, weight.row_scales, module, reciprocal)
+    return {
+        "weight_packed" if reciprocal else "weight": codes,
+        "weight_scale": weight.scales,
+        "weight_global_scale" if reciprocal else "weight_scale_2": Conversion(
+            (1,), torch.float32, of_matrix, spread=True
+        ),
+    }
+
+
+def _take_exponents(scales: torch.Tensor, module: str, stored: torch.Tensor) -> None:
+    if bool((stored == E8M0_NAN).any()):
+        raise CheckpointError(f"tensor {module}.weight_scale holds NaN", "download the target again")
+    scales.copy_(stored)
+
+
+def _take_global_scale(row_scales: torch.Tensor, module: str, reciprocal: bool, stored: torch.Tensor) -> None:
+    scale = float(stored.reshape(()))
+    if reciprocal and scale == 0:
+        raise CheckpointError(f"tensor {module}.weight_global_scale is zero", "download the target again")
+    row_scales.copy_(1 / stored.float().reshape(1) if reciprocal else stored.reshape(1))
+
+
+class _DialectPlaces(Protocol):
+    def __call__(self, weight: IntWeight, form: IntGroups, module: str) -> Places: ...
+
+
+def _pack_quantized_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
+    """Words lie along the input as ours do; those of zero points along the output."""
+    places: Places = {"weight_packed": weight.codes, form.scales: _spread(weight.scales), "weight_shape": None}
+    if weight.zeros is not None:
+        rows, groups = weight.zeros.shape
+        bits = weight.bits
+        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words, bits).transpose(1, 2).flatten(0, 1))
+        places["weight_zero_point"] = Conversion((-(-rows * bits // WORD_BITS), groups), torch.int32, take)
+    return places
+
+
+def _int_quantized_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
+    """A signed byte each, in rows."""
+    flipped = partial(_take_signed, weight.codes.view(torch.uint8))
+    places: Places = {form.scales: _spread(weight.scales)}
+    places["weight"] = Conversion(tuple(weight.shape), torch.int8, flipped)
+    if weight.zeros is not None:
+        take = partial(_take_signed, weight.zeros)
+        places["weight_zero_point"] = Conversion(tuple(weight.zeros.shape), torch.int8, take, spread=True)
+    return places
+
+
+def _take_signed(codes: torch.Tensor, stored: torch.Tensor) -> None:
+    bytes_ = stored.view(torch.uint8)
+    codes.copy_(bytes_.reshape(codes.shape if bytes_.numel() == codes.numel() else (1, 1)))
+    codes.bitwise_xor_(SIGN)
+
+
+def _gptq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
     """Words lie along the input, too, but the matrices stand the other way round."""
     rows, inputs = weight.shape
 
     def check_order(groups: torch.Tensor) -> None:
-        if not torch.equal(groups.long(), torch.arange(inputs, device=groups.device) // form.group_size):
+        if not torch.equal(groups.long(), torch.arange(inputs, device=groups.device) // weight.group_size):
             raise CheckpointError(
                 f"{module}.g_idx scatters the groups of its matrix (desc_act), which is not read",
                 "take a variant that was quantised without desc_act",
             )
 
-    places: Places = {"qweight": weight.codes.t(), "scales": weight.scales.t(), "qzeros": None}
+    places: Places = {"qweight": weight.codes.t(), form.scales: weight.scales.t(), "qzeros": None}
     places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True)
     if weight.zeros is not None:
-        offset = GPTQ_ZERO_OFFSET if form.dialect == "gptq" else 0
-        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words + offset, 4).flatten(1).t())
-        shape = (weight.scales.shape[1], -(-rows // INT4_PER_WORD))
+        bits = weight.bits
+        offset = GPTQ_ZERO_OFFSET[bits] if form.stored.dialect == "gptq" else 0
+        take = partial(_take_zeros, weight.zeros, lambda words: codes_of(words + offset, bits).flatten(1).t())
+        shape = (weight.scales.shape[1], -(-rows * bits // WORD_BITS))
         places["qzeros"] = Conversion(shape, torch.int32, take)
     return places
 
 
-def _awq_places(weight: IntWeight, form: Int4Groups, module: str) -> Places:
+def _awq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
     """Words lie along the output, their columns in an order of their own."""
     rows, inputs = weight.shape
     words, groups = -(-rows // INT4_PER_WORD), weight.scales.shape[1]
-    places: Places = {"scales": weight.scales.t()}
+    places: Places = {form.scales: weight.scales.t()}
     places["qweight"] = Conversion((inputs, words), torch.int32, partial(_take_awq_codes, weight.codes))
     if weight.zeros is not None:
         take = partial(_take_zeros, weight.zeros, lambda found: codes_of(found, 4)[..., AWQ_ORDER].flatten(1).t())
@@ -184,13 +327,19 @@ def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
     outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * INT4_PER_WORD)) * INT4_PER_WORD
     for begin in range(0, len(words), step):
         nibbles = codes_of(words[begin : begin + step], 4)[..., AWQ_ORDER].flatten(1)[:, :outputs]
-        eights = nibbles.view(-1, INT4_PER_WORD, outputs)
-        packed = torch.zeros_like(eights[:, 0])
-        for place in range(INT4_PER_WORD):
-            packed |= eights[:, place] << (4 * place)
+        packed = words_of(nibbles.view(-1, INT4_PER_WORD, outputs).transpose(1, 2), 4)
         first = begin // INT4_PER_WORD
         codes[:, first : first + len(packed)] = packed.t()
 
 
 def _take_zeros(zeros: torch.Tensor, unpacked: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor) -> None:
     zeros.copy_(unpacked(words)[: len(zeros)])
+
+
+DIALECTS: Mapping[IntDialect, _DialectPlaces] = {
+    "gptq": _gptq_places,
+    "gptq_v2": _gptq_places,
+    "awq": _awq_places,
+    "pack-quantized": _pack_quantized_places,
+    "int-quantized": _int_quantized_places,
+}

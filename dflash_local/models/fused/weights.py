@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ import torch
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.layout import target as layout
-from dflash_local.layout.linear import FormatOf, stored_formats, unquantized
+from dflash_local.layout.linear import FormatOf, LinearSpec, stored_formats, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.attention import AttentionWeights
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
-from dflash_local.models.fused.linear import GateUp, Linear, randomize
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, randomize
 from dflash_local.models.fused.mlp import MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer, PartWeights
@@ -85,6 +85,7 @@ class TargetWeights:
             for norm in layer.norms.present():
                 norm.finish()
         self.norm.finish()
+        finish([self.head])
 
 
 def read_weights(
@@ -146,13 +147,23 @@ def allocate(
     tensors = Tensors(layout.weight_buffers(model, prefix, embedding_rows, kind, format_of), device)
     source = WeightTensors(tensors, spec, model.norm_eps)
     ends = layout.end_buffers(model, prefix, embedding_rows, spec)
-    places: Places = {buffer.name: tensors[buffer.name] for buffer in ends.present()}
+    places: Places = {buffer.name: tensors[buffer.name] for buffer in ends}
     embedding = tensors[ends.embedding.name]
-    head = Linear(embedding if ends.head is None else tensors[ends.head.name])
+    head = _head(layout.head_product(model, prefix, embedding_rows), embedding, source, places)
     layers = []
     for index, layer in enumerate(model.layers):
         layers.append(_layer(f"{prefix}layers.{index}", layer, source, places))
     return TargetWeights(embedding, tuple(layers), source.norm(ends.norm), head, places)
+
+
+def _head(product: LinearSpec | None, embedding: torch.Tensor, source: WeightTensors, places: Places) -> Linear:
+    """The embedding, or a matrix of its own; adds where that is read to."""
+    if product is None:
+        return Linear(embedding)
+    joined = JoinedLinear.of(product, replace(source, spec=layout.head_spec(source.spec)))
+    places |= joined.places
+    (head,) = joined.products
+    return head
 
 
 def _layer(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:

@@ -1,8 +1,8 @@
-"""What runs in a child of ``worker_process``: limits, frames, and one handler's ``answer(bytes) -> bytes``.
+"""What runs in a child of ``worker.process``: limits, frames, and one handler's ``answer(bytes) -> bytes``.
 
 Run by path with ``python -I``: imports the standard library only, nothing of the package. Arguments: the
-handler's file beside this one, then folders to find its libraries in. A request is a frame of three
-big-endian numbers (bytes that follow, seconds, MiB of memory) and the bytes; an answer one number and the bytes.
+handler's file, whether it writes files, then folders to find its libraries in. A request is a frame of three
+big-endian numbers (bytes that follow, seconds, MiB of memory or 0) and the bytes; an answer one number and the bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def alarm(seconds: int) -> None:
 def load(handler: str, folders: list[str]) -> Callable[[bytes], bytes]:
     """The handler's function; the folders are searched after Python's own."""
     sys.path += folders
-    spec = importlib.util.spec_from_file_location(Path(handler).stem, Path(__file__).parent / handler)
+    spec = importlib.util.spec_from_file_location(Path(handler).stem, handler)
     if spec is None or spec.loader is None:
         raise ImportError(handler)
     module = importlib.util.module_from_spec(spec)
@@ -65,7 +65,8 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
     while len(head := requests.read(REQUEST.size)) == REQUEST.size:
         size, seconds, mebibytes = REQUEST.unpack(head)
         alarm(seconds + ALARM_S)
-        limit("RLIMIT_AS", mebibytes * 2**20)
+        if mebibytes:
+            limit("RLIMIT_AS", mebibytes * 2**20)
         data = requests.read(size)
         if len(data) < size:
             return
@@ -75,6 +76,6 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("RLIMIT_FSIZE", "RLIMIT_CORE"):
+    for name in ("RLIMIT_CORE",) if sys.argv[2] == "writes" else ("RLIMIT_CORE", "RLIMIT_FSIZE"):
         limit(name, 0, for_good=True)
-    serve(load(sys.argv[1], sys.argv[2:]))
+    serve(load(sys.argv[1], sys.argv[3:]))

@@ -1,6 +1,6 @@
-"""A child process for work on what a checkpoint brings along: killed when late, started again when next needed.
+"""A child process for work that may go wrong: killed when late, started again when next needed.
 
-Knows frames and limits; what is computed there stands in the ``*_worker.py`` files, which ``worker.py`` runs.
+Knows frames and limits; what is computed there stands in the ``*_worker.py`` files, which ``child.py`` runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C
 MAX_FRAME_BYTES = 64 * 2**20
 _REQUEST = struct.Struct(">III")  # bytes that follow, seconds and MiB of memory that the answer may take
 _ANSWER = struct.Struct(">I")
-_RUNNER = Path(__file__).with_name("worker.py")
+_RUNNER = Path(__file__).with_name("child.py")
 
 
 class WorkerError(Exception):
@@ -37,35 +37,38 @@ class WorkerError(Exception):
 
 
 class Limits(NamedTuple):
-    """What one answer may take."""
+    """What one answer may take; no mebibytes are no limit of memory."""
 
     seconds: float
-    mebibytes: int
+    mebibytes: int = 0
 
 
 class WorkerProcess:
     """One child, shared by all threads; a lock lets one request in at a time.
 
-    It knows neither the package nor the environment, cannot write files, and ends when this object or the
-    parent does. Ctrl-C in the parent's terminal does not reach it.
+    It knows neither the package nor the environment but for what it is given, cannot write files unless it is allowed
+    to, and ends when this object or the parent does. Ctrl-C in the parent's terminal does not reach it.
 
     Args:
-        handler: file beside this one (or the path of one) whose ``answer(bytes) -> bytes`` the child calls.
+        handler: the file whose ``answer(bytes) -> bytes`` the child calls.
         libraries: names of the modules that it needs.
         setup: sent first to every new child, where given, within ``setup_limits``.
         environ: all that the child's environment holds (on Windows, which cannot start so, it is the parent's).
+        writes: it may write files.
     """
 
     def __init__(
         self,
-        handler: str,
+        handler: Path,
         libraries: Sequence[str],
         setup: bytes = b"",
         setup_limits: Limits | None = None,
-        environ: dict[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        writes: bool = False,
     ) -> None:
-        self._handler, self._libraries, self._environ = handler, libraries, environ or {}
-        self._setup, self._setup_limits = setup, setup_limits or Limits(START_S, 0)
+        self._libraries, self._environ = libraries, environ or {}
+        self._setup, self._setup_limits = setup, setup_limits or Limits(START_S)
+        self._words = [str(handler), "writes" if writes else "writes nothing"]
         self._lock = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []  # the one that lives, if any
         self._greeting = b""
@@ -132,7 +135,7 @@ class WorkerProcess:
         # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds
         # nothing of ours because code that breaks out must find no token in it.
         process = subprocess.Popen(
-            [sys.executable, "-I", str(_RUNNER), self._handler, *_folders(self._libraries)],
+            [sys.executable, "-I", str(_RUNNER), *self._words, *_folders(self._libraries)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -142,7 +145,7 @@ class WorkerProcess:
         )
         self._children.append(process)
         try:
-            self._exchange(process, None, Limits(START_S, 0), cancelled)
+            self._exchange(process, None, Limits(START_S), cancelled)
             if self._setup:
                 self._greeting = self._exchange(process, self._setup, self._setup_limits, cancelled)
         except _NotTakenError as error:

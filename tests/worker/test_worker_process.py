@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.chat.worker_process import Limits, WorkerError, WorkerProcess
 from dflash_local.errors import Interrupted, MissingDependencyError
+from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
 HANDLER = """
 import json, os, threading
@@ -45,7 +45,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep 
 def worker(tmp_path: Path) -> WorkerProcess:
     path = tmp_path / "handler.py"
     path.write_text(HANDLER)
-    return WorkerProcess(str(path), (), setup=b"hello", setup_limits=LIMITS)
+    return WorkerProcess(path, (), setup=b"hello", setup_limits=LIMITS)
 
 
 def answers(worker: WorkerProcess) -> bool:
@@ -119,7 +119,7 @@ def test_ctrl_c_of_the_parents_terminal_does_not_reach_it(worker: WorkerProcess)
 def test_it_ends_with_the_parents_end_of_the_pipe_and_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "handler.py"
     path.write_text(HANDLER)
-    worker = WorkerProcess(str(path), ())
+    worker = WorkerProcess(path, ())
     assert answers(worker)
     (child,) = worker._children
     assert child.stdin is not None
@@ -130,6 +130,16 @@ def test_it_ends_with_the_parents_end_of_the_pipe_and_with_its_owner(tmp_path: P
     del worker
     gc.collect()
     assert child.returncode is not None
+
+
+@POSIX
+def test_a_child_that_may_write_does(worker: WorkerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    with pytest.raises(WorkerError):
+        worker.request(b"write " + os.fsencode(file), LIMITS)
+    trusted = WorkerProcess(tmp_path / "handler.py", (), environ={"GIVEN": "1"}, writes=True)
+    trusted.request(b"write " + os.fsencode(file), Limits(30))
+    assert file.read_bytes() == b"x" and b"GIVEN" in trusted.request(b"environ", Limits(30))
 
 
 @LINUX
@@ -150,8 +160,8 @@ def test_nothing_is_left_of_children_that_were_killed(worker: WorkerProcess) -> 
 def test_what_is_wrong_with_the_start_is_told_by_the_greeting(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise SystemExit(1)")
-    broken = WorkerProcess(str(path), ())
-    absent = WorkerProcess(str(path), ("no_such_library_here",))
+    broken = WorkerProcess(path, ())
+    absent = WorkerProcess(path, ("no_such_library_here",))
     kinds: list[tuple[WorkerProcess, type[Exception]]] = [(broken, WorkerError), (absent, MissingDependencyError)]
     for worker, kind in kinds:
         worker.begin()

@@ -1,0 +1,79 @@
+"""Products of a few rows with a quantised weight in Triton: decoded in registers, multiplied, in one fixed order.
+
+What takes over where ``few_row_gemm`` cannot be compiled or is not right: any packed format, any shape, on every card
+that Triton knows. Reads every byte of the weight once; its decoding is what makes it slow.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.fragment_decode import decoded_tile, tile_constants, tile_operands
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.skinny_gemm import MIN_ROWS, row_stride
+
+
+def linear(
+    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``out = x @ weight.T (+ residual)``, the product rounded once.
+
+    Args:
+        x: [M, K], M <= 64. out: [M, N], perhaps a part of wider rows; may be ``residual``.
+    """
+    if not runs_kernels(x):
+        return few_row_gemm.linear_reference(x, weight, out, residual)
+    rows, (features, columns) = len(x), weight.shape
+    tiles, steps = weight.codes.shape[:2]
+    _linear_kernel[(tiles,)](
+        x, *tile_operands(weight), out, out if residual is None else residual, rows, features, columns, x.stride(0),
+        row_stride(out, residual), steps, weight.scales.shape[-1], **tile_constants(weight),
+        BLOCK_M=max(MIN_ROWS, power_of_two(rows)), ADD=residual is not None, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
+    """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
+
+    Args:
+        x: [M, K], M <= 64. weight: [2 I, K], the gate's rows first. out: [M, I].
+    """
+    gate, up = linear(x, weight, x.new_empty(len(x), weight.shape[0])).chunk(2, -1)
+    return torch.mul(F.silu(gate), up, out=out)
+
+
+# fmt: off
+@jit
+def _linear_kernel(
+    x, codes, scales, zeros, out, residual, rows, features, columns, x_stride, out_stride, steps, scale_columns,
+    BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr, BLOCK_M: tl.constexpr, ADD: tl.constexpr,
+):
+    # fmt: on
+    # One program: all rows [BLOCK_M] of one tile of 16 features. Its steps of 128 columns are decoded to [16, 128] one
+    # after the other and multiplied with that part of x; the sums [16, BLOCK_M] stay in registers.
+    tile = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, 128)
+    total = tl.zeros((16, BLOCK_M), tl.float32)
+    for step in range(steps):
+        value = decoded_tile(
+            codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS, BITS, BLOCK_COLUMNS, STEP_GROUP,
+            HAS_ZEROS, ZERO,
+        )  # fmt: skip
+        k = step * 128 + column
+        inside = (row < rows)[None, :] & (k < columns)[:, None]
+        right = tl.load(x + row[None, :] * x_stride + k[:, None], mask=inside, other=0.0)
+        total = tl.dot(value.to(x.dtype.element_ty), right, total, input_precision="ieee")
+    kind = out.dtype.element_ty
+    feature = tile * 16 + tl.arange(0, 16)
+    inside = (feature < features)[:, None] & (row < rows)[None, :]
+    place = row[None, :] * out_stride + feature[:, None]
+    if ADD:
+        # Rounded before the sum, as a layer whose output is added to the residual would be.
+        total = total.to(kind).to(tl.float32) + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(kind), mask=inside)

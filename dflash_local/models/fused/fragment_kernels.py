@@ -1,0 +1,125 @@
+"""Which few-row kernels may multiply a packed weight on its card, and which is the fastest: found out once, kept.
+
+The first use of a kernel is a child process's (``kernels.kernel_trial``). At each load the configurations that are used
+are tried again, with the weight at hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels.few_row_gemm import SLICE_ROWS, FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
+from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, trials_of, try_kernels
+from dflash_local.kernels.product_check import ProductCheck, mixed_rows
+from dflash_local.kernels.split_kv import device_properties
+
+Product = tuple[FragmentWeight, bool]  # the bool: gate and up, which are multiplied with each other
+FAILED: dict[Verdict, str] = {
+    "wrong": "gave wrong numbers",
+    "fault": "faulted",
+    "hang": "did not end",
+    "uncompiled": "did not compile",
+    "untried": "were left out",
+}
+
+
+def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part: None) -> None:
+    """Try the kernels that products of up to ``rows`` rows may use and that nobody has tried on this card.
+
+    Args:
+        products: on one device. say: hears what is done, and the share that is done.
+    """
+    each = [(weight, paired) for weight, paired in products if not _unmet(weight)]
+    if not each:
+        return
+    device = each[0][0].device
+    record = record_of(device)
+    try:
+        try_kernels((trial for product in each for trial in _trials(product, rows)), device, record, say)
+    except TrialsImpossibleError as error:
+        record.impossible = str(error)
+
+
+def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRowConfig]:
+    """Configurations for so many rows whose kernels were tried on this card, and are right with the weight at hand.
+
+    Args:
+        shared_memory: bytes for one program.
+    """
+    weight, paired = product
+    if _unmet(weight):
+        return []
+    try_new([product], rows)
+    record = record_of(weight.device)
+    found = few_row_gemm.candidates(weight, paired, rows, shared_memory)
+    found = [config for config in found if _is_tried(record, product, config, rows)]
+    if not found:
+        return []
+    few_row_gemm.compile_ahead(weight, paired, rows, found)
+    check = _check(product, rows)
+    return [config for config in found if check.passes(config, rows)]
+
+
+def remembered(product: Product, rows: int) -> FewRowConfig | None:
+    """The configuration that was the fastest here before, where it still is right."""
+    weight, paired = product
+    if _unmet(weight):
+        return None
+    record = record_of(weight.device)
+    chosen = record.chosen(_name(product, rows))
+    for config in few_row_gemm.candidates(weight, paired, rows, device_properties(weight.device).shared_memory):
+        if repr(config) == chosen and _is_tried(record, product, config, rows):
+            return config if _check(product, rows).passes(config, rows) else None
+    return None
+
+
+def remember(product: Product, rows: int, config: FewRowConfig) -> None:
+    """Keep a configuration as the fastest."""
+    record_of(product[0].device).choose(_name(product, rows), repr(config))
+
+
+def why_none(product: Product) -> str:
+    """Why no configuration is used for a weight, in words for a user."""
+    weight, _ = product
+    unmet = nvrtc.why_not(torch.cuda.get_device_capability(weight.device))
+    if unmet is not None:
+        return str(unmet)
+    record = record_of(weight.device)
+    verdicts = Counter(record.verdicts.get(trial.kernel) for trial in _trials(product, SLICE_ROWS))
+    told = [f"{verdicts[verdict]} {words}" for verdict, words in FAILED.items() if verdicts[verdict]]
+    if told:
+        return f"of {sum(verdicts.values())} kernels {', '.join(told)} on this card"
+    return record.impossible or "no kernel gave the right product on this card"
+
+
+def _unmet(weight: FragmentWeight) -> bool:
+    return nvrtc.why_not(torch.cuda.get_device_capability(weight.device)) is not None
+
+
+def _trials(product: Product, rows: int) -> Iterator[Trial]:
+    weight, paired = product
+    shared_memory = device_properties(weight.device).shared_memory
+    for config in few_row_gemm.candidates(weight, paired, rows, shared_memory):
+        yield from trials_of(weight, paired, config, rows)
+
+
+def _is_tried(record: KernelRecord, product: Product, config: FewRowConfig, rows: int) -> bool:
+    return all(record.is_right(trial.kernel) for trial in trials_of(*product, config, rows))
+
+
+def _check(product: Product, rows: int) -> ProductCheck:
+    weight, paired = product
+    return ProductCheck(weight, paired, mixed_rows(rows, weight.shape[1], weight.device))
+
+
+def _name(product: Product, rows: int) -> str:
+    """Of a product in the record."""
+    weight, paired = product
+    n, k = weight.shape
+    return f"{weight.format} {n} x {k} {'paired ' if paired else ''}at {rows} rows"

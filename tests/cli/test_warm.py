@@ -1,0 +1,52 @@
+"""``dflash warm``: loads a pair once, says what is known of its kernels, and forgets it on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_local.kernels import kernel_record
+from dflash_local.kernels.kernel_record import KernelRecord
+from tests.cli.conftest import Cli
+
+FACTS = {"card": "A card", "capability": [9, 0], "driver": 13000, "nvrtc": [13, 0], "source": "s"}
+
+
+@pytest.fixture
+def record(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> KernelRecord:
+    """What the load of a quantised pair leaves behind where there is a card."""
+    found = KernelRecord(own_home / ".cache" / "dflash-local" / "cubins", FACTS)
+    found.verdicts = {"one": "right", "two": "right", "three": "hang"}
+    found.tried = 3
+    found.choose("int4 24576 x 4096 at 16 rows", "FewRowConfig(warps_k=16)")
+    assert found.chosen("int4 24576 x 4096 at 16 rows") and found.chosen("fp8 64 x 64 at 16 rows") is None
+    monkeypatch.setattr(kernel_record, "_records", {(None, "A card"): found})
+    return found
+
+
+def test_without_a_card_there_is_nothing_to_try(cli: Cli) -> None:
+    done = cli("warm", "demo", "--json")
+    assert done.code == 0 and done.json["cards"] == [] and done.json["seconds"] > 0
+    assert done.json["versions"]["dflash-local"] and done.json["loaded_as"] == "reference float32 cpu"
+    assert "no products that kernels are tried" in cli("warm", "demo", "--mode", "ar").out
+
+
+def test_what_is_known_is_told(cli: Cli, record: KernelRecord) -> None:
+    (card,) = cli("warm", "demo", "--json").json["cards"]
+    assert card["card"] == "A card" and card["tried"] == 3 and card["verdicts"] == {"right": 2, "hang": 1}
+    assert card["failed"] == {"three": "hang"} and card["products"]["fp8 64 x 64 at 16 rows"] is None
+    text = cli("warm", "demo").out
+    assert "A card: 3 kernels tried now; known in all: 2 right, 1 hang" in text
+    assert (
+        "int4 24576 x 4096 at 16 rows: FewRowConfig" in text and "fp8 64 x 64 at 16 rows: the generic product" in text
+    )
+
+
+def test_again_forgets_verdicts_and_keeps_what_is_compiled(cli: Cli, record: KernelRecord) -> None:
+    assert record.path is not None
+    cubin = record.path.with_name("0123.cubin")
+    cubin.write_bytes(b"compiled")
+    assert record.path.is_file()
+    assert cli("warm", "demo", "--again", "--json").json["cards"] == []
+    assert not record.path.exists() and cubin.is_file()

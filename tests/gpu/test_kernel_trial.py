@@ -1,0 +1,119 @@
+"""CUDA kernels that are wrong, fault or hang are found by the child process, and this process goes on without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from quantized_weights import fp8, int4
+
+from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.kernel_record import record_of
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.models.fused import kernel_choice
+from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
+from dflash_local.models.fused.linear import GateUp, Linear, finish
+
+pytestmark = pytest.mark.gpu
+
+SIGNATURE = """
+extern "C" __global__ void few_row_gemm(
+    const unsigned short* x, const unsigned char* codes, const unsigned char* scales, const unsigned char* zeros,
+    unsigned short* out, const unsigned short* residual, float* partial_sums, int* counters, long long x_stride,
+    long long out_stride, int rows, int out_features, int tiles)
+"""
+PLANTED = {
+    "wrong": "{ if (threadIdx.x < rows) out[threadIdx.x * out_stride] = 0x3f80; }",
+    "fault": "{ *(volatile int*)0 = rows; }",
+    "hang": "{ while (((volatile int*)counters)[0] == 0) {} }",
+}
+ROWS = (1, 7, 16, 33, 64)
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_trial, "TRIAL_S", 15.0)
+    monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 2)
+
+
+def weights() -> list[IntWeight | Fp8Weight]:
+    return [
+        int4(1024, 2048, 128, device="cuda"),
+        int4(1024, 2048, 32, True, device="cuda"),
+        fp8(1024, 2048, device="cuda"),
+    ]
+
+
+def random(rows: int, k: int) -> torch.Tensor:
+    return torch.randn(rows, k, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16()
+
+
+def check_product(layer: Linear, wide: torch.Tensor) -> None:
+    """It is what the weight stands for."""
+    x = random(16, wide.shape[1])
+    want = x.double() @ wide.double().t()
+    got = layer(x, torch.empty(16, len(wide), device="cuda", dtype=torch.bfloat16))
+    assert float(((got.double() - want).norm(dim=1) / want.norm(dim=1)).max()) < 5e-3
+
+
+@pytest.mark.parametrize("verdict", PLANTED)
+def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "few_row_gemm.cu"
+    source.write_text(SIGNATURE + PLANTED[verdict])
+    monkeypatch.setattr(few_row_gemm, "SOURCE", source)
+    layer = Linear(int4(1024, 2048, 128, device="cuda"))
+    wide = layer.weight.dequantized()  # type: ignore[union-attr]
+    finish([layer])
+    choose_configs([layer], 16)
+    record = record_of(torch.device("cuda", 0))
+    assert set(record.verdicts.values()) == {verdict, "untried"}
+    assert layer.config is None and len(without_kernel([layer])) == 1
+    check_product(layer, wide)
+
+
+@pytest.mark.parametrize("verdict", PLANTED)
+def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
+    source = tmp_path / "few_row_gemm.cu"
+    source.write_text(f"#if WARPS_N == 1\n{SIGNATURE}{PLANTED[verdict]}\n#else\n{real}\n#endif\n")
+    monkeypatch.setattr(few_row_gemm, "SOURCE", source)
+    monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 100)
+    monkeypatch.setattr(kernel_trial, "TRIAL_S", 10.0)
+    layer = Linear(int4(1024, 2048, 128, device="cuda"))
+    wide = layer.weight.dequantized()  # type: ignore[union-attr]
+    finish([layer])
+    choose_configs([layer], 8)
+    assert isinstance(layer.config, FewRowConfig) and layer.config.warps_n == 2
+    assert set(record_of(torch.device("cuda", 0)).verdicts.values()) == {verdict, "right"}
+    check_product(layer, wide)
+
+
+def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [Linear(weight) for weight in weights()] + [GateUp(weight) for weight in weights()]
+    finish(layers)
+    first = [choose_configs([layer], 16) for layer in layers]
+    record = record_of(torch.device("cuda", 0))
+    assert set(record.verdicts.values()) == {"right"} and len(record.choices) == len(layers)
+    assert record.path is not None and record.path.is_file()
+    monkeypatch.setattr(kernel_trial, "WorkerProcess", None)
+    monkeypatch.setattr(kernel_choice, "replay_ms", None)
+    assert [choose_configs([layer], 16) for layer in layers] == first
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_generic_product_is_what_the_weight_stands_for_row_by_row(rows: int) -> None:
+    for weight in (*weights(), int4(992, 1024 + 96, 32, True, device="cuda"), fp8(1000, 1024 + 160, device="cuda")):
+        n, k = weight.shape
+        packed, x = FragmentWeight.of(weight), random(rows, k)
+        out = decode_gemm.linear(x, packed, torch.empty(rows, n, device="cuda", dtype=torch.bfloat16))
+        want = x.double() @ weight.dequantized().double().t()
+        assert float(((out.double() - want).norm(dim=1) / want.norm(dim=1)).max()) < 5e-3
+        mixed = random(rows, k).roll(1, 0) * 30
+        mixed[rows // 2] = x[0]
+        again = decode_gemm.linear(mixed, packed, torch.empty_like(out))
+        assert torch.equal(again[rows // 2], out[0])

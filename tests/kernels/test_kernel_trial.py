@@ -1,0 +1,297 @@
+"""The first use of a kernel happens in a child process: what is wrong, faults or hangs there is found, and the next one
+is tried all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from quantized_weights import fp8, int4
+
+from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.kernel_record import KernelRecord, source_digest
+from dflash_local.kernels.kernel_trial import Request, Trial, TrialsImpossibleError, trials_of, try_kernels
+from dflash_local.kernels.product_check import ProductCheck, many_rows
+from dflash_local.kernels.random_weight import random_weight
+
+CPU = torch.device("cpu")
+FORMATS = [
+    FragmentWeight.of(weight).format
+    for weight in (
+        *(int4(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
+        int4(16, 256, 256, True, torch.float32),
+        fp8(16, 128),
+    )
+]
+# What each planted kernel does, by warps_k of its configuration.
+PLANTED = """
+import os, threading
+import torch
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.trial_worker import answer
+
+right = few_row_gemm.linear
+
+def planted(x, weight, out, config, residual=None):
+    found = right(x, weight, out, None, residual)
+    if config.warps_k == 1:
+        found[-1, 5] += 0.1
+    elif config.warps_k == 2:
+        os.abort()
+    elif config.warps_k == 3:
+        threading.Event().wait()
+    return found
+
+few_row_gemm.linear = planted
+"""
+
+
+def trial(kind: FragmentFormat, warps_k: int, rows: int = 8) -> Trial:
+    return Trial(kind, (48, 256), False, FewRowConfig(warps_k, 1, 1, 2), rows)
+
+
+def nobody(text: str, part: float) -> None:
+    """Hears nothing."""
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> KernelRecord:
+    return KernelRecord(tmp_path / "cubins", {"card": "none"})
+
+
+def test_each_planted_fault_is_found_and_the_next_kernel_is_tried(
+    tmp_path: Path, record: KernelRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = tmp_path / "planted_worker.py"
+    handler.write_text(PLANTED)
+    monkeypatch.setattr(kernel_trial, "TRIAL_S", 8.0)
+    trials = [trial(FORMATS[1], warps_k) for warps_k in (1, 2, 3, 4)]
+    heard: list[str] = []
+    try_kernels(trials, CPU, record, lambda text, part: heard.append(text), handler)
+    assert [record.verdicts[each.kernel] for each in trials] == ["wrong", "fault", "hang", "right"]
+    assert heard[0] == "compiling 4 kernels on this card, once" and heard[-1].startswith("trying kernel 4 of 4")
+    again = KernelRecord(tmp_path / "cubins", {"card": "none"})
+    assert again.verdicts == record.verdicts
+    try_kernels(trials, CPU, again, lambda text, part: pytest.fail("tried again"), tmp_path / "no_such_worker.py")
+
+
+def ask(*trials: Trial, compile_only: bool = False) -> object:
+    """What the child answers, without one."""
+    request = Request(few_row_gemm.SOURCE, "cpu", trials, compile_only)
+    return json.loads(trial_worker.answer(pickle.dumps(request)))
+
+
+def test_kernels_of_every_format_pass_with_the_reference_in_their_place() -> None:
+    assert ask(compile_only=True) == {}
+    for kind in FORMATS:
+        for paired in (False, True):
+            assert ask(Trial(kind, (64, 512), paired, FewRowConfig(), 8)) == {"verdict": "right"}
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), {"verdict": "fault"}),
+        (torch.OutOfMemoryError("no room"), {"unable": "the device has no memory left"}),
+    ],
+)
+def test_an_error_of_the_device_is_a_fault_and_a_full_one_no_verdict(
+    error: Exception, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(few_row_gemm, "linear", faulty)
+    assert ask(trial(FORMATS[1], 1)) == answer
+
+
+class _Answers:
+    """In place of the process: verdicts by configuration; counts what it is asked."""
+
+    def __init__(self, verdicts: dict[int, str], unable: str = "") -> None:
+        self.verdicts, self.unable, self.tried, self.closed = verdicts, unable, 0, 0
+
+    def request(self, data: bytes, limits: object) -> bytes:
+        asked = pickle.loads(data)
+        if self.unable:
+            return json.dumps({"unable": self.unable}).encode()
+        if asked.compile_only:
+            return b"{}"
+        self.tried += 1
+        return json.dumps({"verdict": self.verdicts.get(asked.trials[0].config.warps_k, "right")}).encode()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> _Answers:
+    found = _Answers({})
+    monkeypatch.setattr(kernel_trial, "WorkerProcess", lambda *args, **named: found)
+    return found
+
+
+def test_a_failed_configuration_is_not_tried_with_more_rows_and_a_format_that_keeps_failing_is_left(
+    record: KernelRecord, answers: _Answers
+) -> None:
+    answers.verdicts = dict.fromkeys(range(1, 20), "fault")
+    trials = [trial(FORMATS[0], warps_k, rows) for warps_k in range(1, 10) for rows in (8, 16)]
+    other = trial(FORMATS[1], 30)
+    try_kernels([*trials, other], CPU, record, nobody)
+    verdicts = [record.verdicts[each.kernel] for each in trials]
+    assert verdicts[:4] == ["fault", "untried", "fault", "untried"]
+    assert verdicts.count("fault") == kernel_trial.MAX_FAILURES and "right" not in verdicts
+    assert record.is_right(other.kernel) and answers.tried == kernel_trial.MAX_FAILURES + 1
+    assert answers.closed == kernel_trial.MAX_FAILURES + 1, "a new child after each failure"
+
+
+def test_a_device_that_no_child_can_use_gives_no_verdicts(record: KernelRecord, answers: _Answers) -> None:
+    answers.unable = "the device has no memory left"
+    with pytest.raises(TrialsImpossibleError, match="no memory left"):
+        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
+    assert record.verdicts == {} and answers.closed == 1
+
+
+def test_a_child_that_does_not_start_gives_no_verdicts(tmp_path: Path, record: KernelRecord) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(1)")
+    with pytest.raises(TrialsImpossibleError, match="does not start"):
+        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody, broken)
+    assert record.verdicts == {}
+
+
+def test_an_interrupted_trial_keeps_what_is_known_and_ends_its_child(record: KernelRecord, answers: _Answers) -> None:
+    def say(text: str, part: float) -> None:
+        if text.startswith("trying kernel 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, say)
+    assert len(KernelRecord(record.path.parent, record.facts).verdicts) == 1 and answers.closed == 1  # type: ignore[union-attr]
+
+
+def test_names_of_kernels_follow_all_that_they_are_compiled_with() -> None:
+    base = trial(FORMATS[0], 5)
+    other = [replace(base, paired=True), replace(base, rows=16), replace(base, shape=(64, 256))]
+    other += [replace(base, format=FORMATS[1]), replace(base, config=FewRowConfig(5, 1, 2, 2))]
+    assert len({each.kernel for each in (base, *other)}) == 6
+
+
+def test_a_trial_takes_little_memory_and_whole_tiles() -> None:
+    weight = FragmentWeight.of(int4(64, 256, 32))
+    large = replace(weight, shape=torch.Size((248_320, 5120)))
+    for paired in (False, True):
+        found = trials_of(large, paired, FewRowConfig(), 16)
+        assert [each.rows for each in found] == [8, 16]
+        assert all(each.shape[0] * 5120 <= 2**28 and each.shape[0] % 32 == 0 for each in found)
+    assert trials_of(weight, False, FewRowConfig(), 7)[0].shape == (64, 256)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_random_weights_are_of_their_format_and_show_mistakes(kind: FragmentFormat) -> None:
+    weight = random_weight(kind, (64, 512), CPU)
+    assert weight.format == kind and weight.shape == (64, 512)
+    wide = weight.dequantized()
+    assert wide.isfinite().all() and wide.unique().numel() > 100
+    assert 0.2 < float(wide.square().sum(1).sqrt().mean()) < 5, "results of about one"
+
+
+FAULTS = {
+    "one feature of one row": lambda out: out[1, 9:10].add_(out.float().std()),
+    "zeros": lambda out: out[3].fill_(1e-3),
+    "beside the result": lambda out: out.as_strided((1,), (1,), out.storage_offset() + out.shape[1]).zero_(),
+    "not written": lambda out: out[-1, -1:].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "an unstable sum", "the residual left out", "a neighbour's code"])
+def test_a_wrong_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = random_weight(FORMATS[1], (64, 512), CPU)
+    check = ProductCheck(weight, False, many_rows(8, 512, CPU))
+    assert check.passes(FewRowConfig(), 8)
+    right, calls = few_row_gemm.linear, [0]
+    swapped = replace(weight, codes=weight.codes.clone())
+    swapped.codes[0, 0, 0] = int(swapped.codes[0, 0, 0]) ^ 1  # one code of all
+
+    def planted(
+        x: torch.Tensor, given: FragmentWeight, out: torch.Tensor, config: object, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        calls[0] += 1
+        if fault == "the residual left out":
+            return right(x, given, out, None)
+        found = right(x, swapped if fault == "a neighbour's code" else given, out, None, residual)
+        if fault in FAULTS and len(x) > 3:
+            FAULTS[fault](found)
+        elif fault == "an unstable sum" and calls[0] % 2:
+            found.mul_(1 + 2**-7)
+        return found
+
+    monkeypatch.setattr(product_check.few_row_gemm, "linear", planted)
+    assert not check.passes(FewRowConfig(), 8)
+
+
+def test_records_are_kept_apart_by_card_driver_compiler_and_source(tmp_path: Path) -> None:
+    facts = {"card": "A", "capability": [9, 0], "driver": 13000, "nvrtc": [13, 0], "source": "s"}
+    others = [
+        {**facts, name: value}
+        for name, value in (("card", "B"), ("driver", 13010), ("nvrtc", [13, 1]), ("source", "t"))
+    ]
+    first = KernelRecord(tmp_path, facts)
+    first.verdicts["kernel"] = "right"
+    first.choose("product", "config")
+    assert (
+        KernelRecord(tmp_path, facts).is_right("kernel") and KernelRecord(tmp_path, facts).chosen("product") == "config"
+    )
+    assert len({KernelRecord(tmp_path, each).path for each in (facts, *others)}) == 5
+    assert not any(KernelRecord(tmp_path, each).verdicts for each in others)
+
+
+def test_the_source_is_the_kernel_and_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source_digest()
+    planted = tmp_path / "few_row_gemm.cu"
+    planted.write_text(few_row_gemm.SOURCE.read_text(encoding="utf-8") + "\n")
+    monkeypatch.setattr(few_row_gemm, "SOURCE", planted)
+    assert source_digest() != before
+
+
+def test_processes_that_write_one_record_lose_nothing(tmp_path: Path) -> None:
+    one, two = KernelRecord(tmp_path, {}), KernelRecord(tmp_path, {})
+    one.verdicts["a"] = "right"
+    one.save()
+    two.verdicts["b"] = "hang"
+    two.choose("product", "config")
+    third = KernelRecord(tmp_path, {})
+    assert third.verdicts == {"a": "right", "b": "hang"} and third.choices == {"product": "config"}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1", "[]", '{"verdicts": 3}', '{"verdicts": {"a": "good", "b": 1}, "choices": {"c": 2}}']
+)
+def test_a_damaged_record_is_an_empty_one(content: str, tmp_path: Path) -> None:
+    path = KernelRecord(tmp_path, {}).path
+    assert path is not None
+    path.write_text(content)
+    record = KernelRecord(tmp_path, {})
+    assert record.verdicts == {} and record.choices == {}
+    record.choose("product", "config")
+    assert KernelRecord(tmp_path, {}).choices == {"product": "config"}
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_repetition(tmp_path: Path, answers: _Answers) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    for folder in (file / "cubins", None):
+        record = KernelRecord(folder, {})
+        for _ in range(2):
+            try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
+        record.choose("product", "config")
+        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == "config"
+        assert KernelRecord(folder, {}).verdicts == {}
+    assert answers.tried == 2 and os.listdir(tmp_path) == ["file"]
