@@ -19,6 +19,13 @@ FUSED, REFERENCE = "fused", "reference"  # engines
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
 QUANTIZED = ("fp8", "int8", "int4")  # formats of ``quantize`` that this program makes and multiplies itself
 BITSANDBYTES = ("bnb-int8", "bnb-nf4")  # and those that it leaves to bitsandbytes
+# What of a pair lies in pinned host memory, by the words of ``offload``; ever more of it.
+Offloaded = Literal["embedding", "snapshots"]
+OFFLOADS: Mapping[str, tuple[Offloaded, ...]] = {
+    "none": (),
+    "embedding": ("embedding",),
+    "all": ("embedding", "snapshots"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,14 @@ class LoadConfig:
     kv_cache: str = _option(
         "auto", "fp8: half the memory of a context; replies change.", choices=("auto", "fp8"), needs_fused=True
     )
+    offload: str = _option(
+        "auto",
+        "What lies in pinned host memory: none, the embedding, or all that may: also copies of recurrent states. "
+        "auto: what it takes to fit. The same bits.",
+        choices=("auto", *OFFLOADS),
+        needs_fused=True,
+        unsaid=("none",),
+    )
     draft_window: int | None = _option(
         None,
         "Tokens the drafter looks back on; all if not given.",
@@ -219,8 +234,9 @@ class LoadConfig:
     @property
     def needs_fused(self) -> str:
         """The option that only the fused engine knows, as a command line spells it; empty when none is given."""
-        asked = (name for name, option in LOAD_OPTIONS.items() if option.needs_fused)
-        return next((self._spelled(name) for name in asked if getattr(self, name) != LOAD_OPTIONS[name].default), "")
+        asked = (option for option in LOAD_OPTIONS.values() if option.needs_fused)
+        found = (each.name for each in asked if getattr(self, each.name) not in (each.default, *each.unsaid))
+        return next((self._spelled(name) for name in found), "")
 
     @property
     def bitsandbytes(self) -> str | None:

@@ -220,6 +220,7 @@ def ledger_lines(found: Plan, width: int) -> list[str]:
     book = found.ledger
     columns = (Column("MEMORY"), Column("SIZE", right=True), Column("", shrinks=True))
     rows = [(line.name, amount(line.bytes), line.note) for line in book.lines]
+    on_host = [(line.name, amount(line.bytes), f"in host memory, not counted; {line.note}") for line in book.host]
     if found.runs_on == "local":
         rows.append(("running", amount(book.running), "all of the above"))
         if book.loading.bytes:
@@ -227,6 +228,7 @@ def ledger_lines(found: Plan, width: int) -> list[str]:
         if book.reserve.bytes:
             rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
         rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} free"))
+        rows += on_host
     return table(columns, rows, width)
 
 

@@ -12,6 +12,7 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
+from dflash_local.cli.tables import amount
 from dflash_local.errors import DFlashError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import LoadConfig
@@ -124,6 +125,9 @@ def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Conso
         console.note(
             f"drafter precision {plan.drafter_precision}: what fits on {where.name}; no reply changes by it", "dim"
         )
+    if plan.offload != load.offload:
+        said = " and ".join(f"{line.name} ({amount(line.bytes)})" for line in found.ledger.host)
+        console.note(f"in host memory: {said}: what fits on {where.name}; the same bits", "dim")
     if load.context is None and plan.context is not None and plan.context < planned.limit:
         console.note(f"context {plan.context:,} of {planned.limit:,}: what fits on {where.name}", "dim")
     return plan

@@ -174,6 +174,7 @@ class FusedRunner:
                 self.proposer.write_context(out.taps, at)
             self.committed += self.ids[at:end]
             first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
+            del out  # the next chunk wants its memory
             point = self.target.snapshot() if end == stable and self.target.is_recurrent else None
             yield PrefillStep(end - start, len(ids) - start, point, first)
 

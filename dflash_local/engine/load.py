@@ -16,7 +16,7 @@ from dflash_local.engine.engines import ENGINES, chosen_engine
 from dflash_local.engine.session import Session
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import placement
@@ -78,6 +78,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         context=context,
         draft=runner.proposer is not None,
         drafter_precision=runner.drafter_precision,
+        offload="none" if config.offload not in OFFLOADS else config.offload,
     )
     stored = kept_format(facts.model.quantization, runner.name)
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)

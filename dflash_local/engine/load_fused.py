@@ -16,6 +16,7 @@ from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.layout.spec import KV_DTYPES
+from dflash_local.load_config import OFFLOADS
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -54,14 +55,29 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
     config = pair.config
     device, dtype = torch.device(pair.where.device), pair.where.dtype
     precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
+    offloaded = OFFLOADS.get(config.offload, ())
     weights = target_weights.read_weights(
-        pair.target_files, facts, device, dtype, lambda part: say("target", 0.1 + 0.6 * part)
+        pair.target_files,
+        facts,
+        device,
+        dtype,
+        lambda part: say("target", 0.1 + 0.6 * part),
+        host_embedding="embedding" in offloaded,
     )
     settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
     kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
-    target = FusedTarget(weights, facts.model, taps, pair.context, block, exact=config.exact, cache_dtype=kind)
+    target = FusedTarget(
+        weights,
+        facts.model,
+        taps,
+        pair.context,
+        block,
+        exact=config.exact,
+        cache_dtype=kind,
+        offloaded=offloaded,
+    )
     notices: list[str] = []
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it

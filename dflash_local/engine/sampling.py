@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.kernels.noise import gumbel
+from dflash_local.layout.cycle import ROWS_TOGETHER
 from dflash_local.request import SamplingParams
 
 
@@ -79,12 +80,12 @@ class Penalties:
         self._add(self._seen, ids)
         self._add(self._reply, ids)
 
-    def apply(self, logits: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-        """Penalised float32 logits [M, V]; row i sees the counted tokens and the first i ``drafts``."""
+    def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Penalised float32 logits [M, V]; row i sees the counted tokens and the ``first`` + i first ``drafts``."""
         rows = len(logits)
         extra = torch.zeros(rows, logits.shape[-1], dtype=torch.int32, device=logits.device)
-        for i in range(1, rows):
-            extra[i:, drafts[i - 1]] += 1
+        for i in range(1, first + rows):
+            extra[max(i - first, 0) :, drafts[i - 1]] += 1
         logits = logits.float()
         params = self._params
         if params.repetition_penalty != 1.0:
@@ -125,17 +126,24 @@ class Sampler:
             return logits.argmax(-1)
         return (logits.float() / self.params.temperature + noise[:, : logits.shape[-1]]).argmax(-1)
 
-    def scores(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    def scores(
+        self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None, first: int = 0
+    ) -> torch.Tensor:
         """Perturbed scores [M, V] whose argmax is the target's choice in each row.
 
-        Row i assumes that the first i of ``drafts`` were emitted.
+        Row i assumes that the first ``first`` + i of ``drafts`` were emitted.
         """
         if self._penalties is not None:
-            logits = self._penalties.apply(logits, drafts)
+            logits = self._penalties.apply(logits, drafts, first)
         if noise is None:
             return logits
         return log_probabilities(logits, self.params) + noise
 
     def choose(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """The target's tokens [M], one for each row of ``logits`` [M, V]."""
-        return self.scores(logits, drafts, noise).argmax(-1)
+        """The target's tokens [M], one for each row of ``logits`` [M, V]; a few rows at a time, for want of memory."""
+        found = []
+        for first in range(0, len(logits), ROWS_TOGETHER):
+            rows = slice(first, first + ROWS_TOGETHER)
+            own = None if noise is None else noise[rows]
+            found.append(self.scores(logits[rows], drafts, own, first).argmax(-1))
+        return torch.cat(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import jit, overlapping, power_of_two, runs_kernels, tl, wait_for_earlier_kernels
 from dflash_local.layout.cycle import MAX_STOP_IDS, RECORD_HEADER
 
 NOT_FINITE = -1  # ids emitted, when a row's logits were not finite
@@ -81,6 +81,7 @@ def accept(progress: Progress, rows: int) -> None:
         MAX_STOP_IDS,
         RECORD_HEADER,
         num_warps=1,
+        **overlapping(progress.tokens),
     )
 
 
@@ -118,6 +119,7 @@ def _accept_kernel(
 ):
     # fmt: on
     # One program does it all: the block's rows and the stop ids are in registers.
+    wait_for_earlier_kernels()
     row = tl.arange(0, ROWS)
     inside = row < rows
     ids = tl.load(chosen + row, mask=inside, other=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.jit import jit, runs_kernels, tl
+from dflash_local.kernels.jit import jit, overlapping, runs_kernels, start_next_kernel, tl, wait_for_earlier_kernels
 from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
@@ -80,7 +80,9 @@ class Chooser:
             num_warps=4,
         )
         wide = 1 << (blocks - 1).bit_length()
-        _argmax_kernel[(rows,)](self._values, self._ids, out, blocks, wide, self._not_finite_id, num_warps=1)
+        _argmax_kernel[(rows,)](
+            self._values, self._ids, out, blocks, wide, self._not_finite_id, num_warps=1, **overlapping(logits)
+        )
 
 
 def _reference(
@@ -127,6 +129,7 @@ def _block_argmax_kernel(
 ):
     # One program: BLOCK logits of one row. They are read once, as four strided quarters since a call of the generator
     # gives four words; the best of them and its id are written.
+    start_next_kernel()
     row = tl.program_id(0)
     block = tl.program_id(1)
     group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)  # one call of the generator serves four tokens
@@ -164,6 +167,7 @@ def _block_argmax_kernel(
 @jit
 def _argmax_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOT_FINITE_ID: tl.constexpr):
     # One program: one row, the results of all its blocks in registers.
+    wait_for_earlier_kernels()
     row = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks

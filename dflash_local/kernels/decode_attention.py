@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
 from dflash_local.kernels.qk_norm_rope_cache import as_bytes
 from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, DecodeConfig, decode_config, device_properties
 from dflash_local.layout.attention import partial_buffers
@@ -115,7 +123,7 @@ def decode_attention(
     _combine_splits_kernel[(rows, num_heads)](
         partials.outputs, partials.softmax_stats, start, out, out if gates is None else gates, gate_stride, rows,
         max_rows, count, split_size, num_heads, head_dim, block_d, splits_per_doubling, config.block_kv, BLOCK_SPLITS,
-        mask.sliding_window, mask.context_window, gates is not None, num_warps=4,
+        mask.sliding_window, mask.context_window, gates is not None, num_warps=4, **overlapping(queries),
     )  # fmt: skip
     return out
 
@@ -198,6 +206,7 @@ def _attend_split_kernel(
     # One program: one KV head and one split of its keys, for all rows of all query heads that share that KV head.
     # These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output stay in registers; keys and values
     # are streamed, BLOCK_KV of them at a time. Writes one partial result.
+    start_next_kernel()
     kv_head = tl.program_id(0)
     num_splits = tl.num_programs(1)
     split = num_splits - 1 - tl.program_id(1)  # of fixed splits the largest first
@@ -265,6 +274,8 @@ def _combine_splits_kernel(
     # fmt: on
     # One program: one row of one query head. Partial results are streamed, BLOCK_SPLITS at a time and always in the
     # order of the keys; their rescaled sum stays in registers, and is gated before it is written.
+    start_next_kernel()
+    wait_for_earlier_kernels()
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, BLOCK_D)

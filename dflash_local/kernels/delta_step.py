@@ -15,7 +15,15 @@ import torch.nn.functional as F
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels.gated_delta import NORM_EPS
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
 
 BLOCK_V = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
 
@@ -121,7 +129,7 @@ def gated_norm(
         return
     _gated_norm_kernel[(rows, shape.num_value_heads)](
         out, projected, weight, to, eps, shape.projection_size, shape.conv_dim, shape.num_value_heads,
-        shape.value_head_dim, power_of_two(shape.value_head_dim), num_warps=1,
+        shape.value_head_dim, power_of_two(shape.value_head_dim), num_warps=1, **overlapping(out),
     )  # fmt: skip
 
 
@@ -280,6 +288,7 @@ def _block_kernel(
     # One program: BLOCK_V value dimensions of one value head, whose part of the state [BLOCK_V, BLOCK_D] stays in
     # registers. The rows that were kept of the last cycle are streamed from the log and the state is stored; then this
     # cycle's rows, of which only the outputs are stored.
+    start_next_kernel()
     head = tl.program_id(0)
     v_at = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k_at = tl.arange(0, BLOCK_D)
@@ -289,28 +298,54 @@ def _block_kernel(
     place = state + (head * V_DIM + v_at)[:, None] * K_DIM + k_at[None, :]
     s = tl.load(place, mask=inside[None, :], other=0.0)
     key_head = head // (V_HEADS // K_HEADS)
+    # A row is loaded while the one before it is computed: steps wait for each other, their loads do not.
     old = (1 - half) * max_rows
+    new = half * max_rows
+    k, v, g, beta = _logged(keys, values, gates, old, 0, count, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM)
+    block = _logged(keys, values, gates, new, 0, rows, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM)
+    q = tl.load(queries + key_head * K_DIM + k_at, mask=inside & (rows > 0), other=0.0)
     for row in range(count):
-        k = tl.load(keys + ((old + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        v = tl.load(values + ((old + row) * V_HEADS + head) * V_DIM + v_at)
-        g = tl.load(gates + (old + row) * 2 * V_HEADS + head)
-        beta = tl.load(gates + ((old + row) * 2 + 1) * V_HEADS + head)
+        following = _logged(
+            keys, values, gates, old, row + 1, count, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM
+        )
         s = s * tl.exp(g)
         delta = beta * (v - tl.sum(s * k[None, :], 1))
         s = s + delta[:, None] * k[None, :]
+        k, v, g, beta = following
     if count > 0:
         tl.store(place, s, mask=inside[None, :])
-    new = half * max_rows
+    k, v, g, beta = block
     for row in range(rows):
-        k = tl.load(keys + ((new + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        v = tl.load(values + ((new + row) * V_HEADS + head) * V_DIM + v_at)
-        q = tl.load(queries + (row * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
-        g = tl.load(gates + (new + row) * 2 * V_HEADS + head)
-        beta = tl.load(gates + ((new + row) * 2 + 1) * V_HEADS + head)
+        following = _logged(
+            keys, values, gates, new, row + 1, rows, head, v_at, k_at, K_HEADS, V_HEADS, K_DIM, V_DIM
+        )
+        next_q = tl.load(
+            queries + ((row + 1) * K_HEADS + key_head) * K_DIM + k_at, mask=inside & (row + 1 < rows), other=0.0
+        )
         s = s * tl.exp(g)
         delta = beta * (v - tl.sum(s * k[None, :], 1))
         s = s + delta[:, None] * k[None, :]
         tl.store(out + (row * V_HEADS + head) * V_DIM + v_at, tl.sum(s * q[None, :], 1))
+        k, v, g, beta = following
+        q = next_q
+
+
+# fmt: off
+@jit
+def _logged(
+    keys, values, gates, first, row, rows, head, v_at, k_at, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+):
+    # fmt: on
+    """Key, values, log decay and beta of a row of the log, which begins at row ``first``; zeros from ``rows`` on."""
+    there = row < rows
+    at = first + row
+    key_head = head // (V_HEADS // K_HEADS)
+    k = tl.load(keys + (at * K_HEADS + key_head) * K_DIM + k_at, mask=(k_at < K_DIM) & there, other=0.0)
+    v = tl.load(values + (at * V_HEADS + head) * V_DIM + v_at, mask=there & (v_at < V_DIM), other=0.0)
+    g = tl.load(gates + at * 2 * V_HEADS + head, mask=there, other=0.0)
+    beta = tl.load(gates + (at * 2 + 1) * V_HEADS + head, mask=there, other=0.0)
+    return k, v, g, beta
 
 
 # fmt: off
@@ -321,6 +356,8 @@ def _gated_norm_kernel(
 ):
     # fmt: on
     # One program: one value head of one row, in registers.
+    start_next_kernel()
+    wait_for_earlier_kernels()
     row = tl.program_id(0)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK_D)

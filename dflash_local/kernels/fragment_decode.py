@@ -11,8 +11,7 @@ from dflash_local.kernels.decode_attention import widened
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
 from dflash_local.kernels.quantized_weight import INT4_ZERO
-
-DECODED_SLICE = 2**25  # numbers that are decoded at a time
+from dflash_local.layout.linear import DECODED_SLICE
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:

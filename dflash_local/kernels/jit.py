@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 
+OVERLAPPING_LAUNCHES = (9, 0)  # the compute capability from which a kernel may begin while the last one ends
+OVERLAPPING_GRAPHS = 12030  # the driver's CUDA from which graphs keep that
+
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+    from triton.language.target_info import cuda_capability_geq
 
     jit: Any = triton.jit
     HAVE_TRITON = True
@@ -27,6 +33,37 @@ except ModuleNotFoundError:
     def jit(function: Any) -> Any:
         """The function as it is."""
         return function
+
+
+@jit
+def start_next_kernel():
+    """Lets the next kernel be set up while this one runs, if it is launched with ``overlapping``."""
+    if cuda_capability_geq(9, 0):
+        gdc_launch_dependents()
+
+
+@jit
+def wait_for_earlier_kernels():
+    """At the beginning of a kernel that is launched with ``overlapping``: nothing is read or written before it."""
+    if cuda_capability_geq(9, 0):
+        gdc_wait()
+
+
+def overlapping(tensor: Placed) -> dict[str, bool]:
+    """Launch options of a kernel that begins with ``wait_for_earlier_kernels``: it is set up while the one before it
+    runs (programmatic dependent launch), where card and driver have that.
+
+    Not for a kernel of many programs behind one that fills the multiprocessors: all of them would crowd on the first
+    few multiprocessors that become free.
+    """
+    return {"launch_pdl": True} if tensor.is_cuda and _overlaps(torch.cuda.current_device()) else {}
+
+
+@cache
+def _overlaps(device: int) -> bool:
+    from dflash_local.kernels.cuda_driver import driver_version
+
+    return torch.cuda.get_device_capability(device) >= OVERLAPPING_LAUNCHES and driver_version() >= OVERLAPPING_GRAPHS
 
 
 class Placed(Protocol):

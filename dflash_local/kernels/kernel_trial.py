@@ -29,8 +29,8 @@ from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 HANDLER = Path(__file__).with_name("trial_worker.py")
 LIBRARIES = ("dflash_local", "torch", "triton")
 TRIAL_S = 20.0  # of one kernel; with a new child's first use of CUDA
-COMPILE_S = 120.0
-MAX_CODES = 2**28  # of a weight that is tried: rows beyond are left out
+COMPILE_S = 3.0  # of one kernel, of many that are compiled side by side
+MAX_CODES = 2**27  # of a weight that is tried: rows beyond are left out
 MAX_FAILURES = 6  # after which the rest of a format is left out
 BAD = ("wrong", "fault", "hang")
 ONCE = "on this card, once"
@@ -106,7 +106,7 @@ def try_kernels(
         say(f"compiling {len(new)} kernels {ONCE}", 0.0)
         _begin(process, device)
         with suppress(WorkerError):  # each is compiled again by its own trial
-            _ask(process, Request(few_row_gemm.SOURCE, str(device), new, True), COMPILE_S)
+            _ask(process, Request(few_row_gemm.SOURCE, str(device), new, True), TRIAL_S + COMPILE_S * len(new))
         for number, trial in enumerate(new):
             say(f"trying kernel {number + 1} of {len(new)} {ONCE}", number / len(new))
             config = replace(trial, rows=0)  # of no use once one of its kernels has failed

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import (
+    jit,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+)
 
 
 def rms_norm(
@@ -35,6 +41,7 @@ def rms_norm_reference(
 @jit
 def _rms_norm_kernel(x, weight, out, eps, size, BLOCK: tl.constexpr, NORM_PLUS_ONE: tl.constexpr):
     # One program: one row, all of it in registers.
+    start_next_kernel()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import FragmentFormat
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import Verdict
 from dflash_local.kernels.kernel_trial import Request, Trial
 from dflash_local.kernels.product_check import ProductCheck, many_rows
@@ -24,6 +24,8 @@ def answer(data: bytes) -> bytes:
     few_row_gemm.SOURCE = request.source
     device = torch.device(request.device)
     try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # whose stream kernels are launched on
         torch.zeros(1, device=device)  # another process may have the device for itself
         if request.compile_only:
             _compile(request.trials, device)
@@ -62,4 +64,9 @@ def _verdict(trial: Trial, device: torch.device) -> Verdict:
 
 @lru_cache(maxsize=1)
 def _check(kind: FragmentFormat, shape: tuple[int, int], paired: bool, rows: int, device: torch.device) -> ProductCheck:
-    return ProductCheck(random_weight(kind, shape, device), paired, many_rows(rows, shape[1], device))
+    return ProductCheck(_weight(kind, shape, device), paired, many_rows(rows, shape[1], device))
+
+
+@lru_cache(maxsize=1)
+def _weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.device) -> FragmentWeight:
+    return random_weight(kind, shape, device)

@@ -22,6 +22,7 @@ Group = Literal[
     "target weights",
     "head",
     "head for drafting",
+    "embedding in host memory",
     "drafter weights",
     "target KV",
     "drafter KV",
@@ -30,6 +31,9 @@ Group = Literal[
     "attention partials",
     "buffers",
 ]
+
+
+HOST_GROUPS: frozenset[Group] = frozenset({"embedding in host memory"})  # pinned, and read by the device where they lie
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dflash_local.layout.buffer import Buffer
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
 RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
+ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sort takes 44 bytes
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 

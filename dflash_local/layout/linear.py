@@ -24,6 +24,7 @@ from dflash_local.layout.buffer import Buffer, Group
 WORD_BITS = 32  # of the words that integer codes and those of four bits are kept in
 INT4_PER_WORD = WORD_BITS // 4
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
+DECODED_SLICE = 2**25  # that a kernel decodes at a time to two bytes each, for a prompt's products
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 

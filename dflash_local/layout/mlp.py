@@ -40,8 +40,8 @@ class MLPLayout:
         yield from block_buffers(owner, self.config, spec.rows, spec.dtype)
 
     def prefill_bytes(self, rows: int, item_bytes: int) -> int:
-        """The result is there before the two products; then the activation of one of them."""
-        return rows * 4 * self.config.intermediate_size * item_bytes
+        """The result is there before the two products."""
+        return rows * 3 * self.config.intermediate_size * item_bytes
 
     def snapshot_bytes(self, item_bytes: int) -> int:
         """None."""

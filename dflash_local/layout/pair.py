@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
@@ -12,19 +13,17 @@ from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.linear import UNQUANTIZED, stored_formats
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.load_config import DrafterPrecision
 
 
-def weight_buffers(
-    model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
-) -> Iterator[Buffer]:
+def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
     """What both models are loaded with, and a copy of the head for drafting."""
-    format_of = stored_formats(model.quantization)
-    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of)
+    dtype, format_of = spec.dtype, stored_formats(model.quantization)
+    host_embedding = "embedding" in spec.offloaded
+    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
-        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(precision))
+        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(spec.precision))
         if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
-            yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, precision)
+            yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 
 
 def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
@@ -36,13 +35,11 @@ def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpe
 
 
 @lru_cache(maxsize=64)
-def _weight_bytes(
-    model: ModelConfig, draft: DrafterConfig | None, dtype: str, precision: DrafterPrecision
-) -> Mapping[Group, int]:
-    return group_bytes(weight_buffers(model, draft, dtype, precision))
+def _weight_bytes(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Mapping[Group, int]:
+    return group_bytes(weight_buffers(model, draft, spec))
 
 
 def bytes_by_group(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> dict[Group, int]:
     """Bytes of what stands from load to close; those of weights are kept, since a plan tries many contexts."""
-    weights = _weight_bytes(model, draft, spec.dtype, spec.precision)
+    weights = _weight_bytes(model, draft, replace(spec, context=0))  # no weight depends on it
     return {**weights, **group_bytes(run_buffers(model, draft, spec))}

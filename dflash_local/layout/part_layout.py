@@ -17,7 +17,8 @@ class WeightSpec:
 
     Attributes:
         dtype: of matrices and activations. norm_plus_one: norms count their weight from zero, and it is float32.
-        format_of: the format of each module.
+        format_of: the format of each module. host_embedding: an embedding that is not the head, too, lies in pinned
+            host memory.
     """
 
     hidden_size: int
@@ -25,6 +26,7 @@ class WeightSpec:
     norm_plus_one: bool
     format_of: FormatOf
     group: Group = "target weights"
+    host_embedding: bool = False
 
     def linear(self, *products: LinearSpec) -> Iterator[Buffer]:
         """The weights of products."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dflash_local.load_config import DrafterPrecision
+from dflash_local.load_config import DrafterPrecision, Offloaded
 
 KV_DTYPES = {"fp8": "float8_e4m3fn"}  # what ``kv_cache`` names; other words are the dtype of the weights
 EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
@@ -17,7 +17,7 @@ class EngineSpec:
     Attributes:
         dtype: of weights and activations. kv_dtype: of both models' caches. context: tokens the session may hold.
         block_size: the trained one, 1 without a drafter. num_taps: tapped layers.
-        precision: of the drafter, see ``DrafterPrecision``.
+        precision: of the drafter, see ``DrafterPrecision``. offloaded: what lies in host memory.
     """
 
     dtype: str
@@ -27,6 +27,7 @@ class EngineSpec:
     kv_dtype: str = ""
     exact: bool = False
     precision: DrafterPrecision = field(default_factory=DrafterPrecision)
+    offloaded: tuple[Offloaded, ...] = ()
 
     @property
     def cache_dtype(self) -> str:

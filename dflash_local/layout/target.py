@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.layout.attention import AttentionLayout
-from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
 from dflash_local.layout.mlp import MLPLayout
@@ -35,9 +35,11 @@ def part_layout(config: object) -> PartLayout:
     return layout
 
 
-def weight_spec(model: ModelConfig, dtype: str, format_of: FormatOf = unquantized) -> WeightSpec:
+def weight_spec(
+    model: ModelConfig, dtype: str, format_of: FormatOf = unquantized, host_embedding: bool = False
+) -> WeightSpec:
     """What a target's weights depend on."""
-    return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of)
+    return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of, host_embedding=host_embedding)
 
 
 class LayerNorms(NamedTuple):
@@ -74,8 +76,10 @@ class EndBuffers(NamedTuple):
 
 def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
     """Embedding and norm, under the names that published checkpoints have for them."""
+    on_host = spec.host_embedding and not model.tie_word_embeddings
+    group: Group = "embedding in host memory" if on_host else spec.group
     return EndBuffers(
-        Buffer(f"{prefix}embed_tokens.weight", (embedding_rows, model.hidden_size), spec.dtype, spec.group),
+        Buffer(f"{prefix}embed_tokens.weight", (embedding_rows, model.hidden_size), spec.dtype, group),
         spec.norm(f"{prefix}norm", model.hidden_size),
     )
 
@@ -94,14 +98,20 @@ def head_product(model: ModelConfig, prefix: str, embedding_rows: int) -> Linear
 
 
 def weight_buffers(
-    model: ModelConfig, prefix: str, embedding_rows: int, dtype: str, format_of: FormatOf = unquantized
+    model: ModelConfig,
+    prefix: str,
+    embedding_rows: int,
+    dtype: str,
+    format_of: FormatOf = unquantized,
+    host_embedding: bool = False,
 ) -> Iterator[Buffer]:
     """Embedding, layers, norm and head.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
+        host_embedding: see ``WeightSpec``.
     """
-    spec = weight_spec(model, dtype, format_of)
+    spec = weight_spec(model, dtype, format_of, host_embedding)
     yield from end_buffers(model, prefix, embedding_rows, spec)
     head = head_product(model, prefix, embedding_rows)
     if head is not None:

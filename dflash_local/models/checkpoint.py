@@ -98,7 +98,9 @@ class Checkpoint:
         on_notice: Callable[[str], None] | None = None,
         on_fraction: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Stream tensors to their places, all on one device: cast to each place's dtype, and checked like ``read``.
+        """Stream tensors to their places: cast to each place's dtype, and checked like ``read``.
+
+        The places lie on one device, or pinned on the host beside it.
 
         On CUDA the bytes go through a ring of pinned memory (128 MiB) straight to their place and are checked there,
         in the end: after an error the places hold what was read.
@@ -147,11 +149,11 @@ class Checkpoint:
 
 
 def _device(places: Mapping[str, Sequence[Place]]) -> torch.device | None:
-    """Where the places lie; None when none of them tells."""
+    """Where the places lie, beside those on the host; None when none of them tells."""
     from dflash_local.models.place import Conversion
 
-    found = (place.device for each in places.values() for place in each if not isinstance(place, Conversion))
-    return next(found, None)
+    found = [place.device for each in places.values() for place in each if not isinstance(place, Conversion)]
+    return next((device for device in found if device.type != "cpu"), next(iter(found), None))
 
 
 def _read_headers(folder: Path) -> dict[str, TensorInfo]:

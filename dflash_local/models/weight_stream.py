@@ -23,6 +23,7 @@ DTYPES = {**WIDE, **CODES}
 FP8_NAN = 0x7F  # without its sign
 WINDOW = 16 * 2**20  # bytes of one read
 READERS = 4  # one thread copies 5 to 10 GB/s out of the page cache, a bus takes 25 to 50
+ON_HOST_SLICE = 2**26  # bytes of a tensor in host memory that the device checks at a time
 RING = 2 * READERS  # windows in memory at once: 128 MiB
 
 Places = Mapping[str, Sequence[Place]]
@@ -132,9 +133,17 @@ class _Landing:
             elif place.data_ptr() != stored.data_ptr():
                 place.copy_(stored)
         first, row = places[0], self._found[len(self._seen)]
-        row[0] = extremes(stored)
-        row[1] = row[0] if isinstance(first, Conversion) or first.dtype == stored.dtype else extremes(first)
+        row[0] = self._extremes(stored)
+        row[1] = row[0] if isinstance(first, Conversion) or first.dtype == stored.dtype else self._extremes(first)
         self._seen.append((info, first.dtype))
+
+    def _extremes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``extremes``, found on the device also of what lies in host memory, a slice at a time."""
+        if tensor.device == self._device:
+            return extremes(tensor)
+        slices = tensor.view(-1).split(ON_HOST_SLICE // tensor.element_size())
+        found = torch.stack([extremes(part.to(self._device, non_blocking=True)) for part in slices])
+        return extremes(found)
 
     def extremes(self) -> list[Extremes]:
         rows = self._found.tolist()
@@ -153,12 +162,12 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _destination(info: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
-    """The place itself, or a tensor as it is stored on its device, which is copied there (and repeated) afterwards."""
+    """The place itself, or a tensor as it is stored where that lies, which is copied (and repeated) afterwards."""
     dtype = DTYPES[info.dtype]
     same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(info.shape)
     if isinstance(place, torch.Tensor) and same and place.dtype == dtype:
         return place
-    return torch.empty(info.shape, dtype=dtype, device=device)
+    return torch.empty(info.shape, dtype=dtype, device=place.device if isinstance(place, torch.Tensor) else device)
 
 
 def _peak(pair: Sequence[float]) -> float | None:

@@ -29,11 +29,13 @@ class Ledger:
         lines: what torch's allocator holds at the fullest moment of a reply.
         loading: what it holds at the fullest moment of loading, None when that is unknown.
         reserve: what the device needs beside that: its context, gaps between allocations.
+        host: what lies in pinned host memory instead of the device's.
     """
 
     lines: tuple[Line, ...]
     loading: Line
     reserve: Line = field(default_factory=lambda: Line("reserve", 0))
+    host: tuple[Line, ...] = ()
 
     @property
     def running(self) -> int | None:
@@ -62,6 +64,7 @@ class Ledger:
             "running": self.running,
             "loading": self.loading.as_dict(),
             "reserve": self.reserve.as_dict(),
+            "host": [line.as_dict() for line in self.host],
             "peak": self.peak,
             "total": self.total,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
+from dflash_local.load_config import DRAFTER_PRECISIONS, OFFLOADS, DrafterPrecision, LoadConfig, Offloaded
 from dflash_local.planner import formats
 
 # A session keeps two snapshots of a recurrent state; a third lives while the oldest is being replaced.
@@ -18,7 +18,7 @@ class Load:
     Attributes:
         bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
         device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
-        exact, drafter_precision, kv_cache: of the fused engine alone, see ``LoadConfig``.
+        exact, drafter_precision, kv_cache, offloaded: of the fused engine alone, see ``LoadConfig``.
     """
 
     dtype: str
@@ -30,6 +30,7 @@ class Load:
     exact: bool = False
     drafter_precision: DrafterPrecision = DrafterPrecision()
     kv_cache: str = "auto"
+    offloaded: tuple[Offloaded, ...] = ()
 
     @classmethod
     def of(cls, kind: str, config: LoadConfig, context: int, block: int) -> Load:
@@ -46,4 +47,5 @@ class Load:
             exact=config.exact,
             drafter_precision=DRAFTER_PRECISIONS.get(config.drafter_precision, DrafterPrecision()),
             kv_cache=config.kv_cache,
+            offloaded=OFFLOADS.get(config.offload, ()) if kind not in ("cpu", "mps") else (),
         )

@@ -53,12 +53,12 @@ def _format(target: ModelConfig, load: Load) -> str:
     return load.dtype if target.quantization is None else f"{target.quantization.name} decoded to {load.dtype}"
 
 
-def reserve(load: Load, peak: int | None) -> Line:
+def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> Line:
     """What a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
     if load.device != "cuda":
         return Line("reserve", 0)
-    needed = None if peak is None else GPU_RESERVE + round(GAPS * peak)
-    return Line("reserve", needed, f"device context, {GAPS:.0%} for gaps")
+    needed = None if peak is None else GPU_RESERVE + round(gaps * peak)
+    return Line("reserve", needed, f"device context, {gaps:.0%} for gaps")
 
 
 def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phase: Phase) -> list[Line]:

@@ -15,7 +15,7 @@ from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantized
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import OFFLOADS, LoadConfig, Offloaded
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.alternatives import COARSER, alternatives, formats_of
 from dflash_local.planner.ledger import GIB, Ledger, Line
@@ -84,7 +84,8 @@ def plan(
 ) -> Plan:
     """The plan of a load on this machine; ``fits`` is False when it does not fit or is not known to.
 
-    Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves a usable context.
+    Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves a usable context;
+    then of the automatic offload the first that does.
 
     Raises:
         UsageError: what no machine could do: a context beyond the models', an engine that cannot run this.
@@ -101,10 +102,9 @@ def plan(
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
         return case.plan(config.context or limit, refused)
-    found = case.plan(config.context or case.most(limit))
-    if engine == "fused" and drafter is not None and config.drafter_precision == "auto":
-        return case.with_enough(found, config.context or min(USABLE, limit))
-    return found
+    if engine != "fused" or config.offload != "auto":
+        return case.best(limit)
+    return case.offloaded_for(limit)
 
 
 def nearest(
@@ -204,6 +204,33 @@ class _Case:
             low, high = (middle, high) if self.fits(middle * STEP) else (low, middle - 1)
         return low * STEP
 
+    def best(self, limit: int) -> Plan:
+        """The plan of the context asked for or of the most that fits, with a drafter precision that allows it."""
+        found = self.plan(self.config.context or self.most(limit))
+        if self.engine == "fused" and self.drafter is not None and self.config.drafter_precision == "auto":
+            return self.with_enough(found, self.usable(limit))
+        return found
+
+    def usable(self, limit: int) -> int:
+        """Tokens that the plan should hold."""
+        return self.config.context or min(USABLE, limit)
+
+    def offloaded_for(self, limit: int) -> Plan:
+        """The best plan of the first offload that has a usable context; else of that which comes nearest to it."""
+        kinds = [name for name in OFFLOADS if name == "none" or self.offloads(OFFLOADS[name][-1])]
+        found: list[Plan] = []
+        for name in kinds:
+            case = self if name == "none" else replace(self, config=replace(self.config, offload=name))
+            found.append(case.best(limit))
+            if found[-1].fits and (found[-1].context or 0) >= self.usable(limit):
+                return found[-1]
+        fitting = [each for each in found if each.fits]
+        return max(fitting, key=lambda each: each.context or 0, default=found[-1])
+
+    def offloads(self, what: Offloaded) -> bool:
+        """True where the target has such a thing that would lie on the device."""
+        return self.target.recurrent if what == "snapshots" else not self.target.tie_word_embeddings
+
     def with_enough(self, found: Plan, context: int) -> Plan:
         """The plan itself if it fits with so much context, else that of the precision which comes nearest to it."""
         plans = [found]
@@ -233,7 +260,8 @@ class _Case:
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
         free, name = _gib(self.machine.free), self.machine.name
         if fits:
-            return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}"
+            host = "".join(f"; {line.name} in host memory, {_size(line.bytes or 0)}" for line in sizes.host)
+            return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}{host}"
         total = sizes.total or 0
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"

@@ -18,6 +18,7 @@ from dflash_local.config.features import (
     MLPConfig,
     ModelConfig,
 )
+from dflash_local.layout.cycle import ROWS_TOGETHER
 from dflash_local.planner.formats import DTYPE_BYTES
 
 EAGER_COPIES = 4  # of the scores, where attention is not fused
@@ -144,5 +145,10 @@ def _growth(drafter: DrafterConfig, at: Conditions) -> int:
 
 
 def _choice(target: ModelConfig, at: Conditions) -> int:
-    """Sampling with every filter: logits, noise, scaled scores and log-probabilities beside a sort."""
-    return at.rows * target.vocab_size * (at.size + 3 * 4 + SORT)
+    """The logits, and their choice."""
+    return at.rows * target.vocab_size * at.size + choice_bytes(target, at.rows)
+
+
+def choice_bytes(target: ModelConfig, rows: int) -> int:
+    """Sampling with every filter: noise; of some rows penalised and scaled logits, likelihoods, and a sort."""
+    return target.vocab_size * (4 * rows + (3 * 4 + SORT) * min(rows, ROWS_TOGETHER))

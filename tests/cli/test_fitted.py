@@ -65,8 +65,8 @@ def test_the_context_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.Monke
 
 
 def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = LoadConfig(context=20000)
-    short = need(pair, LoadConfig(context=20000)) - MIB
+    asked = LoadConfig(context=20000, offload="none")
+    short = need(pair, asked) - MIB
     config, told = ask(pair, asked, short, monkeypatch)
     assert (
         config == replace(asked, drafter_precision="8bit")
@@ -76,6 +76,13 @@ def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: py
     with pytest.raises(DoesNotFitError):
         ask(pair, replace(asked, drafter_precision="full"), short, monkeypatch)
     assert ask(pair, replace(asked, drafter_precision="full", fit_check=False), short, monkeypatch)[1] == ""
+
+
+def test_what_lies_in_host_memory_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = LoadConfig(context=20000, drafter_precision="full")
+    config, told = ask(pair, asked, need(pair, asked) - MIB, monkeypatch)
+    assert config == replace(asked, offload="embedding") and told.count("\n") == 1
+    assert "in host memory: embedding (1.16 GiB)" in told
 
 
 def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.request import Limits, SamplingParams, user_request
+from dflash_local.request import Limits, Request, SamplingParams, user_request
 
 Build = Callable[..., Session]
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -133,3 +133,20 @@ def test_what_it_cannot_run_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="fused engine cannot run this: it runs in bfloat16 or float32"):
         load(bundled.find("demo"), LoadConfig(device="cpu", engine="fused", dtype="float16"))
     assert load(bundled.find("demo"), LoadConfig(device="cpu")).facts.engine == "reference"
+
+
+@pytest.mark.parametrize("name", ["qwen3-v2-swa-b16", "qwen35-v2-swa-b8"])
+def test_what_lies_in_host_memory_changes_no_bit(name: str) -> None:
+    """Without CUDA it is the same memory, and the list of launches is tried."""
+    pair, prompt = Pair(name, GOLDEN / name / "target", GOLDEN / name / "drafter", False), tuple(random_prompt(40))
+    found = []
+    for offload in ("none", "all"):
+        config = LoadConfig(device="cpu", engine="fused", dtype="float32", offload=offload)
+        session = load(pair, config)
+        assert session.facts.load.offload == offload
+        ids = []
+        for prompt_ids in (prompt, prompt[:30]):
+            request = Request(prompt_ids=prompt_ids, sampling=SamplingParams(), limits=Limits(max_new_tokens=40))
+            ids.append(Reply(list(session.generate(request))).ids)
+        found.append(ids)
+    assert found[0] == found[1]

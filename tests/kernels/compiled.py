@@ -14,6 +14,7 @@ import triton
 from cuda_cards import SHARED_MEMORY
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 
 from dflash_local.kernels import (
     choose,
@@ -23,6 +24,7 @@ from dflash_local.kernels import (
     delta_rows,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -67,8 +69,9 @@ def work(limit: int) -> Iterator[Work]:
         types = {"codes": codes, "scales": BF16, "zeros": BF16}
         constants = {**plain, "BITS": bits}
         yield f"decode {bits}", fragment_decode._decode_kernel, types, constants, 4, 1
-        constants |= {"BLOCK_M": 16, "ADD": True}
+        constants = {**constants, "BLOCK_M": 16, "ADD": True}
         yield f"decoded product {bits}", decode_gemm._linear_kernel, types, constants, 4, 2
+    yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
@@ -164,6 +167,13 @@ SIZES = ("rows", "out_features", "in_features", "intermediate_size", "gate_strid
 
 def compiled(card: int, item: Work) -> dict[str, Any]:
     """What one kernel takes on one card."""
+    target = GPUTarget("cuda", card, 32)
+
+    def current_target() -> GPUTarget:
+        return target
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    target_info.current_target = current_target  # kernels ask for the card's capability while they are compiled
     name, kernel, types, constants, warps, stages = item
     signature = {}
     for argument in kernel.arg_names:
@@ -180,7 +190,7 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
     aligned = {places[name]: [["tt.divisibility", 16]] for name in even}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "num_stages": stages}
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+    built = triton.compile(source, target=target, options=options)
     return {"card": card, "kernel": name, "shared": built.metadata.shared}
 
 

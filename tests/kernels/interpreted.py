@@ -17,6 +17,7 @@ from dflash_local.kernels import (
     decode_gemm,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -39,6 +40,7 @@ MODULES = (
     decode_gemm,
     delta_step,
     fragment_decode,
+    gather_rows,
     int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
@@ -124,6 +126,16 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
     for kind in PACKED:
         yield f"decode {kind}", lambda kind=kind: run(kind)
+
+
+def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, size: int) -> tuple[torch.Tensor, ...]:
+        table, ids = torch.randn(50, size).to(torch.bfloat16), torch.randint(0, 50, (rows,))
+        out = torch.full((rows, size), float("nan"), dtype=table.dtype)
+        return (gather_rows._copied(table, ids, out) if gather_rows.runs_kernels(ids) else table[ids],)
+
+    for rows, size in ((1, 64), (16, 5120), (7, 2056)):
+        yield f"{rows} gathered rows of {size}", lambda r=rows, s=size: run(r, s)
 
 
 def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -302,6 +314,7 @@ def main() -> None:
         products,
         int8_products,
         decodes,
+        gathered,
         decoded_products,
         norms,
         heads,

@@ -116,7 +116,7 @@ def test_packed_products_are_grouped_by_format_and_offered_configurations(card: 
         assert candidates(layer, 99 * 1024, 16) and not format_of(layer.weight).has_library
     odd = GateUp(int4(48, 256, 128))  # halves of 24 rows
     finish([odd])
-    assert candidates(odd, 99 * 1024, 16) == []
+    assert candidates(odd, 99 * 1024, 16) == [] and "no kernel takes" in without_kernel([odd])[0]
 
 
 def test_what_may_be_chosen_is_compiled_ahead(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +232,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
     (line,) = without_kernel([layer])
     assert "1 gave wrong numbers, 1 faulted, 1 did not end" in line and "96 x 256" in line
+    assert without_kernel([layer, GateUp(layer.weight)])[0].count("96 x 256") == 1
     assert "dflash warm MODEL --json" in line
 
 

@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import MLPConfig, ModelConfig
+from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.alternatives import COARSER
 from dflash_local.planner.machine import Machine, named
+from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import (
     FLOOR,
     STEP,
     USABLE,
+    Plan,
     context_limit,
     fits_table,
     nearest,
@@ -79,25 +82,28 @@ def test_a_roomy_card_holds_the_whole_context() -> None:
 
 def test_the_context_is_the_most_that_fits() -> None:
     machine = card(need(LoadConfig(context=8192)))
-    found = plan(DENSE, DENSE_DRAFTER, machine)
+    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(offload="none"))
     assert found.fits and found.context is not None and found.context % STEP == 0
     assert found.context >= 8192 and found.load.drafter_precision == "auto"
     assert not plan(
-        DENSE, DENSE_DRAFTER, machine, LoadConfig(context=found.context + STEP, drafter_precision="full")
+        DENSE,
+        DENSE_DRAFTER,
+        machine,
+        LoadConfig(context=found.context + STEP, drafter_precision="full", offload="none"),
     ).fits
 
 
 def test_a_coarser_drafter_precision_is_taken_where_only_that_fits() -> None:
     """Of a context that was asked for as of none; one asked for by name stays."""
     for context in (2048, 20000):
-        config = LoadConfig(context=context)
+        config = LoadConfig(context=context, offload="none")
         short = card(need(config) - MB)
         found = plan(DENSE, DENSE_DRAFTER, short, config)
         assert found.fits and found.context == context and found.load.drafter_precision in COARSER
         assert "--drafter-precision 8bit" in found.options()
-        coarse = LoadConfig(context=context, drafter_precision=found.load.drafter_precision)
+        coarse = replace(config, drafter_precision=found.load.drafter_precision)
         assert plan(DENSE, DENSE_DRAFTER, short, coarse).ledger == found.ledger
-        assert not plan(DENSE, DENSE_DRAFTER, short, LoadConfig(context=context, drafter_precision="full")).fits
+        assert not plan(DENSE, DENSE_DRAFTER, short, replace(config, drafter_precision="full")).fits
         assert not plan(
             DENSE, DENSE_DRAFTER, card(need(replace(coarse, drafter_precision="8bit-drafter")) - 1), config
         ).fits
@@ -105,14 +111,14 @@ def test_a_coarser_drafter_precision_is_taken_where_only_that_fits() -> None:
 
 def test_a_coarser_drafter_precision_makes_room_for_a_usable_context_and_no_more() -> None:
     free = need(LoadConfig(context=4096))
-    found = plan(DENSE, DENSE_DRAFTER, card(free))
+    found = plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(offload="none"))
     assert found.fits and found.load.drafter_precision in COARSER and found.context == USABLE
-    assert plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(drafter_precision="full")).context == 4096
+    assert plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(drafter_precision="full", offload="none")).context == 4096
 
 
 @pytest.mark.parametrize("context", [2048, 8192, 40960])
 def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
-    config = LoadConfig(context=context, drafter_precision="full")
+    config = LoadConfig(context=context, drafter_precision="full", offload="none")
     exact = need(config)
     assert plan(DENSE, DENSE_DRAFTER, card(exact), config).fits
     short = card(exact - MB)
@@ -125,6 +131,75 @@ def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(conte
     assert caught.value.exit_code == 5
     assert f"{exact / GIB:.1f} GiB" in caught.value.message
     assert near.options() in caught.value.hint and "this fits" in caught.value.hint
+
+
+def line(found: Plan, name: str) -> int:
+    return sum(each.bytes or 0 for each in found.ledger.lines if each.name == name)
+
+
+def test_the_embedding_goes_to_host_memory_where_only_that_fits() -> None:
+    """By itself no sooner; its bytes leave the device to the byte, and stand in a line of their own."""
+    config = LoadConfig(context=8192, drafter_precision="8bit-drafter")
+    on_device = plan(DENSE, DENSE_DRAFTER, card(need(config)), config)
+    assert on_device.fits and on_device.load.offload == "auto" and on_device.ledger.host == ()
+    short = card(need(config) - MB)
+    found = plan(DENSE, DENSE_DRAFTER, short, config)
+    assert found.fits and found.load.offload == "embedding" and "--offload embedding" in found.options()
+    (host,) = found.ledger.host
+    table = 2 * DENSE.vocab_size * DENSE.hidden_size
+    assert (host.name, host.bytes) == ("embedding", table)
+    assert line(on_device, "target weights") - line(found, "target weights") == table
+    assert "embedding in host memory, 1.2 GiB" in found.reason
+    assert found.as_dict()["ledger"]["host"] == [host.as_dict()]
+    assert not plan(DENSE, DENSE_DRAFTER, short, replace(config, offload="none")).fits
+    kept = plan(DENSE, DENSE_DRAFTER, card(200 * GIB), replace(config, offload="embedding"))
+    assert kept.ledger == found.ledger, "asked for by name it is taken where all would fit"
+
+
+def test_copies_of_recurrent_states_follow_the_embedding() -> None:
+    config = LoadConfig(context=8192, drafter_precision="8bit-drafter")
+    embedding = replace(config, offload="embedding")
+    short = card(need(embedding, HYBRID, HYBRID_DRAFTER) - MB)
+    found = plan(HYBRID, HYBRID_DRAFTER, short, config)
+    assert found.fits and found.load.offload == "all"
+    assert [each.name for each in found.ledger.host] == ["embedding", "state snapshots"]
+    assert line(found, "state snapshots") == 0
+
+
+def test_a_tied_embedding_stays() -> None:
+    tied = target("Qwen/Qwen3-4B")
+    config = LoadConfig(context=8192, offload="embedding")
+    assert plan(tied, None, card(200 * GIB), config).ledger.host == ()
+    short = card(need(LoadConfig(context=8192, offload="none"), tied, None) - MB)
+    found = plan(tied, None, short, LoadConfig(context=8192))
+    assert not found.fits and found.load.offload == "auto", "nothing would be gained"
+
+
+def test_main_memory_is_not_offloaded_to_itself() -> None:
+    config = LoadConfig(context=8192, engine="fused", offload="embedding", device="cpu")
+    machine = Machine("CPU", "cpu", 200 * GIB, 200 * GIB, "", "cpu")
+    assert plan(DENSE, DENSE_DRAFTER, machine, config).ledger.host == ()
+
+
+SMALL_CARDS = (  # target, drafter, format, context, GiB that the allocator may take
+    ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "int4-g128", 32768, 21.0),
+    ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "int4-g32-zeros", 32768, 21.0),
+    ("Qwen/Qwen3.5-27B", "z-lab/Qwen3.5-27B-DFlash", "int4-g128", 32768, 21.0),
+    ("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash", "int4-g128", 16384, 10.3),
+)
+
+
+@pytest.mark.parametrize(("of", "with_", "stored", "context", "gib"), SMALL_CARDS)
+def test_pairs_of_small_cards_fit_with_their_context(
+    of: str, with_: str, stored: str, context: int, gib: float
+) -> None:
+    """24 GB with a desktop, and 12 GB: an 8-bit drafter, keys and values in bfloat16."""
+    model = read_model({**(shape(of) or {}), "quantization_config": USUAL[stored]}, of)
+    config = LoadConfig(context=context)
+    found = plan(model, drafter(with_, model), card(gib * GIB + GPU_RESERVE), config)
+    assert found.fits and found.context == context and found.load.kv_cache == "auto"
+    assert found.load.drafter_precision in COARSER
+    assert line(found, "drafter weights") < 2.1 * GIB
 
 
 def test_require_passes_what_fits() -> None:

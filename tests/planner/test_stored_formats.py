@@ -10,7 +10,7 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
-from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats
+from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats
 from dflash_local.layout.target import weight_buffers
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import formats
@@ -64,12 +64,14 @@ def test_the_fused_plan_counts_stored_bytes_and_the_reference_plan_decoded_ones(
 
 
 def test_room_to_decode_a_slice_is_counted() -> None:
-    model, gpu = target("Qwen/Qwen3.5-9B", USUAL["fp8"]), named("H100", 80)
-    stored, plain = (plan(each, None, gpu, LoadConfig(context=8192)).ledger for each in (model, target(SHAPE, None)))
+    models, gpu = (target("Qwen/Qwen3.5-9B", USUAL["fp8"]), target(SHAPE, None)), named("H100", 80)
+    stored, plain = (plan(each, None, gpu, LoadConfig(context=8192)).ledger for each in models)
     found, want = ({line.name: line.bytes or 0 for line in ledger.lines} for ledger in (stored, plain))
-    more = DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
-    assert found["workspace"] == want["workspace"] + more
-    assert found["graphs and libraries"] == want["graphs and libraries"] + more
+    assert found["workspace"] == want["workspace"] + 2 * DECODED_SLICE
+    assert found["graphs and libraries"] == want["graphs and libraries"], "kernels multiply a block with the codes"
+    stored, plain = (plan(each, None, gpu, LoadConfig(context=8192, dtype="float32")).ledger for each in models)
+    found, want = ({line.name: line.bytes or 0 for line in ledger.lines} for ledger in (stored, plain))
+    assert found["graphs and libraries"] - want["graphs and libraries"] == DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
 
 
 @pytest.mark.parametrize(

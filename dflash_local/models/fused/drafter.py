@@ -11,6 +11,7 @@ import torch
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
+from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import drafter as layout
@@ -140,7 +141,7 @@ class FusedDrafter:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
         x = self._x
-        torch.index_select(self.target.weights.embedding, 0, self._ids, out=x)
+        gather_rows(self.target.weights.embedding, self._ids, x)
         for layer in self._layers:
             layer.block(x, self._normed, None, max_seq_len)
         self._norm(x, self._hidden)

@@ -78,7 +78,7 @@ class _Fragments:
                 return decode_gemm.swiglu(x, weight, out)
             return few_row_gemm.swiglu(x, weight, out, config)
         gate, up = self.prefill(x, weight).chunk(2, -1)
-        return torch.mul(F.silu(gate), up, out=out)
+        return torch.mul(F.silu(gate, inplace=True), up, out=out)
 
     def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
         return fragment_decode.linear(x, weight)

@@ -7,7 +7,7 @@ are tried again, with the weight at hand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from dflash_local.kernels.product_check import ProductCheck, mixed_rows
 from dflash_local.kernels.split_kv import device_properties
 
 Product = tuple[FragmentWeight, bool]  # the bool: gate and up, which are multiplied with each other
+REPORT = "dflash warm MODEL --json makes a report of it"
 FAILED: dict[Verdict, str] = {
     "wrong": "gave wrong numbers",
     "fault": "faulted",
@@ -84,33 +85,44 @@ def remember(product: Product, rows: int, config: FewRowConfig) -> None:
     record_of(product[0].device).choose(_name(product, rows), repr(config))
 
 
-def why_none(product: Product) -> str:
-    """Why no configuration is used for a weight, in words for a user."""
-    weight, _ = product
-    unmet = nvrtc.why_not(torch.cuda.get_device_capability(weight.device))
+def why_none(products: Sequence[Product]) -> str:
+    """Why no configuration is used for these weights of one device, in words for a user."""
+    device = products[0][0].device
+    unmet = nvrtc.why_not(torch.cuda.get_device_capability(device))
     if unmet is not None:
         return str(unmet)
-    record = record_of(weight.device)
-    verdicts = Counter(record.verdicts.get(trial.kernel) for trial in _trials(product, SLICE_ROWS))
+    record = record_of(device)
+    kernels = {trial.kernel for product in products for trial in _trials(product, SLICE_ROWS)}
+    if not kernels:
+        return "no kernel takes matrices of that shape"
+    verdicts = Counter(record.verdicts.get(kernel) for kernel in kernels)
     told = [f"{verdicts[verdict]} {words}" for verdict, words in FAILED.items() if verdicts[verdict]]
     if told:
-        return f"of {sum(verdicts.values())} kernels {', '.join(told)} on this card"
-    return record.impossible or "no kernel gave the right product on this card"
+        return f"of {len(kernels)} kernels {', '.join(told)} on this card ({REPORT})"
+    return record.impossible or f"no kernel gave the right product on this card ({REPORT})"
 
 
 def _unmet(weight: FragmentWeight) -> bool:
     return nvrtc.why_not(torch.cuda.get_device_capability(weight.device)) is not None
 
 
-def _trials(product: Product, rows: int) -> Iterator[Trial]:
+def _trials(product: Product, rows: int) -> list[Trial]:
+    """Of all configurations for so many rows, those with fewer rows first."""
     weight, paired = product
-    shared_memory = device_properties(weight.device).shared_memory
-    for config in few_row_gemm.candidates(weight, paired, rows, shared_memory):
-        yield from trials_of(weight, paired, config, rows)
+    configs = few_row_gemm.candidates(weight, paired, rows, device_properties(weight.device).shared_memory)
+    found = [trial for config in configs for trial in _trials_of(product, config, rows)]
+    return sorted(found, key=lambda trial: trial.rows)
+
+
+def _trials_of(product: Product, config: FewRowConfig, rows: int) -> tuple[Trial, ...]:
+    """The kernels that a configuration chosen for so many rows may launch: with more rows, too, where they fit."""
+    weight, paired = product
+    fits = config.fits(weight, paired, SLICE_ROWS, device_properties(weight.device).shared_memory)
+    return trials_of(weight, paired, config, SLICE_ROWS if fits else rows)
 
 
 def _is_tried(record: KernelRecord, product: Product, config: FewRowConfig, rows: int) -> bool:
-    return all(record.is_right(trial.kernel) for trial in trials_of(*product, config, rows))
+    return all(record.is_right(trial.kernel) for trial in _trials_of(product, config, rows))
 
 
 def _check(product: Product, rows: int) -> ProductCheck:

@@ -9,6 +9,7 @@ import torch
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_step
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
+from dflash_local.kernels.pinned import on_host
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.part import RunState
@@ -70,7 +71,8 @@ class GatedDeltaNetWeights:
         layout = GatedDeltaNetLayout(self.config)
         *log, out = run.tensors.take(layout.state(at, run.spec))
         projected, mixed = run.tensors.take(layout.activations(run.owner, run.spec))
-        return GatedDeltaNet(self, GatedDeltaState(*log), out, projected, mixed, run.cycle)
+        host_snapshots = "snapshots" in run.spec.offloaded
+        return GatedDeltaNet(self, GatedDeltaState(*log), out, projected, mixed, run.cycle, host_snapshots)
 
 
 class GatedDeltaNet:
@@ -84,14 +86,17 @@ class GatedDeltaNet:
         projected: torch.Tensor,
         mixed: torch.Tensor,
         cycle: CycleState,
+        host_snapshots: bool = False,
     ) -> None:
         """Put it together.
 
         Args:
             out: [rows, value heads, value width]. projected, mixed: room for a block's rows before and after.
+            host_snapshots: copies of the state lie in pinned host memory.
         """
         self.weights, self.log, self._config, self._cycle = weights, log, weights.config, cycle
         self._out, self._projected, self._mixed = out, projected, mixed
+        self._copied = on_host if host_snapshots else torch.clone
 
     def block(
         self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
@@ -129,7 +134,7 @@ class GatedDeltaNet:
 
     def snapshot(self) -> RecurrentSnapshot:
         """The committed state, to return to."""
-        return RecurrentSnapshot((self.log.state.clone(),), (self.log.conv_state.clone(),))
+        return RecurrentSnapshot((self._copied(self.log.state),), (self._copied(self.log.conv_state),))
 
     def restore(self, snapshot: RecurrentSnapshot) -> None:
         """Return to it."""

@@ -18,7 +18,6 @@ from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 
 REPLAYS = 5
-REPORT = "dflash warm MODEL --json makes a report of it"
 
 
 def choose_configs(
@@ -48,15 +47,13 @@ def choose_configs(
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """A line for each shape of packed weights whose products are the generic one here, and why."""
-    lines: dict[str, None] = {}
-    for layer in layers:
-        product = _packed(layer)
-        if product and layer.config is None:
-            n, k = layer.weight.shape
-            why = fragment_kernels.why_none(product)
-            lines[f"{why}: quantised weights of {n} x {k} are multiplied in Triton, which is slow ({REPORT})"] = None
-    return tuple(lines)
+    """A line on the packed weights whose products are the generic one here, and why; none where there are none."""
+    products = [product for layer in layers if layer.config is None and (product := _packed(layer))]
+    if not products:
+        return ()
+    shapes = ", ".join(f"{n} x {k}" for n, k in sorted({tuple(weight.shape) for weight, _ in products}))
+    why = fragment_kernels.why_none(products)
+    return (f"quantised weights of {shapes} are multiplied by a generic product in Triton, which is slow: {why}",)
 
 
 def _packed(layer: Linear | GateUp) -> fragment_kernels.Product | None:

@@ -79,7 +79,7 @@ class _Decoded:
 
     def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
         gate, up = self.prefill(x, weight).chunk(2, -1)
-        return torch.mul(F.silu(gate), up, out=out)
+        return torch.mul(F.silu(gate, inplace=True), up, out=out)
 
     def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         out = x.new_empty(len(x), weight.shape[0])

@@ -13,9 +13,11 @@ from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
+from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
 from dflash_local.layout.spec import EngineSpec
+from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer
 from dflash_local.models.fused.part import RecurrentMixer, RunState
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
@@ -57,23 +59,31 @@ class FusedTarget:
         *,
         exact: bool = False,
         cache_dtype: torch.dtype | None = None,
+        offloaded: tuple[Offloaded, ...] = (),
     ) -> None:
         """Allocate and put it together.
 
         Args:
             taps: layers whose outputs the drafter reads. cache_dtype: of keys and values, if not the weights'.
+            offloaded: what lies in host memory; the weights are where they are.
         """
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.device, weights.embedding.dtype
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self.spec = EngineSpec(
-            dtype_name(self.dtype), context, block_size, len(self.taps), dtype_name(self.cache_dtype), exact
+            dtype_name(self.dtype),
+            context,
+            block_size,
+            len(self.taps),
+            dtype_name(self.cache_dtype),
+            exact,
+            offloaded=offloaded,
         )
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
-        tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device)
+        tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
         shared = layout.shared_buffers(model, self.vocab_size, self.spec)
         self.start, self.kept, self.cycle = tensors[shared.counters.name].split(1)
         self.tokens, self.logits = tensors[shared.tokens.name], tensors[shared.logits.name]
@@ -108,7 +118,7 @@ class FusedTarget:
             rows = self.rows
         x, normed = self._x[:rows], self._normed[:rows]
         branch = None if self._branch is None else self._branch[:rows]
-        torch.index_select(self.weights.embedding, 0, self.tokens[:rows], out=x)
+        gather_rows(self.weights.embedding, self.tokens[:rows], x)
         self._scale_embedding(x)
         for index, layer in enumerate(self.layers):
             layer.block(x, normed, branch, max_seq_len)
@@ -147,7 +157,8 @@ class FusedTarget:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embedding rows [M, H], as a drafter reads them."""
-        return self.weights.embedding[ids]
+        out = torch.empty(len(ids), self.hidden_size, dtype=self.dtype, device=self.device)
+        return gather_rows(self.weights.embedding, ids, out)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""

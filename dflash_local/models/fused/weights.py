@@ -25,6 +25,7 @@ from dflash_local.models.place import Places
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 
+RANDOM_ROWS = 8192  # of an embedding that are made at a time
 # The kinds of layer parts, as ``layout.target.PARTS`` has them.
 PARTS: Mapping[type, Any] = {
     AttentionConfig: AttentionWeights,
@@ -64,13 +65,22 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The whole target; ``head`` may be the embedding itself. places: where a checkpoint's tensors are read to."""
+    """The whole target; ``head`` may be the embedding itself, which else may lie in pinned host memory.
+
+    Attributes:
+        places: where a checkpoint's tensors are read to.
+    """
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: RMSNorm
     head: Linear
     places: Places
+
+    @property
+    def device(self) -> torch.device:
+        """That it runs on."""
+        return self.norm.weight.device
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -95,28 +105,34 @@ def read_weights(
     dtype: torch.dtype,
     on_fraction: Callable[[float], None] = lambda _: None,
     format_of: FormatOf | None = None,
+    host_embedding: bool = False,
 ) -> TargetWeights:
     """Allocate, then stream; beside the weights at most one tensor is held.
 
     Args:
         format_of: the format of each matrix by its module's name; None for the one that it is stored in.
+        host_embedding: an embedding that is not the head, too, lies in pinned host memory.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or not finite.
     """
     if format_of is None:
         format_of = formats_in(checkpoint, facts.model.quantization)
-    weights = allocate(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of)
+    weights = allocate(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of, host_embedding)
     fill_places(checkpoint, text_tensors(checkpoint, facts), weights.places, on_fraction)
     weights.finish()
     return weights
 
 
-def random_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> TargetWeights:
+def random_weights(
+    model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0, host_embedding: bool = False
+) -> TargetWeights:
     """Weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
-    weights = allocate(model, "model.", model.vocab_size, device, dtype, stored_formats(model.quantization))
+    formats = stored_formats(model.quantization)
+    weights = allocate(model, "model.", model.vocab_size, device, dtype, formats, host_embedding)
     generator = torch.Generator(device).manual_seed(seed)
-    weights.embedding.normal_(generator=generator)
+    for rows in weights.embedding.split(RANDOM_ROWS):
+        rows.copy_(torch.empty_like(rows, device=device).normal_(generator=generator))
     for layer in weights.layers:
         layer.mixer.randomize(generator)
         layer.mlp.randomize(generator)
@@ -136,15 +152,19 @@ def allocate(
     device: torch.device,
     dtype: torch.dtype,
     format_of: FormatOf = unquantized,
+    host_embedding: bool = False,
 ) -> TargetWeights:
     """Uninitialised weights.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
+        host_embedding: see ``read_weights``.
     """
     kind = dtype_name(dtype)
-    spec = layout.weight_spec(model, kind, format_of)
-    tensors = Tensors(layout.weight_buffers(model, prefix, embedding_rows, kind, format_of), device)
+    spec = layout.weight_spec(model, kind, format_of, host_embedding)
+    tensors = Tensors(
+        layout.weight_buffers(model, prefix, embedding_rows, kind, format_of, host_embedding), device, joined=True
+    )
     source = WeightTensors(tensors, spec, model.norm_eps)
     ends = layout.end_buffers(model, prefix, embedding_rows, spec)
     places: Places = {buffer.name: tensors[buffer.name] for buffer in ends}

@@ -1,0 +1,82 @@
+"""What lies in pinned host memory on a GPU: gathered inside graphs, copied and restored, the same bits as without."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from engine_sessions import Reply, random_prompt
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.load import load
+from dflash_local.kernels.gather_rows import gather_rows
+from dflash_local.kernels.pinned import on_host, pinned_empty
+from dflash_local.load_config import LoadConfig
+from dflash_local.request import Limits, Request, SamplingParams
+
+pytestmark = pytest.mark.gpu
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def test_rows_of_a_pinned_table_are_its_rows_in_a_replayed_graph() -> None:
+    """The ids change between replays; 2,056 numbers end in the middle of a program's piece."""
+    for size, rows in ((5120, 16), (4096, 1), (2056, 64), (5120, 1024)):
+        made = torch.randn(1000, size, device="cuda").to(torch.bfloat16)
+        table = pinned_empty((1000, size), torch.bfloat16).copy_(made)
+        assert table.is_pinned()
+        ids, out = torch.zeros(rows, dtype=torch.int64, device="cuda"), torch.empty(rows, size, device="cuda").to(made)
+        gather_rows(table, ids, out)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            gather_rows(table, ids, out)
+        for seed in range(3):
+            ids.copy_(torch.randint(0, 1000, (rows,), generator=torch.Generator().manual_seed(seed)))
+            graph.replay()
+            assert torch.equal(out, made[ids])
+
+
+def test_pinned_memory_is_given_back() -> None:
+    table = pinned_empty((64, 1 << 20), torch.uint8)
+    view = table[3:5]
+    del table
+    gc.collect()
+    view.fill_(7)
+    assert view.cuda().float().mean() == 7
+    del view
+    gc.collect()
+    torch.cuda.synchronize()
+    assert pinned_empty((64, 1 << 20), torch.uint8).is_pinned()
+
+
+def test_a_copy_on_the_host_follows_the_stream() -> None:
+    tensor = torch.zeros(1 << 24, device="cuda")
+    for value in range(5):
+        tensor.fill_(value)
+        copy = on_host(tensor)
+        tensor.fill_(-1)
+        tensor.copy_(copy, non_blocking=True)
+        assert copy.is_pinned() and (tensor == value).all()
+
+
+@pytest.mark.parametrize("name", ["qwen3-v2-swa-b16", "qwen35-v2-swa-b8"])  # whose embeddings are not their heads
+@pytest.mark.parametrize("precision", ["full", "8bit"])
+def test_replies_are_the_same_bits(name: str, precision: str) -> None:
+    pair = Pair(name, GOLDEN / name / "target", GOLDEN / name / "drafter", bundled=False)
+    prompt = tuple(random_prompt(40))
+
+    def replies(offload: str) -> list[object]:
+        config = LoadConfig(device="cuda", engine="fused", offload=offload, drafter_precision=precision, exact=True)
+        session = load(pair, config)
+        assert session.facts.load.offload == offload
+        found: list[object] = []
+        for prompt_ids in (prompt, prompt[:30]):  # the second goes back to a snapshot, or to the beginning
+            for sampling in (SamplingParams(), SamplingParams(temperature=0.8, seed=7)):
+                request = Request(prompt_ids=prompt_ids, sampling=sampling, limits=Limits(max_new_tokens=60))
+                found.append(Reply(list(session.generate(request))).ids)
+        session.close()
+        return found
+
+    assert replies("none") == replies("embedding") == replies("all")

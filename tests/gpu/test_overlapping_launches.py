@@ -1,0 +1,87 @@
+"""Kernels that are set up while the ones before them run see all that those wrote, and overwrite nothing too early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import save_model
+from quantised_checkpoints import quantise
+from quantized_weights import int4
+
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.rms_norm import rms_norm
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import read_weights
+from dflash_local.models.target_facts import TargetFacts
+
+pytestmark = pytest.mark.gpu
+
+
+def test_ten_thousand_replays_of_overlapping_and_plain_launches_give_the_same_bits() -> None:
+    """Norms and products by turns over two buffers, each overwritten by the kernel behind its reader."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    weights = [FragmentWeight.of(int4(1024, 1024, 128, device="cuda")) for _ in range(3)]
+    start = torch.randn(16, 1024, device="cuda", generator=generator).bfloat16()
+    scale = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+    x, normed = torch.empty_like(start), torch.empty_like(start)
+
+    def work() -> None:
+        x.copy_(start)
+        for index, weight in enumerate(weights):
+            rms_norm(x, scale, 1e-6, normed)
+            few_row_gemm.linear(normed, weight, x, FewRowConfig(4, 1, 2, split_k=2 if index else 1), x)
+            few_row_gemm.linear(x, weight, normed, FewRowConfig(8, 1, 1))
+            rms_norm(normed, scale, 1e-6, x)
+            if index == 1:
+                x.mul_(0.5)
+
+    work()
+    want = x.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(10_000):
+        x.fill_(float("nan"))
+        graph.replay()
+        wrong += (x != want).sum()
+    assert want.isfinite().all() and int(wrong) == 0
+
+
+def test_a_block_replayed_gives_the_bits_of_kernels_run_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
+    quantise(tmp_path / "twin", tmp_path / "quantised", "gptq")
+    checkpoint = Checkpoint.open(tmp_path / "quantised")
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    weights = read_weights(checkpoint, facts, torch.device("cuda"), torch.bfloat16)
+    choose_configs(weights.products, 8)
+    target = FusedTarget(weights, facts.model, (0, 2), 64, 8)
+    target.prefill(torch.arange(5, 12, device="cuda"), False)
+    target.tokens[:8] = torch.arange(12, 20, device="cuda")
+
+    def block() -> None:
+        target.block(8, 32, True)
+
+    block()
+    monkeypatch.setattr("dflash_local.kernels.jit._overlaps", lambda _device: False)
+    block()
+    torch.cuda.synchronize()
+    want, taps = target.logits[:8].clone(), target.tapped[:8].clone()
+    monkeypatch.undo()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        block()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(2000):
+        target.logits.fill_(float("nan"))
+        graph.replay()
+        wrong += (target.logits[:8] != want).sum() + (target.tapped[:8] != taps).sum()
+    assert want.isfinite().all() and int(wrong) == 0
