@@ -107,7 +107,7 @@ def test_plan_says_what_does_not_fit_and_what_would(cli: Cli) -> None:
     assert re.search(r"bfloat16 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", failed.err)
     assert "error: Qwen/Qwen3.6-27B in bfloat16 needs" in failed.err
     assert "this fits: " in failed.err and "--quantize int4" in failed.err
-    tiny = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "16")
+    tiny = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "12")
     assert tiny.code == 5 and "this fits" not in tiny.err and "no smaller context or format" in tiny.err
     bigger = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32")
     assert bigger.code == 5 and re.search(r"int4 +yes +[\d,]+ +\d\d\.\d\d GiB", bigger.err)

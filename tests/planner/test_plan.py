@@ -220,9 +220,9 @@ def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None
         near = nearest(DENSE, DENSE_DRAFTER, card(floor[form]))
         assert near is not None and near.load.quantize == form and near.load.draft
         assert f"--quantize {form}" in near.options()
-    bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False), DENSE, None)
+    bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False, offload="all"), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
-    assert near is not None and not near.load.draft and near.options().endswith("--mode ar")
+    assert near is not None and not near.load.draft and "--mode ar" in near.options()
 
 
 def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
