@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
+from dflash_local.kernels.random_weight import random_coded
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
 
@@ -57,13 +57,23 @@ SHAPES = (
     Shape(12352, 4096),
 )
 RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True))  # with one more group of columns
-FORMATS: dict[str, tuple[int, bool]] = {  # bits or the group's size, zero points
-    "int4 g128": (128, False),
-    "int4 g128 zeros": (128, True),
-    "int4 g64": (64, False),
-    "int4 g32": (32, False),
-    "int4 g32 zeros": (32, True),
-    "fp8": (0, False),
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+FORMATS = {
+    "int4 g128": FragmentFormat("int4", (1, 128), False, BF16),
+    "int4 g128 zeros": FragmentFormat("int4", (1, 128), True, BF16),
+    "int4 g64": FragmentFormat("int4", (1, 64), False, BF16),
+    "int4 g32": FragmentFormat("int4", (1, 32), False, BF16),
+    "int4 g32 zeros": FragmentFormat("int4", (1, 32), True, BF16),
+    "int8 rows": FragmentFormat("int8", None, False, FP32),
+    "int8 g128": FragmentFormat("int8", (1, 128), False, BF16),
+    "int8 g32": FragmentFormat("int8", (1, 32), False, BF16),
+    "int8 g32 zeros": FragmentFormat("int8", (1, 32), True, BF16),
+    "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
+    "fp8 rows": FragmentFormat("e4m3", None, False, FP32),
+    "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
+    "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
 }
 MORE = tuple(  # beside those that are chosen from at load
     FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
@@ -74,21 +84,12 @@ MORE = tuple(  # beside those that are chosen from at load
 )  # fmt: skip
 
 
-def random_weight(name: str, shape: Shape, seed: int = 0) -> IntWeight | Fp8Weight:
+def random_weight(name: str, shape: Shape) -> Codable:
     """Random codes and scales of a format."""
-    group, zeros = FORMATS[name]
-    n, k = shape.out_features, shape.in_features
+    form, k = FORMATS[name], shape.in_features
     if shape in RAGGED:
-        k += group or 32
-    generator = torch.Generator("cuda").manual_seed(seed)
-    if not group:
-        codes = torch.randn(n, k, device="cuda", generator=generator).to(torch.float8_e4m3fn)
-        size = (-(-n // 128), -(-k // 128))
-        return Fp8Weight(codes, (torch.rand(size, device="cuda") + 0.5) / k**0.5, (128, 128), torch.bfloat16)
-    words = torch.randint(-(2**31), 2**31, (n, k // 8), device="cuda", generator=generator).to(torch.int32)
-    scales = (torch.rand(n, k // group, device="cuda", generator=generator) + 0.5) / 4 / k**0.5
-    points = torch.randint(0, 17, scales.shape, device="cuda", dtype=torch.uint8) if zeros else None
-    return IntWeight(words, scales.bfloat16(), points, torch.bfloat16)
+        k += max(form.block[1], 32) if form.grouped and form.block else 32
+    return random_coded(form, (shape.out_features, k), torch.Generator("cuda").manual_seed(0))
 
 
 def inputs(rows: int, in_features: int) -> Iterator[tuple[str, torch.Tensor]]:

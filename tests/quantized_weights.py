@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 
 NOT_A_NUMBER = 127  # the code of fp8 whose sign makes the other one
 
@@ -13,17 +13,55 @@ def int4(
     n: int, k: int, group: int, zeros: bool = False, scales: torch.dtype = torch.bfloat16, device: str = "cpu"
 ) -> IntWeight:
     """Scales of both signs, zero points from 0 to 16."""
+    return _integers(4, n, k, group, 17 if zeros else 0, scales, device)
+
+
+def int8(
+    n: int, k: int, group: int, zeros: bool = False, scales: torch.dtype = torch.bfloat16, device: str = "cpu"
+) -> IntWeight:
+    """Scales of both signs, every zero point."""
+    return _integers(8, n, k, group, 256 if zeros else 0, scales, device)
+
+
+def _integers(bits: int, n: int, k: int, group: int, zero_points: int, scales: torch.dtype, device: str) -> IntWeight:
     generator = torch.Generator(device).manual_seed(0)
-    codes = torch.randint(-(2**31), 2**31, (n, k // 8), generator=generator, device=device).to(torch.int32)
+    codes = _words(n, k * bits // 32, generator)
     values = torch.randn(n, k // group, generator=generator, device=device).to(scales)
-    points = torch.randint(0, 17, values.shape, generator=generator, device=device).to(torch.uint8)
-    return IntWeight(codes, values, points if zeros else None, torch.bfloat16)
+    zeros = torch.randint(0, zero_points or 1, values.shape, generator=generator, device=device).to(torch.uint8)
+    return IntWeight(codes, values, zeros if zero_points else None, torch.bfloat16, bits)
 
 
-def fp8(n: int, k: int, block: tuple[int, int] = (128, 128), device: str = "cpu") -> Fp8Weight:
+def _words(n: int, words: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31, (n, words), generator=generator, device=generator.device).to(torch.int32)
+
+
+def fp8(
+    n: int, k: int, block: tuple[int, int] = (128, 128), device: str = "cpu", scales: torch.dtype = torch.float32
+) -> Fp8Weight:
     """Every code that is a number, with about as many large ones as small ones."""
     generator = torch.Generator(device).manual_seed(0)
     codes = torch.randint(0, 256, (n, k), generator=generator, device=device).to(torch.uint8)
     codes[codes & NOT_A_NUMBER == NOT_A_NUMBER] = 0
-    scales = torch.rand(-(-n // block[0]), -(-k // block[1]), generator=generator, device=device) + 0.5
-    return Fp8Weight(codes.view(torch.float8_e4m3fn), scales, block, torch.bfloat16)
+    values = torch.rand(-(-n // block[0]), -(-k // block[1]), generator=generator, device=device) + 0.5
+    return Fp8Weight(codes.view(torch.float8_e4m3fn), values.to(scales), block, torch.bfloat16)
+
+
+def fp8_rows(n: int, k: int, device: str = "cpu", scales: torch.dtype = torch.float32) -> Fp8Weight:
+    """A scale for each row."""
+    return fp8(n, k, (1, k), device, scales)
+
+
+def mxfp4(n: int, k: int, device: str = "cpu", scales: tuple[int, int] = (110, 130)) -> Fp4Weight:
+    """Scales from one power of two to another, which is not reached; the least and the largest occur."""
+    generator = torch.Generator(device).manual_seed(0)
+    values = torch.randint(*scales, (n, k // 32), generator=generator, device=device).to(torch.uint8)
+    values[0, 0], values[-1, -1] = scales[0], scales[1] - 1
+    return Fp4Weight(_words(n, k // 8, generator), values, None, torch.bfloat16)
+
+
+def nvfp4(n: int, k: int, row_scales: bool = True, device: str = "cpu") -> Fp4Weight:
+    """Every scale that is a number and not negative."""
+    generator = torch.Generator(device).manual_seed(0)
+    values = torch.randint(0, NOT_A_NUMBER, (n, k // 16), generator=generator, device=device).to(torch.uint8)
+    rows = torch.rand(n, generator=generator, device=device) / 2688 if row_scales else None
+    return Fp4Weight(_words(n, k // 8, generator), values.view(torch.float8_e4m3fn), rows, torch.bfloat16)

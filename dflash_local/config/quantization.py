@@ -143,6 +143,16 @@ class Quantization:
         found += [stored for stored, _ in others.most_common() if stored != self.default]
         return " and ".join(dict.fromkeys(stored.name for stored in found)) or self.method
 
+    @property
+    def remark(self) -> str:
+        """For screens: where replies differ from servers'; empty where they do not."""
+        if not self.ignored:
+            return ""
+        meant = " and ".join(self.ignored)
+        return (
+            f"the target was quantised for {meant}; these stay as they are here, and replies may differ from servers'"
+        )
+
     def stored(self, module: str) -> StoredFormat | None:
         """What a module's matrix is stored in; None for the plain dtype.
 

@@ -80,6 +80,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
     )
+    if facts.model.quantization is not None and facts.model.quantization.remark:
+        notices = (*notices, facts.model.quantization.remark)
     stored = kept_format(facts.model.quantization, runner.name)
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_decode import decoded_tile, tile_constants, tile_operands
+from dflash_local.kernels.fragment_decode import decoded_runs, load_runs, tile_constants, tile_operands
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 from dflash_local.kernels.skinny_gemm import MIN_ROWS, row_stride
@@ -49,9 +49,11 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.
 # fmt: off
 @jit
 def _linear_kernel(
-    x, codes, scales, zeros, out, residual, rows, features, columns, x_stride, out_stride, steps, scale_columns,
-    BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr, BLOCK_M: tl.constexpr, ADD: tl.constexpr,
+    x, codes, scales, zeros, row_scales, out, residual, rows, features, columns, x_stride, out_stride, steps,
+    scale_columns, CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, BLOCK_M: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     # fmt: on
     # One program: all rows [BLOCK_M] of one tile of 16 features. Its steps of 128 columns are decoded to [16, 128] one
@@ -61,10 +63,19 @@ def _linear_kernel(
     column = tl.arange(0, 128)
     total = tl.zeros((16, BLOCK_M), tl.float32)
     for step in range(steps):
-        value = decoded_tile(
-            codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS, BITS, BLOCK_COLUMNS, STEP_GROUP,
-            HAS_ZEROS, ZERO,
+        packed, g, first = load_runs(codes, tile, step * 128, steps, RUN_WORDS, 128)
+        upper = decoded_runs(
+            packed, g, first, scales, zeros, row_scales, tile, features, steps, scale_columns, 0, CODES, PLACES,
+            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
+            HAS_ROW_SCALES, 128,
         )  # fmt: skip
+        lower = decoded_runs(
+            packed, g, first, scales, zeros, row_scales, tile, features, steps, scale_columns, 1, CODES, PLACES,
+            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
+            HAS_ROW_SCALES, 128,
+        )  # fmt: skip
+        both = tl.permute(tl.join(_by_feature(upper, RUN_WORDS), _by_feature(lower, RUN_WORDS)), (2, 0, 1))
+        value = tl.reshape(both, [16, 128])
         k = step * 128 + column
         inside = (row < rows)[None, :] & (k < columns)[:, None]
         right = tl.load(x + row[None, :] * x_stride + k[:, None], mask=inside, other=0.0)
@@ -77,3 +88,13 @@ def _linear_kernel(
         # Rounded before the sum, as a layer whose output is added to the residual would be.
         total = total.to(kind).to(tl.float32) + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, total.to(kind), mask=inside)
+
+
+@jit
+def _by_feature(runs, RUN_WORDS: tl.constexpr):
+    """Eight features [8, 128] of a step's runs."""
+    if RUN_WORDS == 2:
+        ordered = tl.permute(tl.reshape(runs, [2, 8, 4, 2, 8]), (1, 0, 3, 2, 4))  # 64 columns, g, t, half of them
+    else:
+        ordered = tl.permute(tl.reshape(runs, [4, 8, 4, 8]), (1, 0, 2, 3))  # 32 columns, g, t
+    return tl.reshape(ordered, [8, 128])

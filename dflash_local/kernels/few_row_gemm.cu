@@ -6,30 +6,46 @@
 // whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, whose sums the last of them to
 // finish adds in a fixed order. A result depends on its own row alone.
 //
-// Codes become bfloat16 by bit operations alone. int4: 128 + code, and (128 + zero) times the sum of the group's x is
-// taken off after the group. fp8 (e4m3): its bits are those of a bfloat16 2^120 times smaller; x is multiplied by 2^60
-// beforehand and the scale by the other 2^60.
+// Codes become bfloat16 by few bit operations, each exactly.
+// int4: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group.
+// int8: the code less 128, as 128 + its lower seven bits less 128 or 256; zero points are taken off like int4's.
+// e4m3, e2m1: their bits are those of a bfloat16 2^120 or 2^126 times smaller; x is multiplied by 2^60 beforehand, and
+// sums or scales by the rest.
 //
-// From the compiler's command line: WEIGHT_BITS (4: int4, 8: fp8), BLOCK_ROWS and GROUP_SIZE (features and columns
-// that share a scale; one feature for int4), HAS_ZEROS, SCALE_TYPE (0: bfloat16, 1: float16, 2: float32), IN_FEATURES,
-// ROW_TILES, WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K, BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
+// Scales of groups multiply the group's sums, which are kept apart: four additions for each instruction of the tensor
+// core that ends a group. Groups of 16 (NVFP4) end with each, so there the scale multiplies the decoded codes: half as
+// many operations at 16 rows, no sums apart, and exact, since the product of two and of four significant bits has six.
+// Scales of rows multiply what a warp has summed up for a unit.
+//
+// From the compiler's command line: CODES and SCALE_TYPE (the names below), BLOCK_ROWS and GROUP_SIZE (features and
+// columns that share a scale; 0: there are only scales of rows), HAS_ZEROS, ROW_SCALE_TYPE, IN_FEATURES, ROW_TILES,
+// WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K, BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
+enum { INT4, INT8, E4M3, E2M1 };                                              // CODES
+enum { NO_SCALE, BF16_SCALE, FP16_SCALE, FP32_SCALE, E8M0_SCALE, E4M3_SCALE };  // SCALE_TYPE, ROW_SCALE_TYPE
 constexpr int STEP_K = 128, TILE_N = 16;
+constexpr int WEIGHT_BITS = CODES == INT4 || CODES == E2M1 ? 4 : 8;
 constexpr int ROWS = ROW_TILES * 8;
 constexpr int WARPS = WARPS_K * WARPS_N, THREADS = WARPS * 32;
 constexpr int LOADS = WEIGHT_BITS / 2;  // 16-byte loads of a lane for one tile and step
-constexpr int STEP_GROUP = GROUP_SIZE < STEP_K ? GROUP_SIZE : STEP_K;  // columns of a step that share a scale
-constexpr int GROUPS = STEP_K / STEP_GROUP;                            // of a step
-constexpr int GROUP_STEPS = GROUP_SIZE / STEP_GROUP;                   // steps that share a scale
+constexpr bool SCALED = GROUP_SIZE > 0, ROW_SCALED = ROW_SCALE_TYPE != NO_SCALE;
+constexpr bool SCALES_CODES = SCALE_TYPE == E4M3_SCALE, SCALES_SUMS = SCALED && !SCALES_CODES;
+constexpr bool SUMS_X = CODES == INT4 || HAS_ZEROS;
+constexpr bool SMALL_CODES = CODES == E4M3 || CODES == E2M1;  // x is multiplied by 2^60
+constexpr int STEP_GROUP = SCALED && STEP_K % (SCALED ? GROUP_SIZE : 1) == 0 ? GROUP_SIZE : STEP_K;  // columns of a
+constexpr int GROUPS = STEP_K / STEP_GROUP;                               // step that share a scale; such groups
+constexpr int GROUP_STEPS = SCALED ? (GROUP_SIZE + STEP_K - 1) / STEP_K : 1;  // steps that share a scale
 constexpr int K16_OF_GROUP = STEP_GROUP / 16;
-constexpr int SCALE_BYTES = SCALE_TYPE == 2 ? 4 : 2;
-// int4: a lane has two features of a tile, g and g + 8; scales lie as [tile][group / GROUPS][g][group % GROUPS][two],
-// zero points, which are bytes, too. fp8: as [blocks of features][blocks of columns], one for a tile and step.
-constexpr int SCALE_WORDS = WEIGHT_BITS == 4 ? GROUPS * SCALE_BYTES / 2 : 1;
+constexpr int SCALE_BYTES = SCALE_TYPE == FP32_SCALE ? 4 : SCALE_TYPE == E8M0_SCALE || SCALE_TYPE == E4M3_SCALE ? 1 : 2;
+// A lane has two features of a tile, g and g + 8. Scales of groups of one feature lie as
+// [tile][group / GROUPS][g][group % GROUPS][two], zero points, which are bytes, too; those of blocks of features as
+// [blocks of features][blocks of columns], one for a tile and step.
+// Of groups of 16 columns a lane has every other one: those of its half of the lanes lie side by side.
+constexpr int SCALE_WORDS = SCALES_CODES ? 2 : SCALED && BLOCK_ROWS == 1 ? (GROUPS * SCALE_BYTES + 1) / 2 : 1;
 constexpr int ZERO_WORDS = HAS_ZEROS ? (GROUPS + 1) / 2 : 1;
 constexpr int STEP_BYTES = LOADS * 512;  // of a tile's codes
 constexpr int STEPS = (IN_FEATURES + STEP_K - 1) / STEP_K;
@@ -44,11 +60,13 @@ constexpr int OUTPUTS = ROWS * COLUMNS;
 constexpr int BLOCK_K = WARPS_K * WARP_STEPS * STEP_K;
 constexpr int X_STRIDE = BLOCK_K * 2 + 64;  // bytes of a row of x in shared memory; 64 modulo 128: no bank conflicts
 constexpr int X_BYTES = ROWS * X_STRIDE;
-constexpr int GROUP_SUM_BYTES = WEIGHT_BITS == 4 ? BLOCK_K / STEP_GROUP * ROWS * 4 : 0;
+constexpr int GROUP_SUM_BYTES = SUMS_X ? BLOCK_K / STEP_GROUP * ROWS * 4 : 0;
 constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
 constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
-static_assert(WEIGHT_BITS == 4 ? BLOCK_ROWS == 1 : BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS, "scales");
+static_assert(!SCALED || BLOCK_ROWS == 1 || (BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS), "scales");
+static_assert(!SCALES_CODES || (GROUP_SIZE == 16 && BLOCK_ROWS == 1), "scales of codes");
+static_assert(SCALED || !SUMS_X, "an offset is taken off a group");
 static_assert(!SWIGLU || (COLUMNS % 32 == 0 && TILES_PER_WARP <= 2), "a unit holds tiles of both halves");
 
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
@@ -68,11 +86,12 @@ __device__ __forceinline__ u32 and_or(u32 value, u32 mask, u32 bits) {  // (valu
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "r"(mask), "r"(bits));
   return d;
 }
-__device__ __forceinline__ u32 times_2_60(u32 pair) {  // of two bfloat16
+__device__ __forceinline__ u32 fma_pairs(u32 a, u32 b, u32 c) {  // of two bfloat16
   u32 d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) { return fma_pairs(a, b, 0x80008000u); }
 __device__ __forceinline__ u16 to_bfloat16(float value) {
   u16 h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(value));
@@ -88,16 +107,27 @@ __device__ __forceinline__ float from_float16(u32 value) {
   return f;
 }
 
+template <int TYPE> __device__ __forceinline__ u32 load_scale(const u8* scales, i64 at) {
+  return TYPE == FP32_SCALE ? __ldg((const u32*)scales + at) : __ldg((const u16*)scales + at);
+}
+template <int TYPE> __device__ __forceinline__ float scale_value(u32 bits) {
+  if (TYPE == BF16_SCALE) return low_bfloat16(bits);
+  return TYPE == FP16_SCALE ? from_float16(bits) : __uint_as_float(bits);
+}
+
 struct Weight {
   const u8* codes;
   const u8* scales;
   const u8* zeros;
+  const u8* row_scales;
+  int features;
 };
 
 struct Step {  // what a lane holds of one step: codes, scales and zero points of its warp's tiles
   uint4 codes[TILES_PER_WARP][LOADS];
   u32 scales[TILES_PER_WARP][SCALE_WORDS];
   u32 zeros[TILES_PER_WARP][ZERO_WORDS];
+  u32 row_scales[TILES_PER_WARP][2];  // in the last step of a unit
 };
 
 template <int WORDS> __device__ __forceinline__ void load_words(u32 (&words)[WORDS], const u8* p, bool load) {
@@ -115,9 +145,9 @@ template <int WORDS> __device__ __forceinline__ void load_words(u32 (&words)[WOR
   }
 }
 
-// tile: the warp's first one; its others follow, tile_distance apart.
+// tile: the warp's first one; its others follow, tile_distance apart. last: of the unit.
 __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int tile, int tile_distance, int at,
-                                          bool inside, int tiles_left, int lane) {
+                                          bool inside, bool last, int tiles_left, int lane) {
 #pragma unroll
   for (int n = 0; n < TILES_PER_WARP; n++) {
     const bool load = inside && n < tiles_left;
@@ -125,51 +155,99 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
     const u8* codes = weight.codes + t * TILE_BYTES + at * STEP_BYTES + lane * 16;
 #pragma unroll
     for (int i = 0; i < LOADS; i++) step.codes[n][i] = load ? load_streamed(codes + i * 512) : make_uint4(0, 0, 0, 0);
-    if (WEIGHT_BITS == 4) {
+    if (ROW_SCALED && last) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int feature = t * TILE_N + h * 8 + (lane >> 2);
+        const bool has = n < tiles_left && feature < weight.features;
+        step.row_scales[n][h] = has ? load_scale<ROW_SCALE_TYPE>(weight.row_scales, feature) : 0;
+      }
+    }
+    if (!SCALED) continue;
+    if (BLOCK_ROWS == 1) {
       const i64 pair = (((i64)t * SCALED_STEPS + at / GROUP_STEPS) * 8 + (lane >> 2)) * GROUPS;
-      load_words(step.scales[n], weight.scales + pair * 2 * SCALE_BYTES, load);
+      const int half_of_lanes = SCALES_CODES ? (lane >> 1 & 1) * 8 : 0;
+      load_words(step.scales[n], weight.scales + pair * 2 * SCALE_BYTES + half_of_lanes, load);
       if (HAS_ZEROS && GROUPS == 1) step.zeros[n][0] = load ? __ldg((const u16*)weight.zeros + pair) : 0;
       if (HAS_ZEROS && GROUPS > 1) load_words(step.zeros[n], weight.zeros + pair * 2, load);
     } else {
       const int block = t * TILE_N / BLOCK_ROWS * SCALED_STEPS + at / GROUP_STEPS;
-      if (SCALE_TYPE == 2) step.scales[n][0] = load ? __ldg((const u32*)weight.scales + block) : 0;
-      else step.scales[n][0] = load ? __ldg((const u16*)weight.scales + block) : 0;
+      step.scales[n][0] = load ? load_scale<SCALE_TYPE>(weight.scales, block) : 0;
     }
   }
+}
+
+__device__ __forceinline__ void decode_e4m3(u32 w, u32& high, u32& low) {  // of the pairs of bytes (1, 3) and (0, 2)
+  high = and_or(w >> 4, 0x07f007f0u, w & 0x80008000u);
+  low = and_or(w << 4, 0x07f007f0u, (w << 8) & 0x80008000u);
+}
+
+__device__ __forceinline__ u32 decode_int8(u32 w) {  // of the pair of bytes (0, 2)
+  const u32 lower = and_or(w, 0x007f007fu, 0x43004300u), sign = and_or(w, 0x00800080u, 0x43004300u);
+  return fma_pairs(sign, 0xbf80bf80u, lower);
 }
 
 // The A operand of the 16-deep tile k16 of a step.
 __device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], int k16, u32 (&a)[4]) {
   const u32* words = (const u32*)codes;
-  if (WEIGHT_BITS == 4) {
+  if (CODES == INT4) {
     const u32 w = words[k16];
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = and_or(w >> 4 * i, 0x000f000fu, 0x43004300u);
+  } else if (CODES == E2M1) {
+    const u32 w = words[k16];
+    a[0] = w & 0x81c081c0u;
+    a[1] = (w << 3) & 0x81c081c0u;
+    a[2] = and_or(w << 6, 0x01c001c0u, (w << 1) & 0x80008000u);
+    a[3] = and_or(w >> 3, 0x01c001c0u, (w << 2) & 0x80008000u);
   } else {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 w = words[2 * k16 + i];
-      a[2 * i] = and_or(w >> 4, 0x07f007f0u, w & 0x80008000u);
-      a[2 * i + 1] = and_or(w << 4, 0x07f007f0u, (w << 8) & 0x80008000u);
+      if (CODES == E4M3) decode_e4m3(w, a[2 * i], a[2 * i + 1]);
+      else a[2 * i] = decode_int8(w >> 8), a[2 * i + 1] = decode_int8(w);
     }
   }
 }
 
-__device__ __forceinline__ float zero_point(u32 byte) {  // 128 + what is below 128
-  return __uint_as_float((byte & 0x7f | 0x4300u) << 16);
+// Multiplies decoded codes by scales of e4m3, which are positive. scales: [two groups][feature g and g + 8].
+// Codes are 2^126 times too small, the scales' bits 2^120; times 2^127 no product leaves bfloat16's range: 2^-129 is the
+// smallest, a bfloat16 without a leading one, which it has exactly.
+__device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) {
+  const u32 first = multiply_pairs((scales << 4) & 0x07f007f0u, 0x7f007f00u);
+  const u32 second = multiply_pairs((scales >> 4) & 0x07f007f0u, 0x7f007f00u);
+  const u32 both_of_first = __byte_perm(first, 0, group ? 0x3232 : 0x1010);
+  const u32 both_of_second = __byte_perm(second, 0, group ? 0x3232 : 0x1010);
+  a[0] = multiply_pairs(a[0], both_of_first), a[2] = multiply_pairs(a[2], both_of_first);
+  a[1] = multiply_pairs(a[1], both_of_second), a[3] = multiply_pairs(a[3], both_of_second);
+}
+constexpr float REST_E4M3 = 1152921504606846976.0f;    // 2^60, that x has not made up for
+constexpr int REST_E2M1 = 66;                          // 2^66
+constexpr float REST_NVFP4 = 576460752303423488.0f;    // 2^59, beside the scales' 2^7
+
+__device__ __forceinline__ float zero_point(u32 points) {  // of the lowest byte, less what decoded codes are less
+  const float offset = CODES == INT4 ? -128.0f : 128.0f;
+  return __uint_as_float(and_or(points, 0xffu, 0x4b000000u)) - (8388608.0f + offset);
 }
 
 // total += scale * (sum of the group), for the lane's two features and two rows.
 __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], const u32 (&scales)[SCALE_WORDS],
                                           const u32 (&zeros)[ZERO_WORDS], int group, const float* group_sums) {
-  const u32* words = scales + (WEIGHT_BITS == 4 ? group * SCALE_BYTES / 2 : 0);
   float low, high;
-  if (SCALE_TYPE == 0) low = low_bfloat16(words[0]), high = high_bfloat16(words[0]);
-  if (SCALE_TYPE == 1) low = from_float16(words[0] & 0xffff), high = from_float16(words[0] >> 16);
-  if (SCALE_TYPE == 2) low = __uint_as_float(words[0]), high = __uint_as_float(words[SCALE_WORDS > 1]);
-  if (WEIGHT_BITS == 8) {
-    low = high = low * 1152921504606846976.0f;  // 2^60
+  if (SCALE_TYPE == E8M0_SCALE) {
+    const u32 pair = scales[group / 2] >> (group % 2 * 16);
+    low = __uint_as_float(((pair & 0xff) + REST_E2M1) << 23);
+    high = __uint_as_float(((pair >> 8 & 0xff) + REST_E2M1) << 23);
+  } else if (BLOCK_ROWS > 1) {
+    low = high = scale_value<SCALE_TYPE>(scales[0]);
+  } else if (SCALE_TYPE == FP32_SCALE) {
+    low = scale_value<SCALE_TYPE>(scales[group * 2 % SCALE_WORDS]);
+    high = scale_value<SCALE_TYPE>(scales[(group * 2 + 1) % SCALE_WORDS]);
   } else {
+    low = scale_value<SCALE_TYPE>(scales[group] & 0xffff), high = scale_value<SCALE_TYPE>(scales[group] >> 16);
+  }
+  if (CODES == E4M3) low *= REST_E4M3, high *= REST_E4M3;
+  if (SUMS_X) {
     const u32 points = HAS_ZEROS ? zeros[group / 2] >> (group % 2 * 16) : 0;
     const float zero_low = HAS_ZEROS ? zero_point(points) : 136.0f;
     const float zero_high = HAS_ZEROS ? zero_point(points >> 8) : 136.0f;
@@ -181,10 +259,16 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
   total[2] += high * sum[2], total[3] += high * sum[3];
 }
 
+// What a unit's sums are multiplied with at the end, for feature g or g + 8.
+__device__ __forceinline__ float unit_scale(u32 row_scale) {
+  const float rest = SCALES_CODES ? REST_NVFP4 : CODES == E4M3 && !SCALED ? REST_E4M3 : 1.0f;
+  return ROW_SCALED ? rest * scale_value<ROW_SCALE_TYPE>(row_scale) : rest;
+}
+
 // x: the lane's part of x in shared memory, at the step's first column.
 __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][ROW_TILES][4], const Step& step,
                                               const u8* x, const float* group_sums) {
-  float sum[TILES_PER_WARP][ROW_TILES][4];
+  float group_sum[TILES_PER_WARP][ROW_TILES][4];
 #pragma unroll
   for (int k32 = 0; k32 < STEP_K / 32; k32++) {
     uint4 b[ROW_TILES];
@@ -197,16 +281,17 @@ __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][ROW
       for (int n = 0; n < TILES_PER_WARP; n++) {
         u32 a[4];
         decode(step.codes[n], k16, a);
+        if (SCALES_CODES) scale_codes(a, step.scales[n][k32 / 2 % SCALE_WORDS], k32 % 2);
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++) {
-          if (k16 % K16_OF_GROUP == 0) {
+          float(&sum)[4] = SCALES_SUMS ? group_sum[n][m] : total[n][m];
+          if (SCALES_SUMS && k16 % K16_OF_GROUP == 0) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) sum[n][m][i] = 0.0f;
+            for (int i = 0; i < 4; i++) sum[i] = 0.0f;
           }
-          mma(sum[n][m], a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
-          if (k16 % K16_OF_GROUP == K16_OF_GROUP - 1)
-            add_group(total[n][m], sum[n][m], step.scales[n], step.zeros[n], k16 / K16_OF_GROUP,
-                      group_sums + m * 8);
+          mma(sum, a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
+          if (SCALES_SUMS && k16 % K16_OF_GROUP == K16_OF_GROUP - 1)
+            add_group(total[n][m], sum, step.scales[n], step.zeros[n], k16 / K16_OF_GROUP, group_sums + m * 8);
         }
       }
     }
@@ -228,8 +313,11 @@ __device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, 
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
-      if (WEIGHT_BITS == 8)
-        v[j] = make_uint4(times_2_60(v[j].x), times_2_60(v[j].y), times_2_60(v[j].z), times_2_60(v[j].w));
+      if (SMALL_CODES) {
+        constexpr u32 two_60 = 0x5d805d80u;
+        v[j] = make_uint4(multiply_pairs(v[j].x, two_60), multiply_pairs(v[j].y, two_60),
+                          multiply_pairs(v[j].z, two_60), multiply_pairs(v[j].w, two_60));
+      }
       if (at < ALL) *(uint4*)(shared + row * X_STRIDE + k * 2) = v[j];
     }
   }
@@ -285,8 +373,8 @@ template <class Sum> __device__ __forceinline__ void store_unit(const Output& ou
 // SPLIT_K > 1.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
-             const u8* __restrict__ zeros, u16* out, const u16* residual, float* partial_sums, int* counters,
-             i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
+             const u8* __restrict__ zeros, const u8* __restrict__ row_scales, u16* out, const u16* residual,
+             float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
   extern __shared__ __align__(16) u8 shared[];
   float* group_sums = (float*)(shared + X_BYTES);
   float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
@@ -295,7 +383,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   const int split = blockIdx.x % SPLIT_K, part = blockIdx.x / SPLIT_K, parts = gridDim.x / SPLIT_K;
   const int units = (tiles + WARPS_N * TILES_PER_WARP - 1) / (WARPS_N * TILES_PER_WARP);
   const int first_unit = int((i64)units * part / parts), end_unit = int((i64)units * (part + 1) / parts);
-  const Weight weight = {codes, scales, zeros};
+  const Weight weight = {codes, scales, zeros, row_scales, SWIGLU ? out_features * 2 : out_features};
   const Output output = {out, residual, out_stride, rows, out_features};
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -312,8 +400,8 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
     // Tiles of the gate and of up take turns.
     const int turn = (next_unit * WARPS_N + warp_n) * TILES_PER_WARP;
     const int tile = SWIGLU ? (turn >> 1) + (turn & 1) * tile_distance : turn;
-    load_step(step, weight, tile, tile_distance, first_step + next_step, !RAGGED || next_step < my_steps, tiles - turn,
-              lane);
+    load_step(step, weight, tile, tile_distance, first_step + next_step, !RAGGED || next_step < my_steps,
+              next_step == WARP_STEPS - 1, tiles - turn, lane);
     if (++next_step == WARP_STEPS) next_step = 0, next_unit++;
   };
 #pragma unroll
@@ -328,7 +416,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   __syncthreads();
   const u8* my_x = shared + g * X_STRIDE + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
   float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
-  if (WEIGHT_BITS == 4) {
+  if (SUMS_X) {
     sum_groups(my_group_sums, my_x, lane);  // warps that share a K write the same numbers
     __syncwarp();
   }
@@ -340,6 +428,10 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
     for (int i = 0; i < NUM_STAGES; i++) {
       if (begin + i >= total_steps) continue;
       multiply_step(total, stages[i], my_x + step * STEP_K * 2, my_group_sums + step * GROUPS * ROWS + 2 * t);
+      u32 row_scales[TILES_PER_WARP][2];
+#pragma unroll
+      for (int n = 0; n < TILES_PER_WARP; n++)
+        row_scales[n][0] = stages[i].row_scales[n][0], row_scales[n][1] = stages[i].row_scales[n][1];
       if (begin + i + NUM_STAGES < total_steps) load_next(stages[i]);
       if (++step < WARP_STEPS) continue;
       step = 0;
@@ -350,6 +442,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
+            if (ROW_SCALED || SCALES_CODES) total[n][m][j] *= unit_scale(row_scales[n][j >> 1]);
             const int row = m * 8 + 2 * t + (j & 1), column = (warp_n * TILES_PER_WARP + n) * TILE_N + g + (j >> 1) * 8;
             sums[(warp_k * ROWS + row) * SUM_STRIDE + column] = total[n][m][j];
             total[n][m][j] = 0.0f;

@@ -26,7 +26,10 @@ KERNEL_NAME = "few_row_gemm"
 ROW_TILE = 8  # rows of x that one instruction takes
 SLICE_ROWS = 16  # rows of x that a launch takes at most
 WARP_SIZE = 32
-SCALE_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+# As the source numbers them.
+CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}
+SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint8: 4, torch.float8_e4m3fn: 5}
+NO_SCALE = 0
 MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
@@ -70,7 +73,7 @@ class FewRowConfig:
     def shared_bytes(self, in_features: int, rows: int, weight_format: FragmentFormat) -> int:
         """Shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
         block_k, rows = self.block_k(in_features), row_tiles(rows) * ROW_TILE
-        group_sums = block_k // weight_format.step_group * rows * 4 if weight_format.bits == 4 else 0
+        group_sums = block_k // weight_format.step_group * rows * 4 if weight_format.sums_x else 0
         return rows * (block_k * 2 + 64) + group_sums + 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
 
     def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
@@ -164,12 +167,15 @@ def compile_options(
     weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> list[str]:
     """The compiler's command line for a kernel, but for the card."""
+    block, scale_type = weight_format.block, SCALE_TYPES[weight_format.scales]
+    row_scale_type = SCALE_TYPES[torch.float32] if weight_format.row_scales else NO_SCALE
     constants = {
-        "WEIGHT_BITS": weight_format.bits,
-        "BLOCK_ROWS": weight_format.block[0],
-        "GROUP_SIZE": weight_format.block[1],
+        "CODES": CODES[weight_format.codes],
+        "BLOCK_ROWS": block[0] if block else 1,
+        "GROUP_SIZE": block[1] if block else 0,
         "HAS_ZEROS": int(weight_format.zeros),
-        "SCALE_TYPE": SCALE_TYPES[weight_format.scales],
+        "SCALE_TYPE": scale_type if block else NO_SCALE,
+        "ROW_SCALE_TYPE": row_scale_type if block else scale_type,
         "IN_FEATURES": in_features,
         "ROW_TILES": row_tiles(rows),
         "WARPS_K": config.warps_k,
@@ -209,12 +215,13 @@ def _launch(
         sums = _partial_sums(x.device, config.split_k * units * config.unit_tiles * TILE_N * SLICE_ROWS)
     counters = _counters(x.device)
     stride = row_stride(out, residual)
+    row_scales = weight.scales if weight.format.block is None else weight.row_scales
     for at in range(0, len(x), SLICE_ROWS):
         rows = slice(at, at + SLICE_ROWS)
         kernel.launch(
             parts * config.split_k,
             (
-                x[rows], weight.codes, weight.scales, weight.zeros, out[rows],
+                x[rows], weight.codes, weight.scales, weight.zeros, row_scales, out[rows],
                 None if residual is None else residual[rows], sums, counters,
                 c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles,
             ),

@@ -5,13 +5,17 @@ A prompt's chunk has enough rows to pay for it: the codes are read once, the num
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from dflash_local.kernels.decode_attention import widened
-from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentWeight
+from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, TILE_N, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
-from dflash_local.kernels.quantized_weight import INT4_ZERO
 from dflash_local.layout.linear import DECODED_SLICE
+
+PROGRAM_WORDS = 1024  # of codes that a program decodes: 32 bytes for each thread
+STEP_RUNS = 128  # of eight columns of two features
+NUM_WARPS = 4
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:
@@ -22,12 +26,13 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tens
     """
     begin, end, _ = rows.indices(weight.shape[0])
     part = out[: end - begin]
-    if not runs_kernels(weight) or weight.shape[1] % STEP_K or (end - begin) % TILE_N:
+    if not runs_kernels(weight):
         return part.copy_(weight.dequantized(rows))
-    steps = weight.codes.shape[1]
-    _decode_kernel[((end - begin) // TILE_N, steps)](
-        *tile_operands(weight), part, begin // TILE_N, steps, weight.scales.shape[-1], **tile_constants(weight),
-        num_warps=4,
+    kind, steps = weight.format, weight.codes.shape[1]
+    grid = (-(-(end - begin) // TILE_N), -(-steps * kind.step_words // PROGRAM_WORDS))
+    _decode_kernel[grid](
+        *tile_operands(weight), part, begin // TILE_N, *weight.shape, steps, weight.scales.shape[-1],
+        **tile_constants(weight), RUNS=PROGRAM_WORDS // (kind.step_words // STEP_RUNS), num_warps=NUM_WARPS,
     )  # fmt: skip
     return part
 
@@ -47,82 +52,152 @@ def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
     return out
 
 
-def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points of a weight, as ``decoded_tile`` takes them."""
-    words = weight.codes.view(torch.uint8) if weight.format.bits == 8 else weight.codes
-    return words, weight.scales, weight.scales if weight.zeros is None else weight.zeros
+def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, ...]:
+    """Codes, scales, zero points and scales of rows of a weight, as ``load_runs`` and ``decoded_runs`` take them."""
+    scales = weight.scales.view(torch.uint8) if weight.scales.dtype == torch.float8_e4m3fn else weight.scales
+    row_scales = scales if weight.row_scales is None else weight.row_scales
+    return weight.codes, scales, scales if weight.zeros is None else weight.zeros, row_scales
 
 
-def tile_constants(weight: FragmentWeight) -> dict[str, int | bool]:
-    """What ``decoded_tile`` is compiled for."""
+def tile_constants(weight: FragmentWeight) -> dict[str, Any]:
+    """What ``load_runs`` and ``decoded_runs`` are compiled for."""
     kind = weight.format
+    fields = NIBBLES.get(kind.codes, ())
+    places = [sum(place << 8 * operand for operand, place in enumerate(field[2])) for field in fields]
     return {
-        "BLOCK_ROWS": kind.block[0],
-        "BITS": kind.bits,
-        "BLOCK_COLUMNS": kind.block[1],
+        "CODES": kind.codes,
+        "PLACES": places[0] if places else 0,
+        "SIGN_PLACES": places[-1] if places else 0,
+        "RUN_WORDS": kind.step_words // STEP_RUNS,
+        "BLOCK_ROWS": kind.block[0] if kind.block else 0,
+        "GROUP_STEPS": kind.group_steps,
         "STEP_GROUP": kind.step_group,
-        "HAS_ZEROS": weight.zeros is not None,
-        "ZERO": INT4_ZERO,
+        "BY_HALVES": kind.step_group == HALF_OF_LANES,
+        "HAS_ZEROS": kind.zeros,
+        "E4M3_SCALES": kind.scales == torch.float8_e4m3fn,
+        "HAS_ROW_SCALES": kind.block is None or kind.row_scales,
     }
 
 
 # fmt: off
 @jit
-def decoded_tile(
-    codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr,
+def _decode_kernel(
+    codes, scales, zeros, row_scales, out, first_tile, features, in_features, steps, scale_columns,
+    CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
 ):
     # fmt: on
-    """What a tile of 16 features (int64) and a step of 128 columns stand for, [16, 128] in float32.
+    # One program: RUNS runs, whose codes lie together, of a tile of 16 features. A thread loads a run's words at once
+    # and stores 16 bytes of either feature; four neighbours (of four bits: every other one) fill 64 bytes of a row.
+    tile = (tl.program_id(0) + first_tile).to(tl.int64)
+    packed, g, column = load_runs(codes, tile, tl.program_id(1) * RUNS, steps, RUN_WORDS, RUNS)
+    for h in tl.static_range(2):
+        values = decoded_runs(
+            packed, g, column, scales, zeros, row_scales, tile, features, steps, scale_columns, h, CODES, PLACES,
+            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
+            HAS_ROW_SCALES, RUNS,
+        )  # fmt: skip
+        row = g + 8 * h
+        place = (tl.program_id(0).to(tl.int64) * 16 + row) * in_features + column
+        stored = (tile * 16 + row < features) & (column < in_features)
+        places = place[:, None] + tl.arange(0, 8)[None, :]
+        tl.store(out + places, values.to(out.dtype.element_ty), mask=stored[:, None])
 
-    Its codes lie together; which of them a number is follows from its place (``fragment_packing``), so every word is
-    found by several lanes and leaves memory once.
+
+@jit
+def load_runs(codes, tile, first, steps, RUN_WORDS: tl.constexpr, RUNS: tl.constexpr):
+    """Words [RUNS, RUN_WORDS] of some runs of a tile, and g and the first column of each run.
+
+    A run is eight columns of features g and g + 8 (``fragment_packing``). A step of 128 columns has 128 of them.
     """
-    row = tl.arange(0, 16)[:, None]
-    column = tl.arange(0, 128)[None, :]
-    g = row % 8
-    h = row // 8
-    k32 = column // 32
-    t = column % 32 // 8
-    half = column % 8 // 4
-    pair = column % 4 // 2
-    element = column % 2
-    if BITS == 4:
-        word = (((k32 // 2 * 8 + g) * 4 + t) * 2 + k32 % 2) * 2 + half
-        packed = tl.load(codes + (tile * steps + step) * 256 + word)
-        value = ((packed >> (4 * (h + 2 * pair) + 16 * element)) & 15).to(tl.float32)
-        GROUPS: tl.constexpr = 128 // STEP_GROUP
-        wide = step * STEP_GROUP // BLOCK_COLUMNS if STEP_GROUP == 128 else step
-        wide_steps = steps * STEP_GROUP // BLOCK_COLUMNS if STEP_GROUP == 128 else steps
-        at = (((tile * wide_steps + wide) * 8 + g) * GROUPS + column // STEP_GROUP) * 2 + h
-        if HAS_ZEROS:
-            value = value - tl.load(zeros + at).to(tl.float32)
-        else:
-            value = value - ZERO
-        value = value * tl.load(scales + at).to(tl.float32)
+    run = first + tl.arange(0, RUNS)
+    words = run[:, None] * RUN_WORDS + tl.arange(0, RUN_WORDS)[None, :]
+    inside = run // 128 < steps
+    packed = tl.load(codes + tile * steps * (128 * RUN_WORDS) + words, mask=inside[:, None], other=0)
+    if RUN_WORDS == 2:  # of 64 columns: g, t, half of the columns
+        g, t, k32 = run // 8 % 8, run // 2 % 4, run // 64 % 2 * 2 + run % 2
     else:
-        byte = (((((k32 * 8 + g) * 4 + t) * 2 + half) * 2 + pair) * 2 + element) * 2 + 1 - h
-        value = widened(tl.load(codes + (tile * steps + step) * 2048 + byte), tl.float32)
-        at = (tile * 16 // BLOCK_ROWS) * scale_columns + step * 128 // BLOCK_COLUMNS
-        value = value * tl.load(scales + at).to(tl.float32)
-    return value
+        g, t, k32 = run // 4 % 8, run % 4, run // 32 % 4
+    return packed, g, run // 128 * 128 + k32 * 32 + t * 8
 
 
 # fmt: off
 @jit
-def _decode_kernel(
-    codes, scales, zeros, out, first_tile, steps, scale_columns, BLOCK_ROWS: tl.constexpr, BITS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, ZERO: tl.constexpr,
+def decoded_runs(
+    packed, g, column, scales, zeros, row_scales, tile, features, steps, scale_columns, h: tl.constexpr,
+    CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
 ):
     # fmt: on
-    # One program: a tile of 16 features by a step of 128 columns.
-    tile = (tl.program_id(0) + first_tile).to(tl.int64)
-    step = tl.program_id(1)
-    value = decoded_tile(
-        codes, scales, zeros, tile, step, steps, scale_columns, BLOCK_ROWS, BITS, BLOCK_COLUMNS, STEP_GROUP, HAS_ZEROS,
-        ZERO,
-    )  # fmt: skip
-    row = tl.arange(0, 16)[:, None]
-    column = tl.arange(0, 128)[None, :]
-    place = (tl.program_id(0).to(tl.int64) * 16 + row) * (steps * 128) + step * 128 + column
-    tl.store(out + place, value.to(out.dtype.element_ty))
+    """What runs stand for in feature g + 8 h, [RUNS, 8] in float32. Scales are found once for a run."""
+    step = column // 128
+    inside = step < steps
+    if RUN_WORDS == 2:
+        even = tl.join(
+            _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h + 2, 0)
+        )
+        odd = tl.join(
+            _value(packed, CODES, PLACES, SIGN_PLACES, h, 1), _value(packed, CODES, PLACES, SIGN_PLACES, h + 2, 1)
+        )
+        values = tl.reshape(tl.join(even, odd), [RUNS, 8])
+    else:
+        even, odd = _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h, 1)
+        values = tl.reshape(tl.join(even, odd), [RUNS, 8])
+    GROUPS: tl.constexpr = 128 // STEP_GROUP
+    if BLOCK_ROWS == 1:
+        group = column % 32 // 16 * 4 + column % 128 // 32 if BY_HALVES else column % 128 // STEP_GROUP
+        wide_steps = (steps + GROUP_STEPS - 1) // GROUP_STEPS
+        at = (((tile * wide_steps + step // GROUP_STEPS) * 8 + g) * GROUPS + group) * 2 + h
+        if HAS_ZEROS:
+            zero = tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
+            values -= (zero if CODES == "int4" else zero - 128)[:, None]
+        elif CODES == "int4":
+            values -= 8
+        values *= _scale(tl.load(scales + at, mask=inside, other=0), E4M3_SCALES)[:, None]
+    elif BLOCK_ROWS > 1:
+        at = (tile * 16 // BLOCK_ROWS) * scale_columns + step // GROUP_STEPS
+        values *= tl.load(scales + at, mask=inside, other=0).to(tl.float32)[:, None]
+    if HAS_ROW_SCALES:
+        row = tile * 16 + g + 8 * h
+        values *= tl.load(row_scales + row, mask=row < features, other=0).to(tl.float32)[:, None]
+    return values
+
+
+@jit
+def _value(
+    word,
+    CODES: tl.constexpr,
+    PLACES: tl.constexpr,
+    SIGN_PLACES: tl.constexpr,
+    OPERAND: tl.constexpr,
+    ELEMENT: tl.constexpr,
+):
+    """A code of a word as float32; OPERAND: h of a byte, h + 2 pair of four bits."""
+    PLACE: tl.constexpr = ((PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
+    SIGN: tl.constexpr = ((SIGN_PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
+    BYTE: tl.constexpr = 2 * ELEMENT + 1 - OPERAND
+    if CODES == "int4":
+        return ((word >> PLACE) & 15).to(tl.float32)
+    elif CODES == "int8":
+        return ((word << (24 - 8 * BYTE)) >> 24).to(tl.float32)
+    elif CODES == "e4m3":
+        # Sign, exponent and mantissa to where float32 has them: only the exponent's bias is wrong then.
+        bits = ((word << (24 - 8 * BYTE)) >> 4) & -2014314496  # 0x87f00000
+        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    else:
+        bits = (((word >> PLACE) & 7) << 22) | (((word >> SIGN) & 1) << 31)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+
+
+@jit
+def _scale(raw, E4M3_SCALES: tl.constexpr):
+    """A scale as float32; bytes are powers of two or e4m3 without a sign."""
+    if raw.dtype != tl.uint8:
+        return raw.to(tl.float32)
+    elif E4M3_SCALES:
+        return (raw.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    else:
+        bits = tl.where(raw == 0, 1 << 22, raw.to(tl.int32) << 23)  # 2^-127 has no leading one
+        return bits.to(tl.float32, bitcast=True)

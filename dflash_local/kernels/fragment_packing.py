@@ -6,23 +6,38 @@ before and may be packed where it lies; what another lacks of its last tile and 
 
 Within 32 columns, lane (g, t) = (lane / 4, lane % 4) holds columns 8t to 8t + 7 of features g and g + 8; so the eight
 numbers of a row of x that it needs lie side by side. Axes below: h: feature g or g + 8. k32: 32 columns of a step.
-half, pair, element: of the columns 8t + 4 half + 2 pair + element.
+half, pair, element: of the columns 8t + 4 half + 2 pair + element. Operand h + 2 pair is the pair of columns that a
+lane hands to the tensor core as one register.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
 
 import torch
 
-from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD
 
 TILE_N, STEP_K = 16, 128
-GROUP_SIZES = (32, 64, 128)  # and multiples of the last
-MAX_ZERO = 127
+GROUP_SIZES = (32, 64, 128)  # of integers, and multiples of the last
+FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, and the groups that they are of
+MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
+HALF_OF_LANES = 16  # columns of 32 that lanes t of 0 and 1 hold; their scales lie before those of the others
 WORD_BYTES = 4
+SIGNS = -0x7F7F7F80  # 0x80808080: the highest bit of each byte of a word
+
+Codes = Literal["int4", "int8", "e4m3", "e2m1"]
+Codable = IntWeight | Fp8Weight | Fp4Weight
+Fields = tuple[tuple[int, int, tuple[int, int, int, int]], ...]
+# Fields of a code of four bits: their mask, their lowest bit in the code, and where each operand's lie in half a word.
+NIBBLES: dict[str, Fields] = {
+    "int4": ((15, 0, (0, 4, 8, 12)),),
+    "e2m1": ((7, 0, (6, 3, 0, 9)), (1, 3, (15, 12, 14, 13))),  # exponent and mantissa; sign
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +45,47 @@ class FragmentFormat:
     """What a weight's codes and scales are.
 
     Attributes:
-        bits: of a code; 4: int4, 8: fp8. block: rows and columns of the weight that share a scale.
-        zeros: zero points are stored. scales: their dtype.
+        block: rows and columns of the weight that share a scale; None: a row has one, which its results are
+            multiplied with.
+        zeros: zero points are stored. scales: their dtype; uint8: powers of two, as of ``Fp4Weight``.
+        row_scales: each row has another scale, in float32, beside those of its groups.
     """
 
-    bits: int
-    block: tuple[int, int]
+    codes: Codes
+    block: tuple[int, int] | None
     zeros: bool
     scales: torch.dtype
+    row_scales: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if self.codes in ("int4", "e2m1") else 8
+
+    @property
+    def step_words(self) -> int:
+        """Words of 32 bits that the codes of a tile and step are."""
+        return self.bits * TILE_N * STEP_K // (8 * WORD_BYTES)
+
+    @property
+    def grouped(self) -> bool:
+        """Scales are of groups along a row: they are packed, too."""
+        return self.block is not None and self.block[0] == 1
 
     @property
     def step_group(self) -> int:
         """Columns of a step that share a scale."""
-        return min(self.block[1], STEP_K)
+        return STEP_K if self.block is None or STEP_K % self.block[1] else self.block[1]
+
+    @property
+    def group_steps(self) -> int:
+        """Steps that share a scale."""
+        return 1 if self.block is None else -(-self.block[1] // STEP_K)
+
+    @property
+    def sums_x(self) -> bool:
+        """Products need the sums of x over groups: codes are decoded with an offset."""
+        return self.codes == "int4" or self.zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +93,21 @@ class FragmentWeight(CodedWeight):
     """A weight [N, K] in fragments.
 
     Attributes:
-        codes: [tiles, steps, words] int32. scales: int4: [tiles, groups / groups of a step, 8, groups of a step, 2],
-            the last axis being features g and g + 8; fp8: as of ``Fp8Weight``. zeros: uint8, as the scales, or None.
-        shape: [N, K]. dtype: of the weight that it stands for, and of its activations.
+        codes: [tiles, steps, words] int32. scales: of groups [tiles, groups / groups of a step, 8, groups of a step,
+            2], the last axis being features g and g + 8 (groups of 16: see ``HALF_OF_LANES``); else as of the weight.
+        zeros: uint8, as the scales, or None. row_scales: [N] float32, or None.
+        shape: [N, K]. dtype: of the weight that it stands for, and of its
+            activations.
     """
 
     zeros: torch.Tensor | None
+    row_scales: torch.Tensor | None
     shape: torch.Size
     format: FragmentFormat
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: IntWeight | Fp8Weight, in_place: bool = False) -> FragmentWeight:
+    def of(cls, weight: Codable, in_place: bool = False) -> FragmentWeight:
         """The fragments of a weight; beside both a slice is held.
 
         Args:
@@ -80,21 +126,24 @@ class FragmentWeight(CodedWeight):
             return tensor.view(sizes) if in_place else tensor.new_empty(sizes)
 
         words = weight.codes.view(torch.int32)
-        codes = place(words, tiles, steps, kind.bits * TILE_N * STEP_K // (8 * WORD_BYTES))
-        scales, zeros = weight.scales, None
-        if isinstance(weight, IntWeight):
-            group_sizes = _scale_sizes(tiles, steps, kind)
-            scales = place(weight.scales, *group_sizes)
-            zeros = None if weight.zeros is None else place(weight.zeros, *group_sizes)
-        packed = cls(codes, scales, zeros, weight.shape, kind, weight.dtype)
+        codes = place(words, tiles, steps, kind.step_words)
+        scales, zeros = weight.scales, weight.zeros if isinstance(weight, IntWeight) else None
+        packed_groups: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if kind.grouped:
+            sizes = _scale_sizes(tiles, steps, kind)
+            scales = place(weight.scales, *sizes)
+            packed_groups.append((weight.scales, scales))
+            if zeros is not None:
+                packed_groups.append((zeros, place(zeros, *sizes)))
+                zeros = packed_groups[1][1]
+        row_scales = weight.row_scales if isinstance(weight, Fp4Weight) else None
+        packed = cls(codes, scales, zeros, row_scales, weight.shape, kind, weight.dtype)
         for part, rows in packed.slices():
             height = TILE_N * len(codes[part])
-            order = _int4_fragments if kind.bits == 4 else _fp8_fragments
-            codes[part] = order(_padded(words[rows], height, steps * kind.bits * STEP_K // (8 * WORD_BYTES)))
-            if isinstance(weight, IntWeight):
-                for values, target in ((weight.scales, scales), (weight.zeros, zeros)):
-                    if values is not None and target is not None:
-                        target[part] = _by_lane(_padded(values[rows], height, target[0].numel() // TILE_N), kind)
+            codes[part] = _fragments(_padded(words[rows], height, steps * kind.step_words // TILE_N), kind.codes)
+            for given, target in packed_groups:
+                values = _padded(_as_bytes(given)[rows], height, target[0].numel() // TILE_N)
+                _as_bytes(target)[part] = _by_lane(values, kind)
         return packed
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
@@ -105,32 +154,57 @@ class FragmentWeight(CodedWeight):
             end = min(at + length, tiles)
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.shape[0]))
 
+    def first_rows(self, stop: int) -> FragmentWeight:
+        """Its first rows, over the same memory.
+
+        Raises:
+            ValueError: they do not consist of tiles.
+        """
+        if stop % TILE_N:
+            raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
+        tiles = slice(stop // TILE_N)
+        of_scales = tiles if self.format.grouped else slice(stop if self.format.block is None else None)
+        return replace(
+            self,
+            codes=self.codes[tiles],
+            scales=self.scales[of_scales],
+            zeros=None if self.zeros is None else self.zeros[tiles],
+            row_scales=None if self.row_scales is None else self.row_scales[:stop],
+            shape=torch.Size((stop, self.shape[1])),
+        )
+
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32; they begin with a tile's first."""
-        if self.format.bits == 8:
+        if self.format.codes != "int4":
             return self.unpacked(rows).dequantized()
         begin, end, part = self._tiles(rows)
-        wide = _int4_codes(self.codes[part])
-        by_group = wide.view(len(wide), -1, self.format.block[1])
-        zeros = INT4_ZERO if self.zeros is None else _by_row(self.zeros[part]).unsqueeze(-1)
-        by_group.sub_(zeros).mul_(_by_row(self.scales[part]).float().unsqueeze(-1))
+        wide, scales = _int4_codes(self.codes[part]), _by_row(self.scales[part], self.format).float().unsqueeze(-1)
+        zeros = INT4_ZERO if self.zeros is None else _by_row(self.zeros[part], self.format).unsqueeze(-1)
+        wide.view(len(wide), scales.shape[1], -1).sub_(zeros).mul_(scales)
         return wide[: end - begin, : self.shape[1]]
 
-    def unpacked(self, rows: slice = slice(None)) -> IntWeight | Fp8Weight:
+    def unpacked(self, rows: slice = slice(None)) -> Codable:
         """The weight that was packed, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
         begin, end, part = self._tiles(rows)
-        n, k = end - begin, self.shape[1]
-        if self.format.bits == 8:
-            codes = _fp8_rows(self.codes[part]).view(torch.float8_e4m3fn)[:n, :k]
-            if (begin, end) == (0, self.shape[0]):
-                return Fp8Weight(codes.contiguous(), self.scales, self.format.block, self.dtype)
-            of_tile = torch.arange(part.start, part.stop, device=self.device) * TILE_N // self.format.block[0]
-            return Fp8Weight(codes, self.scales[of_tile], (TILE_N, self.format.block[1]), self.dtype)
-        words = _int4_rows(self.codes[part])[:n, : k // INT4_PER_WORD].contiguous()
-        groups = k // self.format.block[1]
-        scales = _by_row(self.scales[part])[:n, :groups].contiguous()
-        zeros = None if self.zeros is None else _by_row(self.zeros[part])[:n, :groups].contiguous()
-        return IntWeight(words, scales, zeros, self.dtype)
+        kind, n, k = self.format, end - begin, self.shape[1]
+        words = _rows(self.codes[part], kind.codes)[:n, : k * kind.bits // (8 * WORD_BYTES)].contiguous()
+        scales = self.scales
+        if kind.block is None:
+            scales = scales[begin:end]
+        elif kind.grouped:
+            groups = -(-k // kind.block[1])
+            scales = _by_row(scales[part], kind)[:n, :groups].contiguous()
+        if kind.codes == "e4m3":
+            codes, block = words.view(torch.float8_e4m3fn), kind.block or (1, k)
+            if block[0] > 1 and (begin, end) != (0, self.shape[0]):
+                of_tile = torch.arange(part.start, part.stop, device=self.device) * TILE_N // block[0]
+                scales, block = scales[of_tile], (TILE_N, block[1])
+            return Fp8Weight(codes, scales, block, self.dtype)
+        if kind.codes == "e2m1":
+            row_scales = None if self.row_scales is None else self.row_scales[begin:end]
+            return Fp4Weight(words, scales, row_scales, self.dtype)
+        zeros = None if self.zeros is None else _by_row(self.zeros[part], kind)[:n, :groups].contiguous()
+        return IntWeight(words, scales, zeros, self.dtype, kind.bits)
 
     def _tiles(self, rows: slice) -> tuple[int, int, slice]:
         """The first of some rows, the one behind the last, and the tiles that hold them."""
@@ -140,12 +214,12 @@ class FragmentWeight(CodedWeight):
         return begin, end, slice(begin // TILE_N, -(-end // TILE_N))
 
 
-def is_whole(weight: IntWeight | Fp8Weight) -> bool:
+def is_whole(weight: Codable) -> bool:
     """True where a weight consists of whole tiles and steps, so that it may be packed in place."""
     return weight.shape[0] % TILE_N == 0 and weight.shape[1] % STEP_K == 0
 
 
-def fragment_format(weight: IntWeight | Fp8Weight) -> FragmentFormat:
+def fragment_format(weight: Codable) -> FragmentFormat:
     """What the fragments of a weight will be.
 
     Raises:
@@ -155,20 +229,36 @@ def fragment_format(weight: IntWeight | Fp8Weight) -> FragmentFormat:
     if k % 32:
         raise ValueError(f"{k} columns are no multiple of 32")
     if isinstance(weight, Fp8Weight):
-        rows, columns = weight.block
-        if rows % TILE_N or columns % STEP_K:
-            raise ValueError(f"blocks of {rows} x {columns} do not consist of {TILE_N} x {STEP_K}")
-        return FragmentFormat(8, weight.block, False, weight.scales.dtype)
+        return _fp8_format(weight, k)
     group = weight.group_size
-    if group not in GROUP_SIZES and group % STEP_K:
-        raise ValueError(f"groups of {group} are none of {GROUP_SIZES} and no multiple of {STEP_K}")
-    if weight.zeros is not None and int(weight.zeros.max()) > MAX_ZERO:
-        raise ValueError(f"a zero point is above {MAX_ZERO}")
-    return FragmentFormat(4, (1, group), weight.zeros is not None, weight.scales.dtype)
+    if isinstance(weight, Fp4Weight):
+        wanted = FP4_SCALES[weight.scales.dtype]
+        if group != wanted:
+            raise ValueError(f"groups of {group} are none of {wanted}, as scales of {weight.scales.dtype} have")
+        if weight.scales.dtype == torch.uint8 and int(weight.scales.max()) > MAX_E8M0:
+            raise ValueError(f"a scale is above 2^{MAX_E8M0 - 127}")
+        if weight.scales.dtype == torch.float8_e4m3fn and bool((weight.scales.view(torch.int8) < 0).any()):
+            raise ValueError("a scale is negative")
+        return FragmentFormat("e2m1", (1, group), False, weight.scales.dtype, weight.row_scales is not None)
+    if group not in GROUP_SIZES and group % STEP_K and group != k:
+        raise ValueError(f"groups of {group} are none of {GROUP_SIZES}, no multiple of {STEP_K} and not of a row")
+    if weight.bits == 8:
+        block = None if group == k and weight.zeros is None else (1, group)
+        return FragmentFormat("int8", block, weight.zeros is not None, weight.scales.dtype)
+    return FragmentFormat("int4", (1, group), weight.zeros is not None, weight.scales.dtype)
+
+
+def _fp8_format(weight: Fp8Weight, k: int) -> FragmentFormat:
+    rows, columns = weight.block
+    if rows == 1 and columns >= k:
+        return FragmentFormat("e4m3", None, False, weight.scales.dtype)
+    if rows % TILE_N or (columns % STEP_K and columns < k):
+        raise ValueError(f"blocks of {rows} x {columns} neither consist of {TILE_N} x {STEP_K} nor are rows")
+    return FragmentFormat("e4m3", weight.block, False, weight.scales.dtype)
 
 
 def _scale_sizes(tiles: int, steps: int, kind: FragmentFormat) -> tuple[int, ...]:
-    return tiles, steps * kind.step_group // kind.block[1], 8, STEP_K // kind.step_group, 2
+    return tiles, -(-steps // kind.group_steps), 8, STEP_K // kind.step_group, 2
 
 
 def _padded(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -180,29 +270,48 @@ def _padded(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return wide
 
 
-def _int4_fragments(words: torch.Tensor) -> torch.Tensor:
-    """Of rows [tiles * 16, words]; nibble 4 element + 2 pair + h of a word, where bit operations pick up operands."""
+def _as_bytes(scales: torch.Tensor) -> torch.Tensor:
+    """Numbers that can be copied everywhere."""
+    return scales.view(torch.uint8) if scales.dtype == torch.float8_e4m3fn else scales
+
+
+def _fragments(words: torch.Tensor, codes: Codes) -> torch.Tensor:
+    """Of rows [tiles * 16, words]: [tiles, steps, words]."""
+    if codes in NIBBLES:
+        return _nibble_fragments(words, NIBBLES[codes])
+    return _byte_fragments(words ^ SIGNS if codes == "int8" else words)
+
+
+def _rows(fragments: torch.Tensor, codes: Codes) -> torch.Tensor:
+    """The inverse of ``_fragments``."""
+    if codes in NIBBLES:
+        return _nibble_rows(fragments, NIBBLES[codes])
+    rows = _byte_rows(fragments)
+    return rows ^ SIGNS if codes == "int8" else rows
+
+
+def _nibble_fragments(words: torch.Tensor, fields: Fields) -> torch.Tensor:
     rows = words.view(len(words) // TILE_N, 2, 8, -1, 4, 4)  # tile h g step k32 t
     tiles, steps = len(rows), rows.shape[3]
     fragments = torch.zeros(tiles, steps, 4, 8, 4, 2, dtype=torch.int32, device=words.device)  # k32 g t half
-    for h in range(2):
-        for place in range(INT4_PER_WORD):
-            half, pair, element = place >> 2, place >> 1 & 1, place & 1
-            code = rows[:, h] >> 4 * place & 15
-            fragments[..., half] |= code.permute(0, 2, 3, 1, 4) << 4 * (h + 2 * pair) + 16 * element
+    for h, place in product(range(2), range(INT4_PER_WORD)):
+        half, pair, element = place >> 2, place >> 1 & 1, place & 1
+        for mask, lowest, places in fields:
+            bits = rows[:, h] >> 4 * place + lowest & mask
+            fragments[..., half] |= bits.permute(0, 2, 3, 1, 4) << places[h + 2 * pair] + 16 * element
     # A lane's 16 bytes are of 64 columns.
     return fragments.view(tiles, steps, 2, 2, 8, 4, 2).permute(0, 1, 2, 4, 5, 3, 6).reshape(tiles, steps, -1)
 
 
-def _int4_rows(fragments: torch.Tensor) -> torch.Tensor:
+def _nibble_rows(fragments: torch.Tensor, fields: Fields) -> torch.Tensor:
     tiles, steps = fragments.shape[:2]
     ordered = fragments.view(tiles, steps, 2, 8, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6).reshape(tiles, steps, 4, 8, 4, 2)
     rows = torch.zeros(tiles, 2, 8, steps, 4, 4, dtype=torch.int32, device=fragments.device)
-    for h in range(2):
-        for place in range(INT4_PER_WORD):
-            half, pair, element = place >> 2, place >> 1 & 1, place & 1
-            code = ordered[..., half] >> 4 * (h + 2 * pair) + 16 * element & 15
-            rows[:, h] |= code.permute(0, 3, 1, 2, 4) << 4 * place
+    for h, place in product(range(2), range(INT4_PER_WORD)):
+        half, pair, element = place >> 2, place >> 1 & 1, place & 1
+        for mask, lowest, places in fields:
+            bits = ordered[..., half] >> places[h + 2 * pair] + 16 * element & mask
+            rows[:, h] |= bits.permute(0, 3, 1, 2, 4) << 4 * place + lowest
     return rows.view(tiles * TILE_N, -1)
 
 
@@ -218,24 +327,29 @@ def _int4_codes(fragments: torch.Tensor) -> torch.Tensor:
     return wide.copy_(ordered).view(tiles * TILE_N, -1)
 
 
-def _fp8_fragments(words: torch.Tensor) -> torch.Tensor:
-    """Of rows [tiles * 16, words]; a word: two columns of both features, g + 8 below g, so that a shift by 4 leaves
-    either in its place."""
+def _byte_fragments(words: torch.Tensor) -> torch.Tensor:
+    """A word: two columns of both features, g + 8 below g; shifts by 4 leave e4m3's bits of either in their place."""
     codes = words.view(torch.uint8).view(len(words) // TILE_N, 2, 8, -1, 4, 4, 2, 2, 2)
     fragments = codes.permute(0, 3, 4, 2, 5, 6, 7, 8, 1).flip(-1)  # tile step k32 g t half pair element h
     return fragments.reshape(len(codes), codes.shape[3], -1).view(torch.int32)
 
 
-def _fp8_rows(fragments: torch.Tensor) -> torch.Tensor:
+def _byte_rows(fragments: torch.Tensor) -> torch.Tensor:
     tiles, steps = fragments.shape[:2]
     codes = fragments.contiguous().view(torch.uint8).view(tiles, steps, 4, 8, 4, 2, 2, 2, 2)
-    return codes.flip(-1).permute(0, 8, 3, 1, 2, 4, 5, 6, 7).reshape(tiles * TILE_N, -1)
+    return codes.flip(-1).permute(0, 8, 3, 1, 2, 4, 5, 6, 7).reshape(tiles * TILE_N, -1).view(torch.int32)
 
 
 def _by_lane(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:
     """Of [tiles * 16, groups], as ``FragmentWeight.scales``; a copy."""
-    return values.view(len(values) // TILE_N, 2, 8, -1, STEP_K // kind.step_group).permute(0, 3, 2, 4, 1).clone()
+    by_tile = values.view(len(values) // TILE_N, 2, 8, -1, STEP_K // kind.step_group).permute(0, 3, 2, 4, 1)
+    if kind.step_group == HALF_OF_LANES:
+        by_tile = by_tile.unflatten(3, (-1, 2)).transpose(3, 4).flatten(3, 4)
+    return by_tile.clone()
 
 
-def _by_row(values: torch.Tensor) -> torch.Tensor:
-    return values.permute(0, 4, 2, 1, 3).reshape(len(values) * TILE_N, -1)
+def _by_row(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:
+    by_tile = _as_bytes(values)
+    if kind.step_group == HALF_OF_LANES:
+        by_tile = by_tile.unflatten(3, (2, -1)).transpose(3, 4).flatten(3, 4)
+    return by_tile.permute(0, 4, 2, 1, 3).reshape(len(values) * TILE_N, -1).view(values.dtype)

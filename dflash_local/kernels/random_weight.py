@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.fragment_packing import MAX_ZERO, FragmentFormat, FragmentWeight, is_whole
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight, is_whole
+from dflash_local.kernels.quantized_weight import WORD_BITS, Fp4Weight, Fp8Weight, IntWeight
 
 NOT_A_NUMBER = 0x7F  # the code of e4m3 whose other sign is another one
+# About the root mean square of random codes, as what they stand for.
+SPREAD = {"int4": 4.6, "int8": 74.0, "e4m3": 128.0, "e2m1": 2.9}
+E8M0_OFFSET, E4M3_MIDDLE = 127, 128.0
 
 
 def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.device) -> FragmentWeight:
     """Of every code, scales of both signs where a format has them, and results of about one."""
+    weight = random_coded(kind, shape, torch.Generator(device).manual_seed(0))
+    return FragmentWeight.of(weight, in_place=is_whole(weight))
+
+
+def random_coded(kind: FragmentFormat, shape: tuple[int, int], generator: torch.Generator) -> Codable:
+    """The same before it is packed, on the generator's device."""
     n, k = shape
-    generator = torch.Generator(device).manual_seed(0)
+    device, size = generator.device, k**-0.5 / SPREAD[kind.codes]
+    block = kind.block or (1, k)
+    groups = -(-n // block[0]), -(-k // block[1])
 
-    def scales(*sizes: int, signed: bool) -> torch.Tensor:
-        found = torch.rand(sizes, generator=generator, device=device) + 0.5
-        if signed:
-            found *= torch.randint(0, 2, sizes, generator=generator, device=device) * 2 - 1
-        return found
+    def scales(*sizes: int) -> torch.Tensor:
+        return torch.rand(sizes, generator=generator, device=device) + 0.5
 
-    if kind.bits == 8:
+    if kind.codes == "e4m3":
         codes = torch.randint(0, 256, shape, generator=generator, device=device, dtype=torch.uint8)
         codes.masked_fill_(codes & NOT_A_NUMBER == NOT_A_NUMBER, 0)
-        blocks = scales(-(-n // kind.block[0]), -(-k // kind.block[1]), signed=False) * (k**-0.5 / 128)
-        stored = codes.view(torch.float8_e4m3fn)
-        weight: IntWeight | Fp8Weight = Fp8Weight(stored, blocks.to(kind.scales), kind.block, torch.bfloat16)
-    else:
-        words = torch.randint(-(2**31), 2**31, (n, k // 8), generator=generator, device=device, dtype=torch.int32)
-        groups = scales(n, k // kind.block[1], signed=True) * (k**-0.5 / 4.6)
-        zeros = torch.randint(0, min(17, MAX_ZERO), groups.shape, generator=generator, device=device).to(torch.uint8)
-        weight = IntWeight(words, groups.to(kind.scales), zeros if kind.zeros else None, torch.bfloat16)
-    return FragmentWeight.of(weight, in_place=is_whole(weight))
+        blocks = (scales(*groups) * size).to(kind.scales)
+        return Fp8Weight(codes.view(torch.float8_e4m3fn), blocks, block, torch.bfloat16)
+    words = torch.randint(
+        -(2**31), 2**31, (n, k * kind.bits // WORD_BITS), generator=generator, device=device, dtype=torch.int32
+    )
+    if kind.codes == "e2m1":
+        if kind.scales == torch.uint8:
+            powers = torch.log2(scales(*groups) * size).round() + E8M0_OFFSET
+            powers -= torch.randint(0, 4, groups, generator=generator, device=device)
+            return Fp4Weight(words, powers.to(torch.uint8), None, torch.bfloat16)
+        rows = scales(n) * (size / E4M3_MIDDLE) if kind.row_scales else None
+        small = scales(*groups) * (E4M3_MIDDLE if kind.row_scales else size)
+        return Fp4Weight(words, small.to(torch.float8_e4m3fn), rows, torch.bfloat16)
+    signs = torch.randint(0, 2, groups, generator=generator, device=device) * 2 - 1
+    middle = 2 ** (kind.bits - 1)
+    zeros = torch.randint(middle - 8, middle + 9, groups, generator=generator, device=device).to(torch.uint8)
+    values = (scales(*groups) * signs * size).to(kind.scales)
+    return IntWeight(words, values, zeros if kind.zeros else None, torch.bfloat16, kind.bits)

@@ -175,6 +175,16 @@ def test_plan_of_a_quantised_folder_counts_what_is_stored(cli: Cli, tmp_path: Pa
     assert decoded.code == 5 and "in bfloat16, context 2,048" in decoded.err
 
 
+def test_plan_of_a_target_quantised_for_servers_says_where_replies_differ(cli: Cli, tmp_path: Path) -> None:
+    known = {key: value for key, value in (shape("Qwen/Qwen3.5-9B") or {}).items() if not key.startswith("_")}
+    (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["nvfp4"]}))
+    shown = cli("plan", str(tmp_path), "--gpu-memory", "16")
+    assert shown.code == 0 and "in nvfp4, context" in shown.out
+    assert "quantised for activations in 4 bits" in " ".join(shown.out.split())
+    (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["int4-g128"]}))
+    assert "quantised for" not in cli("plan", str(tmp_path), "--gpu-memory", "16").out
+
+
 def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gone = cli("plan", "Qwen/Qwen3-4B", "--device", "cuda")

@@ -9,12 +9,11 @@ import pytest
 import torch
 from families import save_model
 from quantised_checkpoints import quantise
-from quantized_weights import fp8, int4
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.kernel_choice import choose_configs
@@ -28,14 +27,24 @@ ROWS = (1, 7, 8, 9, 16, 33, 64)
 REPLAYS = 10_000
 
 
-def weights() -> Iterator[tuple[str, IntWeight | Fp8Weight]]:
+def weights() -> Iterator[tuple[str, Codable]]:
     """Every format, each with a last step and last tiles that are not full."""
     for group, k in ((128, 4096 + 128), (64, 2048 + 64), (32, 1024 + 96), (256, 512)):
         for zeros in (False, True):
             yield f"int4, groups of {group}, zeros: {zeros}", int4(992, k, group, zeros, device="cuda")
     for kind in (torch.float16, torch.float32):
         yield f"int4, {kind}", int4(512, 1024, 128, True, kind, device="cuda")
+    for group, k in ((128, 4096 + 128), (64, 2048 + 64), (32, 1024 + 96), (256, 512)):
+        for zeros in (False, True):
+            yield f"int8, groups of {group}, zeros: {zeros}", int8(992, k, group, zeros, device="cuda")
+    for zeros in (False, True):
+        yield f"int8, by row, zeros: {zeros}", int8(1000, 2048 + 96, 2048 + 96, zeros, torch.float32, "cuda")
     yield "fp8", fp8(1000, 4096 + 160, device="cuda")
+    for kind in (torch.bfloat16, torch.float32):
+        yield f"fp8, by row, {kind}", fp8_rows(1000, 4096 + 160, "cuda", kind)
+    yield "MXFP4", mxfp4(1000, 2048 + 96, "cuda")
+    yield "NVFP4", nvfp4(992, 2048 + 96, True, "cuda")
+    yield "NVFP4 without scales of rows", nvfp4(1000, 1024 + 32, False, "cuda")
 
 
 def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[FewRowConfig]:
@@ -100,6 +109,22 @@ def test_one_hot_rows_pick_columns_out_exactly() -> None:
             x[torch.arange(16), at + torch.arange(16)] = 1
             got = few_row_gemm.linear(x, packed, empty(16, n), config)
             assert torch.equal(got, want[:, at : at + 16].t()), (name, at)
+
+
+def test_no_scale_of_mxfp4_leaves_the_range_of_the_products() -> None:
+    weight = mxfp4(64, 256, "cuda", scales=(0, 189))
+    packed, x = FragmentWeight.of(weight), torch.eye(256, device="cuda", dtype=torch.bfloat16)
+    for at in range(0, 256, 64):
+        got = few_row_gemm.linear(x[at : at + 64], packed, empty(64, 64), configs(packed, 64)[0])
+        assert torch.equal(got, weight.dequantized().bfloat16()[:, at : at + 64].t())
+
+
+def test_what_is_decoded_for_prompts_is_what_the_weight_stands_for() -> None:
+    for name, weight in weights():
+        packed, want = FragmentWeight.of(weight), weight.dequantized().bfloat16()
+        assert torch.equal(fragment_decode.decode(packed, slice(None), torch.full_like(want, float("nan"))), want), name
+        part = fragment_decode.decode(packed, slice(16, 48), torch.full_like(want, float("nan")))
+        assert torch.equal(part, want[16:48]), name
 
 
 def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:

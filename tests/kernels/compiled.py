@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 from cuda_cards import SHARED_MEMORY
+from quantized_weights import fp8, int4, int8, nvfp4
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
@@ -31,6 +32,7 @@ from dflash_local.kernels import (
     skinny_gemm,
     split_kv,
 )
+from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
@@ -64,13 +66,7 @@ def work(limit: int) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from int8_products(limit)
     yield from chunks(limit)
-    plain = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 128, "STEP_GROUP": 128, "HAS_ZEROS": False, "ZERO": 8}
-    for bits, codes in ((4, "*i32"), (8, "*u8")):
-        types = {"codes": codes, "scales": BF16, "zeros": BF16}
-        constants = {**plain, "BITS": bits}
-        yield f"decode {bits}", fragment_decode._decode_kernel, types, constants, 4, 1
-        constants = {**constants, "BLOCK_M": 16, "ADD": True}
-        yield f"decoded product {bits}", decode_gemm._linear_kernel, types, constants, 4, 2
+    yield from packed_weights()
     yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
@@ -88,6 +84,24 @@ def work(limit: int) -> Iterator[Work]:
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
     inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1
+
+
+def packed_weights() -> Iterator[Work]:
+    """Decoded for prompts, and multiplied where the few-row kernels cannot."""
+    for weight, scales in (
+        (int4(16, 128, 32, True), BF16),
+        (int8(16, 128, 128, scales=torch.float32), "*fp32"),
+        (fp8(16, 128, scales=torch.bfloat16), BF16),
+        (nvfp4(16, 128), "*u8"),
+    ):
+        packed = FragmentWeight.of(weight)
+        types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
+        constants = fragment_decode.tile_constants(packed)
+        runs = {"RUNS": fragment_decode.PROGRAM_WORDS // constants["RUN_WORDS"]}
+        name, warps = packed.format.codes, fragment_decode.NUM_WARPS
+        yield f"decode {name}", fragment_decode._decode_kernel, types, {**constants, **runs}, warps, 1
+        rows = {"BLOCK_M": 16, "ADD": True}
+        yield f"decoded product {name}", decode_gemm._linear_kernel, types, {**constants, **rows}, 4, 2
 
 
 def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import torch
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import (
@@ -25,10 +26,9 @@ from dflash_local.kernels import (
 )
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
@@ -104,28 +104,34 @@ def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]
     yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
 
 
-def packed_weight(kind: str, n: int, k: int) -> FragmentWeight:
-    """Random, of a float32 model, so that a kernel and its reference multiply the same numbers."""
-    if kind == "fp8":
-        codes = torch.randn(n, k).to(torch.float8_e4m3fn)
-        return FragmentWeight.of(Fp8Weight(codes, torch.rand(-(-n // 16), -(-k // 128)), (16, 128), torch.float32))
-    group = 128 if kind == "int4" else 256 if kind == "wide groups" else 32
-    scales = torch.randn(n, k // group)
-    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if kind == "zeros" else None
-    words = torch.randint(-(2**31), 2**31, (n, k // 8), dtype=torch.int32)
-    return FragmentWeight.of(IntWeight(words, scales, zeros, torch.float32))
-
-
-PACKED = ("int4", "zeros", "wide groups", "fp8")
+PACKED = {
+    "int4": int4(64, 256, 128),
+    "int4, wide groups": int4(64, 256, 256),
+    "int4, zeros, ragged": int4(56, 160, 32, True),
+    "int8": int8(64, 256, 64),
+    "int8, zeros": int8(64, 256, 128, True),
+    "int8, rows, ragged": int8(56, 160, 160),
+    "fp8": fp8(64, 256, (16, 128)),
+    "fp8, ragged": fp8(72, 160, (32, 160)),
+    "fp8, rows": fp8_rows(72, 160),
+    "mxfp4": mxfp4(64, 256),
+    "mxfp4, ragged": mxfp4(56, 160),
+    "nvfp4": nvfp4(64, 256),
+    "nvfp4, ragged": nvfp4(56, 160, row_scales=False),
+}
 
 
 def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(kind: str) -> tuple[torch.Tensor, ...]:
-        packed, out = packed_weight(kind, 64, 256), torch.zeros(64, 256)
-        return out, fragment_decode.decode(packed, slice(16, 64), out), fragment_decode.linear(torch.eye(256), packed)
+    def run(weight: Codable) -> tuple[torch.Tensor, ...]:
+        packed, (n, k) = FragmentWeight.of(weight), weight.shape
+        out = torch.zeros(n, k)
+        part = fragment_decode.decode(packed, slice(16, n), out)
+        # As bits, since the largest numbers would hide what becomes of small ones.
+        return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
-    for kind in PACKED:
-        yield f"decode {kind}", lambda kind=kind: run(kind)
+    every_scale = {"mxfp4 with every scale": mxfp4(64, 256, scales=(0, 189))}
+    for name, weight in (PACKED | every_scale).items():
+        yield f"decode {name}", lambda weight=weight: run(weight)
 
 
 def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -139,17 +145,17 @@ def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
 
 def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(kind: str, n: int, k: int, rows: int) -> tuple[torch.Tensor, ...]:
-        packed, x, wide = packed_weight(kind, n, k), torch.randn(rows, k) / 64, torch.randn(rows, n + 24)
+    def run(weight: Codable, rows: int) -> tuple[torch.Tensor, ...]:
+        packed, (n, k) = FragmentWeight.of(weight), weight.shape
+        x, wide = torch.randn(rows, k) / weight.dequantized().norm(dim=1).max(), torch.randn(rows, n + 24)
         single = decode_gemm.linear(x, packed, torch.empty(rows, n))
         decode_gemm.linear(x, packed, wide[:, 8 : n + 8], wide[:, 8 : n + 8])
         return single, wide, decode_gemm.swiglu(x, packed, torch.empty(rows, n // 2))
 
-    for kind in PACKED:
-        for n, k, rows in ((64, 256, 1), (64, 256, 40)):
-            yield f"products with {kind}, {rows} rows", lambda a=kind, b=n, c=k, d=rows: run(a, b, c, d)
-    for kind in ("zeros", "fp8"):  # a last tile and a last step that are not full
-        yield f"products with ragged {kind}", lambda kind=kind: run(kind, 56, 352, 5)
+    for name, weight in PACKED.items():
+        rows = 40 if name in ("int4", "fp8") else 5
+        yield f"products with {name}, {rows} rows", lambda weight=weight, rows=rows: run(weight, rows)
+    yield "products with int4, one row", lambda: run(PACKED["int4"], 1)
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:

@@ -2,77 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 import torch
-from quantized_weights import fp8, int4
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 
 
-def equal(one: IntWeight | Fp8Weight, other: IntWeight | Fp8Weight) -> bool:
-    """The same kind, blocks and bits."""
-    if isinstance(one, Fp8Weight) and isinstance(other, Fp8Weight):
-        codes = torch.equal(one.codes.view(torch.uint8), other.codes.view(torch.uint8))
-        return codes and torch.equal(one.scales, other.scales) and one.block == other.block
-    assert isinstance(one, IntWeight) and isinstance(other, IntWeight)
-    if (one.zeros is None) != (other.zeros is None):
-        return False
-    points = one.zeros is None or other.zeros is None or torch.equal(one.zeros, other.zeros)
-    return torch.equal(one.codes, other.codes) and torch.equal(one.scales, other.scales) and points
+def bits_of(weight: Codable) -> dict[str, object]:
+    """Everything that a weight is, its tensors as lists."""
+    found: dict[str, object] = {"type": type(weight)}
+    for each in fields(weight):
+        value = getattr(weight, each.name)
+        if isinstance(value, torch.Tensor):
+            value = value.dtype, value.shape, value.contiguous().view(torch.uint8).tolist()
+        found[each.name] = value
+    return found
 
 
-def copy_of(weight: IntWeight | Fp8Weight) -> IntWeight | Fp8Weight:
+def copy_of(weight: Codable) -> Codable:
     """In memory of its own."""
-    if isinstance(weight, Fp8Weight):
-        return replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone())
-    zeros = None if weight.zeros is None else weight.zeros.clone()
-    return replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone(), zeros=zeros)
+    values = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    return replace(weight, **{name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
 WHOLE = (
     *(int4(64, 512, group, zeros) for group in (32, 64, 128, 256, 512) for zeros in (False, True)),
+    *(int8(64, 512, group, zeros) for group in (32, 64, 128, 256, 512) for zeros in (False, True)),
     *(int4(64, 256, 128, True, kind) for kind in (torch.float16, torch.float32)),
+    *(int8(64, 256, 256, False, kind) for kind in (torch.float16, torch.float32)),
     fp8(64, 384),
     fp8(64, 512, (32, 256)),
     fp8(144, 256),  # the last block has a tile
+    fp8_rows(64, 384),
+    mxfp4(64, 384),
+    nvfp4(64, 384),
+    nvfp4(64, 256, row_scales=False),
 )
 RAGGED = (
     int4(40, 128 + 32, 32, True),  # the last step has a group of four, the last tile half of its features
     int4(96, 256 + 64, 64),
+    int4(96, 128 + 32, 128 + 32, True),  # a group of two steps, the last of which is not full
+    int4(96, 96, 96),
+    int8(40, 256 + 32, 32),
+    int8(40, 128 + 96, 128 + 96, True),
+    int8(40, 128 + 96, 128 + 96),
     fp8(360, 256 + 96),
+    fp8(48, 256 + 96, (16, 256 + 96)),
+    fp8_rows(40, 256 + 96),
+    mxfp4(40, 128 + 32),
+    nvfp4(40, 128 + 32),
 )
 
 
 @pytest.mark.parametrize("weight", [*WHOLE, *RAGGED])
-def test_what_is_packed_comes_back_bit_by_bit(weight: IntWeight | Fp8Weight, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_packed_comes_back_bit_by_bit(weight: Codable, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = FragmentWeight.of(weight)
-    assert equal(packed.unpacked(), weight) and packed.shape == weight.shape
+    assert bits_of(packed.unpacked()) == bits_of(weight) and packed.shape == weight.shape
     for rows in (slice(16, 32), slice(32, None)):
         assert torch.equal(packed.dequantized(rows), weight.dequantized()[rows])
     monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 1)  # a tile at a time
     again = FragmentWeight.of(weight)
-    assert torch.equal(again.codes, packed.codes) and torch.equal(again.scales, packed.scales)
+    assert torch.equal(again.codes, packed.codes)
+    assert torch.equal(again.scales.view(torch.uint8), packed.scales.view(torch.uint8))
+    assert torch.equal(packed.first_rows(16).dequantized(), weight.dequantized()[:16])
 
 
 @pytest.mark.parametrize("weights", [1, 2**22])
 @pytest.mark.parametrize("weight", WHOLE)
 def test_a_weight_of_whole_tiles_is_packed_where_it_lies(
-    weight: IntWeight | Fp8Weight, weights: int, monkeypatch: pytest.MonkeyPatch
+    weight: Codable, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", weights)
     given = copy_of(weight)
     packed = FragmentWeight.of(given, in_place=True)
     assert (packed.codes.data_ptr(), packed.scales.data_ptr()) == (given.codes.data_ptr(), given.scales.data_ptr())
-    assert packed.nbytes == weight.nbytes and equal(packed.unpacked(), weight)
+    assert packed.nbytes == weight.nbytes and bits_of(packed.unpacked()) == bits_of(weight)
 
 
 @pytest.mark.parametrize("weight", RAGGED)
-def test_a_ragged_weight_needs_a_place_of_its_own(weight: IntWeight | Fp8Weight) -> None:
+def test_a_ragged_weight_needs_a_place_of_its_own(weight: Codable) -> None:
     with pytest.raises(ValueError, match="whole|consist of tiles"):
         FragmentWeight.of(weight, in_place=True)
 
@@ -90,50 +104,83 @@ def test_rows_and_columns_beyond_the_last_are_zeros() -> None:
     [
         (int4(32, 16, 16), "16 columns"),
         (int4(32, 64, 16), "groups of 16"),
+        (int8(32, 192, 96), "groups of 96"),
         (fp8(32, 256, (8, 128)), "blocks of 8 x 128"),
         (fp8(32, 256, (128, 64)), "blocks of 128 x 64"),
-        (replace(int4(32, 128, 128), zeros=torch.full((32, 1), 200, dtype=torch.uint8)), "zero point is above 127"),
+        (fp8(32, 256, (1, 128)), "blocks of 1 x 128"),
+        (mxfp4(32, 128, scales=(120, 190)), r"a scale is above 2\^61"),
+        (replace(mxfp4(32, 128), scales=torch.zeros(32, 8, dtype=torch.uint8)), "groups of 16 are none of 32"),
+        (replace(nvfp4(32, 128), scales=torch.full((32, 8), -1.0).to(torch.float8_e4m3fn)), "a scale is negative"),
     ],
 )
-def test_what_the_kernel_cannot_take_is_named(weight: IntWeight | Fp8Weight, words: str) -> None:
+def test_what_the_kernel_cannot_take_is_named(weight: Codable, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FragmentWeight.of(weight)
 
 
-def lanes_product(packed: FragmentWeight, tile: int, x: torch.Tensor) -> torch.Tensor:
-    """A tile's features [16] times one row of x, as the kernel's lanes do it: their loads and bit operations, and the
-    placing of operands that the instruction set's manual gives for mma.m16n8k16."""
+def lanes_operands(packed: FragmentWeight, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the lanes hand to the tensor core for a tile, [tiles of 16 along K, 16 features, 16], by their loads and bit
+    operations and the placing of operands that the instruction set's manual gives for mma.m16n8k16; and the columns of
+    x that it multiplies them with."""
     kind, steps = packed.format, packed.codes.shape[1]
-    wide = torch.zeros(steps * 128)
-    wide[: len(x)] = x
-    total = torch.zeros(16)
-    for step in range(steps):
-        words = [int(word) & 0xFFFFFFFF for word in packed.codes[tile, step]]
-        for k16 in range(8):
-            a, b = torch.zeros(16, 16), torch.zeros(16)
-            for lane in range(32):
-                g, t = lane >> 2, lane & 3
-                for i, pair in enumerate(operands(words, kind.bits, k16, lane)):
-                    halves = torch.tensor([(pair & 0xFFFF) << 16, pair & 0xFFFF0000]).to(torch.uint32)
-                    columns = slice(2 * t + i // 2 * 8, 2 * t + i // 2 * 8 + 2)
-                    a[g + i % 2 * 8, columns] = halves.view(torch.float32)
-                of_x = step * 128 + k16 // 2 * 32 + t * 8 + k16 % 2 * 4  # the lane's 16 bytes of 32 columns
-                b[2 * t : 2 * t + 2], b[2 * t + 8 : 2 * t + 10] = wide[of_x : of_x + 2], wide[of_x + 2 : of_x + 4]
-            total += scaled(packed, tile, step, k16 * 16 // kind.step_group, a @ b, b.sum())
-    return total
+    a, columns = torch.zeros(steps * 8, 16, 16), torch.zeros(steps * 8, 16, dtype=torch.int64)
+    for step, k16, lane in product(range(steps), range(8), range(32)):
+        g, t, at = lane >> 2, lane & 3, step * 8 + k16
+        for i, pair in enumerate(operands(packed.codes[tile, step], kind.codes, k16, lane)):
+            if kind.scales == torch.float8_e4m3fn:
+                # Decoded codes and the scale's bits are too small by 2^126 and 2^120; 2^127 is made up for.
+                bits = packed.scales.view(torch.uint8)[tile, step, g, t // 2 * 4 + k16 // 2, i % 2].int() << 4
+                scale = (bits << 16).view(torch.float32).bfloat16() * 2.0**127
+                pair = (pair.bfloat16() * scale).float()
+            a[at, g + i % 2 * 8, 2 * t + i // 2 * 8 : 2 * t + i // 2 * 8 + 2] = pair
+        of_x = step * 128 + k16 // 2 * 32 + t * 8 + k16 % 2 * 4  # the lane's 16 bytes of 32 columns
+        columns[at, 2 * t : 2 * t + 2], columns[at, 2 * t + 8 : 2 * t + 10] = torch.arange(of_x, of_x + 4).view(2, 2)
+    return a, columns
 
 
-def operands(words: list[int], bits: int, k16: int, lane: int) -> list[int]:
-    """A lane's four pairs of bfloat16."""
-    if bits == 4:
-        word = words[(k16 // 4) * 128 + lane * 4 + k16 % 4]
-        return [word >> 4 * i & 0x000F000F | 0x43004300 for i in range(4)]
+def lanes_products(packed: FragmentWeight, tile: int, rows: torch.Tensor) -> torch.Tensor:
+    """A tile's features times some rows of x, [rows, 16], as the kernel's lanes do it."""
+    kind, (a, columns) = packed.format, lanes_operands(packed, tile)
+    wide = torch.zeros(len(rows), packed.codes.shape[1] * 128)
+    wide[:, : rows.shape[1]] = rows
+    if kind.codes in ("e4m3", "e2m1"):
+        wide *= 2.0**60
+    totals = torch.zeros(len(rows), 16)
+    for at in range(len(a)):
+        b = wide[:, columns[at]]
+        group = at % 8 * 16 // kind.step_group
+        totals += scaled(packed, tile, at // 8, group, b @ a[at].t(), b.sum(1, keepdim=True))
+    return finished(packed, tile, totals)
+
+
+def operands(words: torch.Tensor, codes: str, k16: int, lane: int) -> list[torch.Tensor]:
+    """A lane's four pairs of bfloat16, as float32."""
+    if codes in ("int4", "e2m1"):
+        word = int(words[(k16 // 4) * 128 + lane * 4 + k16 % 4]) & 0xFFFFFFFF
+        if codes == "int4":
+            return [bfloat16_pair(word >> 4 * i & 0x000F000F | 0x43004300) for i in range(4)]
+        return [
+            bfloat16_pair(word & 0x81C081C0),
+            bfloat16_pair(word << 3 & 0x81C081C0),
+            bfloat16_pair(word << 6 & 0x01C001C0 | word << 1 & 0x80008000),
+            bfloat16_pair(word >> 3 & 0x01C001C0 | word << 2 & 0x80008000),
+        ]
     found = []
     for i in range(2):
-        word = words[(k16 // 2) * 128 + lane * 4 + k16 % 2 * 2 + i]
-        found.append(word >> 4 & 0x07F007F0 | word & 0x80008000)
-        found.append(word << 4 & 0x07F007F0 | word << 8 & 0x80008000)
+        word = int(words[(k16 // 2) * 128 + lane * 4 + k16 % 2 * 2 + i]) & 0xFFFFFFFF
+        if codes == "e4m3":
+            found.append(bfloat16_pair(word >> 4 & 0x07F007F0 | word & 0x80008000))
+            found.append(bfloat16_pair(word << 4 & 0x07F007F0 | word << 8 & 0x80008000))
+        else:
+            for pair in (word >> 8, word):
+                lower, sign = pair & 0x007F007F | 0x43004300, pair & 0x00800080 | 0x43004300
+                found.append(bfloat16_pair(lower) - bfloat16_pair(sign))
     return found
+
+
+def bfloat16_pair(bits: int) -> torch.Tensor:
+    """The lower half of a word first."""
+    return torch.tensor([(bits & 0xFFFF) << 16, bits & 0xFFFF0000]).to(torch.uint32).view(torch.float32)
 
 
 def scaled(
@@ -141,34 +188,71 @@ def scaled(
 ) -> torch.Tensor:
     """A part of a group's sums with its scale, and without what the codes were offset by."""
     kind = packed.format
-    later = step // max(1, kind.block[1] // 128)
-    if kind.bits == 8:
-        return sums * (packed.scales[tile * 16 // kind.block[0], later].float() * 2.0**120)
-    scales = packed.scales[tile, later, :, group].float()  # g, then g and g + 8
-    zeros = torch.full_like(scales, 8) if packed.zeros is None else packed.zeros[tile, later, :, group].float()
-    return scales.t().flatten() * (sums - (128 + zeros.t().flatten()) * of_x)
+    if kind.block is None or kind.scales == torch.float8_e4m3fn:
+        return sums
+    later = step // kind.group_steps
+    if kind.block[0] > 1:
+        return sums * (packed.scales[tile * 16 // kind.block[0], later].float() * 2.0**60)
+    scales = packed.scales[tile, later, :, group].t().flatten()  # g, then g + 8
+    if kind.scales == torch.uint8:
+        return sums * (scales.int() + 66 << 23).view(torch.float32)
+    if kind.sums_x:
+        offset, usual = (128, 8) if kind.codes == "int4" else (-128, 128)
+        zeros = usual if packed.zeros is None else packed.zeros[tile, later, :, group].t().flatten().float()
+        sums = sums - (offset + zeros) * of_x
+    return scales.float() * sums
+
+
+def finished(packed: FragmentWeight, tile: int, total: torch.Tensor) -> torch.Tensor:
+    """A tile's sums with the scales of its rows."""
+    kind, rows = packed.format, slice(tile * 16, tile * 16 + 16)
+    if kind.scales == torch.float8_e4m3fn:
+        total = total * 2.0**59
+    if kind.block is None:
+        return total * packed.scales[rows, 0].float() * (2.0**60 if kind.codes == "e4m3" else 1)
+    return total if packed.row_scales is None else total * packed.row_scales[rows]
 
 
 @pytest.mark.parametrize(
-    "weight", [int4(32, 160, 32, True), int4(32, 256, 128), int4(32, 256, 256, True), fp8(32, 160, (16, 128))]
+    "weight",
+    [
+        int4(32, 160, 32, True),
+        int4(32, 256, 128),
+        int4(32, 256, 256, True),
+        int4(32, 160, 160),
+        int8(32, 160, 32),
+        int8(32, 256, 64, True),
+        int8(32, 160, 160, True),
+        int8(32, 160, 160, scales=torch.float16),
+        fp8(32, 160, (16, 128)),
+        fp8(32, 160, (16, 160)),
+        fp8_rows(32, 160),
+        mxfp4(32, 160),
+        nvfp4(32, 160),
+        nvfp4(32, 160, row_scales=False),
+    ],
 )
-def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: IntWeight | Fp8Weight) -> None:
-    """One-hot rows pick single columns out; a row of different numbers leaves no other order of columns."""
+def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Codable) -> None:
+    """One-hot rows pick single columns out exactly; a row of different numbers leaves no other order of columns."""
     packed, k = FragmentWeight.of(weight), weight.shape[1]
-    rows = [torch.eye(k)[at] for at in (0, 1, 6, 13, 31, 32, 77, 127, k - 1)]
-    rows.append(torch.randn(k, generator=torch.Generator().manual_seed(3)))
-    want = weight.dequantized()
-    for row in rows:
-        for tile in range(2):
-            got = lanes_product(packed, tile, row)
-            wanted = want[tile * 16 : tile * 16 + 16] @ row
-            assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4 * float(want.abs().max())), tile
+    one_hot = torch.eye(k)[[0, 1, 6, 13, 31, 32, 77, 127, k - 1]]
+    row = torch.randn(1, k, generator=torch.Generator().manual_seed(3))
+    for tile in range(2):
+        want = weight.dequantized()[tile * 16 : tile * 16 + 16]
+        assert torch.equal(lanes_products(packed, tile, one_hot), one_hot @ want.t())
+        got, wanted = lanes_products(packed, tile, row), row @ want.t()
+        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("weight", [int4(96, 160, 32, True), fp8(96, 160)])
-def test_references_multiply_with_what_the_weight_stands_for(
-    weight: IntWeight | Fp8Weight, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_scale_of_mxfp4_leaves_the_range_of_the_products() -> None:
+    weight = mxfp4(16, 256, scales=(0, 189))
+    assert torch.equal(lanes_products(FragmentWeight.of(weight), 0, torch.eye(256)), weight.dequantized().t())
+
+
+@pytest.mark.parametrize(
+    "weight", [int4(96, 160, 32, True), int8(96, 160, 160), fp8(96, 160), mxfp4(96, 160), nvfp4(96, 160)]
+)
+def test_references_multiply_with_what_the_weight_stands_for(weight: Codable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 2 * 16 * 256)  # two tiles at a time
     x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))
     residual = torch.randn(5, 96, generator=torch.Generator().manual_seed(2))

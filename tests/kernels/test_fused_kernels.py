@@ -13,7 +13,7 @@ from cuda_cards import SHARED_MEMORY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-EXACT = ("choice", "acceptance", "committed bits")  # ids, counts, and differences of none
+EXACT = ("choice", "acceptance", "committed bits", "decode")  # ids, counts, differences of none, and bits
 TOLERANCE = 1e-5
 LIMIT_S = 600  # Triton works on one core; on a busy one it takes a minute
 CARDS = (80, 86, 89, 90, 120)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_cards import SHARED_MEMORY
-from quantized_weights import fp8, int4
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm, nvrtc
@@ -20,7 +20,12 @@ from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 FORMATS = {
     "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
     "int4 in groups of 32 with zeros": FragmentWeight.of(int4(16, 128, 32, True)).format,
+    "int8 in groups of 128 with zeros": FragmentWeight.of(int8(16, 256, 128, True)).format,
+    "int8 by row": FragmentWeight.of(int8(16, 128, 128, scales=torch.float32)).format,
     "fp8": FragmentWeight.of(fp8(16, 128)).format,
+    "fp8 by row": FragmentWeight.of(fp8_rows(16, 128)).format,
+    "MXFP4": FragmentWeight.of(mxfp4(16, 128)).format,
+    "NVFP4": FragmentWeight.of(nvfp4(16, 128)).format,
 }
 DRIVER = 13000
 
@@ -35,8 +40,8 @@ def compiler() -> nvrtc.Nvrtc:
 
 def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     """A weight without memory."""
-    codes = torch.empty(-(-n // 16), -(-k // 128), kind.bits * 64, dtype=torch.int32, device="meta")
-    return FragmentWeight(codes, torch.empty(0, device="meta"), None, torch.Size((n, k)), kind, torch.bfloat16)
+    codes = torch.empty(-(-n // 16), -(-k // 128), kind.step_words, dtype=torch.int32, device="meta")
+    return FragmentWeight(codes, torch.empty(0, device="meta"), None, None, torch.Size((n, k)), kind, torch.bfloat16)
 
 
 def check_compiled(

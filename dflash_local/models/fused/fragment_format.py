@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,18 +10,17 @@ import torch.nn.functional as F
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight, fragment_format, is_whole
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, fragment_format
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import Part, WeightFormat
 from dflash_local.models.fused.fragment_kernels import right_configs
 from dflash_local.models.place import Places
 
 
-def takes(weight: IntWeight | Fp8Weight) -> bool:
+def takes(weight: Codable) -> bool:
     """True where kernels read fragments on the weight's device, and take its shape and its groups."""
-    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16 and is_whole(weight)):
+    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16):
         return False
     try:
         fragment_format(weight)
@@ -47,13 +45,7 @@ class _Fragments:
         raise TypeError("a weight is packed once it is filled")
 
     def rows(self, weight: FragmentWeight, stop: int) -> FragmentWeight:
-        if stop % TILE_N:
-            raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
-        tiles = slice(stop // TILE_N)
-        scales = weight.scales if weight.format.bits == 8 else weight.scales[tiles]
-        zeros = None if weight.zeros is None else weight.zeros[tiles]
-        shape = torch.Size((stop, weight.shape[1]))
-        return replace(weight, codes=weight.codes[tiles], scales=scales, zeros=zeros, shape=shape)
+        return weight.first_rows(stop)
 
     def linear(
         self,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, words_of
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
@@ -67,9 +67,7 @@ class _Decoded:
 
     def finish(self, weight: Coded) -> Any:
         """In fragments where the card has kernels for it."""
-        if isinstance(weight, Fp4Weight) or (isinstance(weight, IntWeight) and weight.bits != 4):
-            return weight  # the kernels do not have these yet
-        return FragmentWeight.of(weight, in_place=True) if fragment_format.takes(weight) else weight
+        return FragmentWeight.of(weight, is_whole(weight)) if fragment_format.takes(weight) else weight
 
     def linear(
         self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
