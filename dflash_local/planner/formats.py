@@ -40,8 +40,6 @@ def refusal(model: ModelConfig, quantize: str | None) -> str:
     if stored is not None and stored.method != "mxfp4":
         if stored.unread:
             return f"published in {stored.unread}, which is not read yet"
-        if not model.dense:
-            return f"published in {stored.name}, and quantised experts are not read yet"
     if quantize is None:
         return ""
     if stored is not None:
