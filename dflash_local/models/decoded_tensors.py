@@ -1,4 +1,4 @@
-"""A quantised checkpoint's tensors as plain ones: what the codes stand for, in the dtype that is computed in."""
+"""Quantised tensors as plain ones: what their codes stand for, in the dtype that is computed in."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.load_config import LOAD_OPTIONS
 from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
@@ -271,8 +272,10 @@ def test_nan_among_fp8_codes_is_refused(tmp_path: Path) -> None:
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
     folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    with pytest.raises(UsageError, match="stored in int4 g32 already"):
-        reference(folder, quantize="nf4")
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(folder))
+    for quantize in LOAD_OPTIONS["quantize"].choices:
+        with pytest.raises(UsageError, match=f"{quantize} on top of int4 g32 is not supported"):
+            facts.quantized(quantize)
 
 
 def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Path) -> None:
