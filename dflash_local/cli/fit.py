@@ -265,8 +265,8 @@ def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str,
     if found.fits:
         return "fits", found
     variant = fitting_variant(variant_plans(row, known, where)) if _is_own(row, known) else None
-    if variant is not None:
-        return "fits as variant", variant.plan
+    if variant is not None and variant.plan is not None:
+        return f"fits in {variant.plan.format.partition(' ')[0]}", variant.plan
     near = nearest(known.target, known.drafter, where)
     if near is not None:
         return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
