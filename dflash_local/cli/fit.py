@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.json_file import read_object
+from dflash_local.checkpoint_files.model_config import read_model_config
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
 from dflash_local.errors import CheckpointError, DoesNotFitError
 from dflash_local.load_config import LoadConfig
@@ -399,7 +399,7 @@ def configuration(part: Repo | Path | None, row: Row | None, places: Places | No
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
-    return read_object(folder / "config.json", "give the folder that holds config.json")
+    return read_model_config(folder, "give the folder that holds config.json")
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:
