@@ -74,15 +74,8 @@ def reply(session: Session, context: int, sampling: SamplingParams, seed: int, m
     return found
 
 
-def run(pair: Pair, wish: argparse.Namespace, meter: Meter) -> dict[str, Any]:
+def run(pair: Pair, config: LoadConfig, meter: Meter) -> dict[str, Any]:
     """Load and reply; what ran out of memory is told instead."""
-    config = LoadConfig(
-        device=wish.device,
-        engine="fused",
-        dtype="bfloat16",
-        context=wish.context,
-        drafter_precision=wish.drafter_precision,
-    )
     measured: dict[str, Any] = {"error": None}
     try:
         meter.restart()
@@ -90,7 +83,7 @@ def run(pair: Pair, wish: argparse.Namespace, meter: Meter) -> dict[str, Any]:
         measured["load"] = meter.read()
         measured["notices"] = session.facts.notices
         for seed, (name, sampling) in enumerate(SAMPLINGS.items()):
-            measured[name] = reply(session, wish.context, sampling, seed, meter)
+            measured[name] = reply(session, session.facts.context, sampling, seed, meter)
     except (DFlashError, torch.OutOfMemoryError) as error:
         measured["error"] = str(error).splitlines()[0]
     parts = [measured.get("load"), *(measured.get(name, {}).get(part) for name in SAMPLINGS for part in PARTS)]
@@ -106,6 +99,8 @@ def tell(book: Ledger, found: dict[str, Any]) -> None:
     """Print the two beside each other."""
     for line in book.lines:
         print(f"  {line.name:<22} {(line.bytes or 0) / GIB:8.3f} GiB  {line.note}")
+    for line in book.host:
+        print(f"  {line.name:<22} {(line.bytes or 0) / GIB:8.3f} GiB in host memory; {line.note}")
     print(f"  {'running':<22} {(book.running or 0) / GIB:8.3f} GiB; loading {(book.loading.bytes or 0) / GIB:.3f} GiB")
     measured = found["measured"]
     for name in ("load", *SAMPLINGS):
@@ -137,26 +132,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--drafter-precision", default="full", help="auto tries coarser ones, which the planner does not count"
     )
+    parser.add_argument("--offload", default="auto", help="auto: as planned")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args(arguments)
     target, drafter = shapes(wish.folder)
     where = card(wish.cap, wish.device)
-    asked = LoadConfig(dtype="bfloat16", context=wish.context, engine="fused", drafter_precision=wish.drafter_precision)
+    asked = LoadConfig(
+        dtype="bfloat16",
+        device=wish.device,
+        context=wish.context,
+        engine="fused",
+        drafter_precision=wish.drafter_precision,
+        offload=wish.offload,
+    )
     said = plan(target, drafter, where, asked)
     print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
     if wish.cap is not None and wish.device != "cpu":
         torch.cuda.set_per_process_memory_fraction(wish.cap * GIB / where.memory)
-    block = drafter.block_size or 0
-    book = ledger(target, drafter, Load.of("cuda", asked, wish.context, block))
+    load = said.load if said.fits else asked
+    book = ledger(target, drafter, Load.of("cuda", load, wish.context, drafter.block_size or 0))
     pair = Pair(wish.folder.name, wish.folder / "target", wish.folder / "drafter", bundled=False)
-    measured = run(pair, wish, Meter(wish.device))
+    measured = run(pair, load, Meter(wish.device))
     predicted = book.peak or 0
     found = {
-        "what": "fused engine, random weights of true shapes, bf16, batch 1: predicted and measured memory, bytes",
+        "what": "fused engine, random weights of true shapes, batch 1: predicted and measured memory, bytes",
         "context": wish.context,
         "cap_gib": wish.cap,
-        "drafter_precision": wish.drafter_precision,
+        "drafter_precision": load.drafter_precision,
+        "offload": load.offload,
+        "stored": said.stored,
         "planned": said.as_dict(),
         "predicted": book.as_dict(),
         "predicted_peak": predicted,

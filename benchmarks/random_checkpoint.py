@@ -1,31 +1,40 @@
 """Writes a pair of checkpoint folders with random weights of a registry pair's true shapes.
 
-    PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--layers N] [--tiny]
+    PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--stored int4-g128] [--tiled]
 
-``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source
-quotes are taken from the registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
+``--stored``: the target in a quantised layout of ``stored_layouts``. ``--tiled``: one layer of each kind is drawn and
+written again under the others' names, so that a file of 27B takes seconds. ``FOLDER/target`` and ``FOLDER/drafter``
+open like any pair; there is no tokenizer. Values that no source quotes are taken from the registry's inferred ones,
+then from ``ASSUMED``; each one taken is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.random_pair import save, target_shapes, values_of
+from benchmarks.random_pair import Make, Stored, plain, save, target_shapes, values_of
+from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, peaked, stored_tensors
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
+from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.quantization import Quantization
+from dflash_local.config.quantizers import read_quantization
 
 # Where neither a source nor the registry's inference has a value. The three of llama3 scaling are the public ones.
 ASSUMED: dict[str, Any] = {"mask_token_id": 7, "block_size": 16, "rope_theta": 1e7, "rms_norm_eps": 1e-6}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LAYER = re.compile(r"\.layers\.(\d+)\.")
 TINY = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -54,12 +63,22 @@ class Built:
     assumed: dict[str, Any]
 
 
-def build(model: str, out: Path, *, layers: int | None = None, tiny: bool = False, device: str = "cuda") -> Built:
+def build(
+    model: str,
+    out: Path,
+    *,
+    layers: int | None = None,
+    tiny: bool = False,
+    device: str = "cuda",
+    stored: str | None = None,
+    tiled: bool = False,
+) -> Built:
     """Write the pair.
 
     Args:
         model: a name, alias or target repository of the registry. layers: of the target, at most; taps that would
-            lie behind them are dropped. tiny: toy widths, for trying the script itself.
+            lie behind them are dropped. tiny: toy widths, for trying the script itself. stored: one of ``LAYOUTS``.
+        tiled: layers that are alike hold the same numbers.
 
     Raises:
         SystemExit: the registry has no such pair, or no shape of it.
@@ -76,13 +95,13 @@ def build(model: str, out: Path, *, layers: int | None = None, tiny: bool = Fals
     if tiny:
         _shrink(text, drafter)
     config = _transformers_config(target)
-    build_target(out / "target", config, device)
+    build_target(out / "target", config, device, stored, tiled)
     build_drafter(out / "drafter", drafter, text, device)
     return Built(out / "target", out / "drafter", assumed)
 
 
-def build_target(folder: Path, config: Any, device: str) -> None:
-    """A target of transformers' configuration ``config``."""
+def build_target(folder: Path, config: Any, device: str, stored: str | None = None, tiled: bool = False) -> None:
+    """A target of transformers' configuration ``config``, in bfloat16 or ``stored`` in a quantised layout."""
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     text = config.get_text_config()
@@ -92,7 +111,59 @@ def build_target(folder: Path, config: Any, device: str) -> None:
     names = target_shapes(config)
     if config.tie_word_embeddings:
         names = [(name, size) for name, size in names if name != "lm_head.weight"]
-    save(folder, names, make)
+    tensors = plain(names, make)
+    if stored is not None:
+        file = folder / "config.json"
+        values = {**json.loads(file.read_text(encoding="utf-8")), "quantization_config": dict(LAYOUTS[stored])}
+        file.write_text(json.dumps(values, indent=1), encoding="utf-8")
+        quantization = read_quantization(Fields(LAYOUTS[stored], stored))
+        if quantization is None or quantization.unread:
+            raise SystemExit(f"{stored} is not read: {quantization and quantization.unread}")
+        generator, layers = torch.Generator(device).manual_seed(3), text.num_hidden_layers
+        tensors = list(_quantised(names, make, quantization, generator, layers))
+    save(folder, _tiled(tensors, _period(text)) if tiled else tensors)
+
+
+def _quantised(
+    names: Sequence[tuple[str, tuple[int, ...]]],
+    make: Make,
+    quantization: Quantization,
+    generator: torch.Generator,
+    layers: int,
+) -> Iterator[Stored]:
+    """The tensors of a quantised checkpoint; outside of the text model's layers everything stays."""
+    signed = quantization.method == "auto-round"
+    for name, size in names:
+        module = name.removesuffix(".weight")
+        is_matrix = name.endswith(".weight") and len(size) == 2 and ".layers." in name and "visual" not in name
+        form = quantization.stored(module) if is_matrix else None
+        if form is None:
+            yield Stored(name, "BF16", size, lambda name=name, size=size: peaked(name, make(name, size)))  # type: ignore[misc]
+            continue
+        gain = (2 * layers) ** -0.5 if module.endswith(RESIDUAL) else 1.0
+        yield from stored_tensors(Matrix(module, size[0], size[1], gain, generator, signed), form)
+
+
+def _period(text: Any) -> int:
+    """Layers after which their kinds repeat."""
+    kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
+    fits = (count for count in range(1, len(kinds)) if all(kinds[at] == kinds[at % count] for at in range(len(kinds))))
+    return next(fits, len(kinds))
+
+
+def _tiled(tensors: Sequence[Stored], period: int) -> list[Stored]:
+    """Tensors of which each layer's are those of the first layer of its kind, drawn once and kept on the host."""
+    drawn: dict[str, torch.Tensor] = {}
+
+    def tile(tensor: Stored) -> torch.Tensor:
+        if not (found := LAYER.search(tensor.name)):
+            return tensor.make()
+        name = f"{tensor.name[: found.start(1)]}{int(found[1]) % period}{tensor.name[found.end(1) :]}"
+        if name not in drawn:
+            drawn[name] = tensor.make().cpu()
+        return drawn[name]
+
+    return [replace(tensor, make=partial(tile, tensor)) for tensor in tensors]
 
 
 def build_drafter(folder: Path, config: dict[str, Any], text: dict[str, Any], device: str) -> None:
@@ -100,11 +171,8 @@ def build_drafter(folder: Path, config: dict[str, Any], text: dict[str, Any], de
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(text["hidden_size"])
-    save(
-        folder,
-        list(shapes.items()),
-        values_of(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0),
-    )
+    make = values_of(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0)
+    save(folder, plain(list(shapes.items()), make))
 
 
 def _completed(repo: str, part: str, assumed: dict[str, Any]) -> dict[str, Any]:
@@ -180,11 +248,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", help="a name, alias or target repository of the registry")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--stored", choices=LAYOUTS)
+    parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     wish = parser.parse_args(arguments)
     began = time.perf_counter()
-    built = build(wish.target, wish.out, layers=wish.layers, tiny=wish.tiny, device=wish.device)
+    built = build(
+        wish.target,
+        wish.out,
+        layers=wish.layers,
+        tiny=wish.tiny,
+        device=wish.device,
+        stored=wish.stored,
+        tiled=wish.tiled,
+    )
     for part in (built.target, built.drafter):
         size = sum(file.stat().st_size for file in part.glob("*.safetensors"))
         print(f"{part}: {size / 2**30:.2f} GiB, random weights")

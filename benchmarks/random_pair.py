@@ -9,6 +9,8 @@ import json
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties 
 SHARD_BYTES = 4 * 2**30
 
 Make = Callable[[str, tuple[int, ...]], torch.Tensor]
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 # Text model, published values: registry facts of Qwen/Qwen3.5-9B and of the second-generation
 # z-lab/Qwen3.5-9B-DFlash (its mask id 248077, rms_norm_eps and rope_theta are inferred there).
@@ -180,7 +183,7 @@ def build_target(folder: Path, shape: dict[str, Any], device: str) -> None:
     layers = shape["num_hidden_layers"]
     # Qwen3.5's norms are zero-centred, their gain is 1 + w; Qwen3's gain is w itself.
     centre = 0.0 if "linear_num_key_heads" in shape else 1.0
-    save(folder, target_shapes(config), values_of(generator, layers, centre))
+    save(folder, plain(target_shapes(config), values_of(generator, layers, centre)))
 
 
 def values_of(generator: torch.Generator, layers: int, centre: float) -> Make:
@@ -264,39 +267,59 @@ def build_drafter(folder: Path, shape: dict[str, Any], target: dict[str, Any], d
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     generator = torch.Generator(device).manual_seed(2)
     shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(target["hidden_size"])
-    save(folder, list(shapes.items()), values_of(generator, shape["num_hidden_layers"], 1.0))
+    save(folder, plain(list(shapes.items()), values_of(generator, shape["num_hidden_layers"], 1.0)))
 
 
-def save(folder: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> None:
-    """bfloat16 shards with an index, written tensor by tensor: never more than one is held."""
-    shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a file. dtype: as safetensors names it. make: draws it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+def plain(shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> list[Stored]:
+    """Tensors in bfloat16."""
+    return [Stored(name, "BF16", shape, partial(make, name, shape)) for name, shape in shapes]
+
+
+def save(folder: Path, tensors: Sequence[Stored]) -> None:
+    """Shards with an index, written tensor by tensor: never more than one is held."""
+    shards: list[list[Stored]] = [[]]
     held = 0
-    for name, shape in shapes:
+    for tensor in tensors:
         if held >= SHARD_BYTES:
             shards.append([])
             held = 0
-        shards[-1].append((name, shape))
-        held += 2 * math.prod(shape)
+        shards[-1].append(tensor)
+        held += tensor.nbytes
     files = [f"model-{number:05d}.safetensors" for number in range(1, len(shards) + 1)]
     for file, part in zip(files, shards):
-        _save_shard(folder / file, part, make)
+        _save_shard(folder / file, part)
     index = {
-        "metadata": {"total_size": sum(2 * math.prod(shape) for _, shape in shapes)},
-        "weight_map": {name: file for file, part in zip(files, shards) for name, _ in part},
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
+        "weight_map": {tensor.name: file for file, part in zip(files, shards) for tensor in part},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _save_shard(file: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Make) -> None:
+def _save_shard(file: Path, tensors: Sequence[Stored]) -> None:
     """One safetensors file: the header's length, the header, then the values in its order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes:
-        begin, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    for tensor in tensors:
+        begin, end = end, end + tensor.nbytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        for name, shape in shapes:
-            stream.write(make(name, shape).flatten().view(torch.uint8).cpu().numpy())
+        for tensor in tensors:
+            stream.write(tensor.make().contiguous().flatten().view(torch.uint8).cpu().numpy())

@@ -17,6 +17,8 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
 MAX_CONTEXT = 2**31 - 1
 FUSED, REFERENCE = "fused", "reference"  # engines
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
+QUANTIZED = ("fp8", "int8", "int4")  # formats of ``quantize`` that this program makes and multiplies itself
+BITSANDBYTES = ("bnb-int8", "bnb-nf4")  # and those that it leaves to bitsandbytes
 # What of a pair lies in pinned host memory, by the words of ``offload``; ever more of it.
 Offloaded = Literal["embedding", "snapshots"]
 OFFLOADS: Mapping[str, tuple[Offloaded, ...]] = {
@@ -60,7 +62,7 @@ class LoadOption:
         choices, pattern, low, high: what is allowed of words, text and numbers; ``allowed`` says it.
         spelled: what a command line says instead of the default where there is no option of this name.
         has_variable: may also be a ``DFLASH_`` variable or stand in settings.json.
-        former_name: still understood in its place.
+        former_name: still understood in its place. former_values: words that are still understood, and their choices.
         planned: the memory plan depends on it. needs_fused: no other engine knows more than its default.
         compared: two loads that differ in it are different; else it only matters while loading.
         unsaid: values that go without saying, besides the default.
@@ -79,6 +81,7 @@ class LoadOption:
     spelled: str = ""
     has_variable: bool = True
     former_name: str = ""
+    former_values: Mapping[str, str] = field(default_factory=dict)
     planned: bool = True
     needs_fused: bool = False
     compared: bool = True
@@ -146,8 +149,10 @@ class LoadConfig:
     )
     quantize: str | None = _option(
         None,
-        "Load the target's weights in 8 or 4 bits, with bitsandbytes.",
-        choices=("int8", "nf4"),
+        "Round a target's plain weights to 8 or 4 bits as they are read; bnb-: with bitsandbytes, which is slow.",
+        choices=(*QUANTIZED, *BITSANDBYTES),
+        former_values={"nf4": "bnb-nf4"},
+        metavar="FORMAT",
         has_variable=False,
     )
     dtype: str = _option(
@@ -220,7 +225,11 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         for name, option in LOAD_OPTIONS.items():
-            option.check(getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, str) and value in option.former_values:
+                value = option.former_values[value]
+                object.__setattr__(self, name, value)
+            option.check(value)
 
     @property
     def needs_fused(self) -> str:
@@ -228,6 +237,11 @@ class LoadConfig:
         asked = (option for option in LOAD_OPTIONS.values() if option.needs_fused)
         found = (each.name for each in asked if getattr(self, each.name) not in (each.default, *each.unsaid))
         return next((self._spelled(name) for name in found), "")
+
+    @property
+    def bitsandbytes(self) -> str | None:
+        """The format that bitsandbytes is asked for; None where it is not."""
+        return self.quantize if self.quantize in BITSANDBYTES else None
 
     def arguments(self, beside: LoadConfig | None = None) -> list[str]:
         """The words of a command line for all that differs from the defaults.

@@ -42,8 +42,20 @@ class SessionFacts:
 
     @property
     def dtype(self) -> str:
-        """Of the weights, or how they are quantised."""
-        return self.load.quantize or self.load.dtype
+        """That is computed in."""
+        return self.load.dtype
+
+    @property
+    def formats(self) -> str:
+        """Of the target's weights, where they are quantised, and of what is computed: ``int4 bfloat16``."""
+        return " ".join(filter(None, (self.load.quantize or self.stored, self.dtype)))
+
+    @property
+    def weights(self) -> str:
+        """What the target's weights are."""
+        if self.load.quantize is not None:
+            return f"{self.load.quantize}: the checkpoint's own, rounded as they were read"
+        return self.dtype if self.stored is None else f"{self.stored}, as published"
 
     @property
     def device(self) -> str:
@@ -57,8 +69,8 @@ class SessionFacts:
 
     @property
     def loaded_as(self) -> str:
-        """In a few words: ``fused bfloat16 cuda, exact, kv cache fp8``."""
-        basics = " ".join(filter(None, (self.engine, self.stored, self.dtype, self.device)))
+        """In a few words: ``fused int4 bfloat16 cuda, exact, kv cache fp8``."""
+        basics = f"{self.engine} {self.formats} {self.device}"
         return ", ".join([basics, *self.load.described(BASICS)])
 
     def as_dict(self) -> dict[str, Any]:

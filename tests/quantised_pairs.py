@@ -18,6 +18,8 @@ STORED = (
     ("demo", "pack_quantized_zeros", "int4 g32 with zeros"),
     ("demo-hybrid", "gptq", "int4 g32"),
     ("demo-hybrid", "fp8", "fp8 32x32"),
+    ("demo-hybrid", "modelopt_nvfp4", "nvfp4"),
+    ("demo", "int_quantized", "int8 per channel"),
 )
 
 
@@ -36,4 +38,6 @@ def check_text_of_decoded_weights(name: str, dialect: str, stored: str, device: 
         assert found.ids == want.ids
         assert (found.finished.stats.mean_acceptance_length or 0) > 2, "the drafter still knows its target"
         kept = f"fused {stored}" if engine == "fused" else "reference"
+        told = any("activations in 4 bits" in notice for notice in session.facts.notices)
+        assert told == (stored == "nvfp4"), "which servers have, and this program has not"
         assert session.facts.loaded_as.startswith(f"{kept} float32 {device}")

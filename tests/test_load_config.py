@@ -17,7 +17,7 @@ from dflash_local.loaded import SessionFacts
         ({"dtype": "int4"}, "--dtype 'int4' is unknown", "use auto, float32, bfloat16, float16"),
         ({"device": "tpu"}, "--device 'tpu' is unknown", "use auto, cpu, cuda, cuda:N, mps or balanced"),
         ({"device": None}, "--device 'None' is unknown", "use auto"),
-        ({"quantize": "fp8"}, "--quantize 'fp8' is unknown", "use int8, nf4"),
+        ({"quantize": "int3"}, "--quantize 'int3' is unknown", "use fp8, int8, int4, bnb-int8, bnb-nf4"),
         ({"drafter_precision": "4bit"}, "--drafter-precision '4bit' is unknown", "8bit-head"),
         ({"context": 0}, "--context 0 is outside 1..2147483647", ""),
         ({"context": True}, "--context must be a whole number", ""),
@@ -67,9 +67,27 @@ def test_facts_tell_what_is_loaded_and_survive_json() -> None:
     assert facts.loaded_as == "fused bfloat16 cuda"
     assert SessionFacts.from_dict(facts.as_dict()) == facts
     more = LoadConfig(
-        engine="reference", dtype="float16", device="cpu", quantize="nf4", exact=True, drafter_precision="8bit"
+        engine="reference", dtype="float16", device="cpu", quantize="bnb-nf4", exact=True, drafter_precision="8bit"
     )
-    assert SessionFacts("t", None, 1, True, more).loaded_as == "reference nf4 cpu, exact, drafter precision 8bit"
+    assert (
+        SessionFacts("t", None, 1, True, more).loaded_as
+        == "reference bnb-nf4 float16 cpu, exact, drafter precision 8bit"
+    )
     for broken in ({"dtype": "int4"}, {"surprise": 1}):
         with pytest.raises((TypeError, UsageError)):
             SessionFacts.from_dict({**facts.as_dict(), **broken})
+
+
+def test_a_former_word_is_still_understood() -> None:
+    assert LoadConfig(quantize="nf4") == LoadConfig(quantize="bnb-nf4")
+    assert LoadConfig(quantize="nf4").arguments() == ["--quantize", "bnb-nf4"]
+    assert LoadConfig(quantize="bnb-nf4").bitsandbytes == "bnb-nf4" and LoadConfig(quantize="int4").bitsandbytes is None
+
+
+def test_facts_tell_what_a_target_is_made_of() -> None:
+    def weights(quantize: str | None, stored: str | None) -> str:
+        return SessionFacts("t", None, 1, True, LoadConfig(dtype="bfloat16", quantize=quantize), stored=stored).weights
+
+    assert weights(None, None) == "bfloat16"
+    assert weights(None, "int4 g128") == "int4 g128, as published"
+    assert weights("int4", None) == "int4: the checkpoint's own, rounded as they were read"

@@ -121,7 +121,7 @@ def gpu(device: str, dtype: str) -> Place:
     Raises:
         UsageError: there is none, or the fused engine's kernels do not run on it.
     """
-    where = placement(device, dtype, None)
+    where = placement(device, dtype)
     if why := why_no_kernels(where.device):
         raise UsageError(
             f"--weights random needs a CUDA GPU: it measures the fused engine's kernels, and {why}",

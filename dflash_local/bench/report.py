@@ -40,6 +40,7 @@ def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
         "drafter": asdict(provenance.folder_identity(pair.drafter)) if pair.drafter else None,
         "engine": facts.engine,
         "dtype": facts.dtype,
+        "weights": facts.weights,
         "device": facts.device,
         "load": asdict(facts.load),
         "notices": list(facts.notices),
@@ -90,7 +91,8 @@ def _strength(certificate: Certificate, facts: SessionFacts) -> str | None:
 def certificate_lines(pair: Pair, facts: SessionFacts, plan: Plan, seed: int, certificate: Certificate) -> list[str]:
     """The certificate as a short table and what it means."""
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.dtype} on {facts.device}, seed {seed}",
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, seed {seed}",
+        *_rounded(facts),
         "",
         *table(
             ("prompt", "case", "block", "tokens", "per cycle", "verdict"),
@@ -114,6 +116,13 @@ def certificate_lines(pair: Pair, facts: SessionFacts, plan: Plan, seed: int, ce
     lines += [f"notice: {notice}" for notice in sorted({n for run in certificate.runs for n in run.notices})]
     lines += [f"verdict: {statement(certificate, facts.dtype)}"]
     return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def _rounded(facts: SessionFacts) -> list[str]:
+    """Of a quantised target: that nothing is said of the plain one."""
+    if facts.load.quantize is None:
+        return []
+    return [f"target: {facts.weights}; compared with itself, not with the plain weights (dflash bench --fidelity)"]
 
 
 def noise_line(certificate: Certificate) -> str:

@@ -71,7 +71,7 @@ def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wi
     last = figures[-1]
     block = wish.block_size or facts.block_size
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.dtype} on {facts.device}, block {block}, greedy",
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
         "",
         *table(TITLES, [_cells(row) for row in figures]),
         "",

@@ -59,15 +59,15 @@ def reference(option: str = "") -> Candidate:
     return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
-def refusal(*, quantize: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:
+def refusal(*, bitsandbytes: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
-        dtype: float32, bfloat16 or float16. device: as a session names it.
-        target: of ``config.fused_support.fused_refusal``.
+        bitsandbytes: the format that it is asked for. dtype: float32, bfloat16 or float16.
+        device: as a session names it. target: of ``config.fused_support.fused_refusal``.
     """
-    if quantize is not None:
-        return f"it does not know {quantize} weights"
+    if bitsandbytes is not None:
+        return f"it does not know {bitsandbytes} weights"
     if dtype == "float16":
         return "it runs in bfloat16 or float32"
     if device.startswith(("mps", "balanced")):

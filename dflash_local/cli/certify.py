@@ -136,6 +136,6 @@ def _plain_target(pair: Pair, session: Session) -> Callable[[], Any] | None:
     if session.facts.engine != "fused":
         return None
     files = Checkpoint.open(pair.target)
-    facts = TargetFacts.from_checkpoint(files)
-    where = placement(session.facts.device, session.facts.dtype, None)
+    facts = TargetFacts.from_checkpoint(files).quantized(session.facts.load.quantize)
+    where = placement(session.facts.device, session.facts.dtype)
     return lambda: load_target(files, facts, where)

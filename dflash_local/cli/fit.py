@@ -271,6 +271,8 @@ def inferred(known: Shapes) -> list[str]:
 def remarks(known: Shapes, width: int) -> list[str]:
     """What the figures leave out, and what they rest on that no source quotes."""
     texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
+    if known.target.quantization is not None and known.target.quantization.remark:
+        texts.append(known.target.quantization.remark)
     return [line for text in (*texts, *inferred(known)) for line in wrapped(text, width)]
 
 

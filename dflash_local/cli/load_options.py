@@ -85,7 +85,8 @@ def _parameters(option: LoadOption) -> list[inspect.Parameter]:
     """The option as a command's parameter, None where it is not given; and its former name, hidden."""
     kind: Any = option.kind
     if option.choices:
-        kind = cast(Any, Enum)(option.name, [(each, each) for each in option.choices], type=str)
+        words = (*option.choices, *option.former_values)
+        kind = cast(Any, Enum)(option.name, [(each, each) for each in words], type=str)
     names = {option.name: (option.switch, False)}
     help_ = f"{option.help} One of {option.allowed}." if option.choices and option.metavar else option.help
     if option.former_name:

@@ -94,20 +94,34 @@ class StoredFp4:
         return ("weight_scale",)
 
 
-StoredFormat = StoredInt | StoredFp8 | StoredFp4
+@dataclass(frozen=True, slots=True)
+class StoredPlain:
+    """In a plain dtype, and quantised as it is read. ``kept``: the format that it is kept in."""
+
+    kept: StoredInt | StoredFp8
+
+    @property
+    def name(self) -> str:
+        """For screens."""
+        return self.kept.name
+
+
+StoredFormat = StoredInt | StoredFp8 | StoredFp4 | StoredPlain
 Rule = tuple[str, StoredFormat | None]  # None: stays in 16 bits
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a published checkpoint is quantised.
+    """How a published checkpoint is quantised, or a plain one as it is read.
 
     Attributes:
-        method: as its configuration calls it. unread: what of it is not read here, in a few words; empty when all is.
+        method: as its configuration calls it, or ``LoadConfig.quantize``.
+        unread: what of it is not read here, in a few words; empty when all is.
         default: the format of a matrix that no rule names. names: modules or what they lie below; they come first.
         patterns: regular expressions in order, which match from the beginning of a module's name.
         below: only what lies below these is quantised; empty for everything.
         ignored: what servers quantise beside the weights and this program does not, so that replies differ there.
+        at_load: the checkpoint is plain.
     """
 
     method: str
@@ -117,6 +131,7 @@ class Quantization:
     patterns: tuple[Rule, ...] = ()
     below: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    at_load: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -127,6 +142,16 @@ class Quantization:
         found = [self.default] if self.default is not None else []
         found += [stored for stored, _ in others.most_common() if stored != self.default]
         return " and ".join(dict.fromkeys(stored.name for stored in found)) or self.method
+
+    @property
+    def remark(self) -> str:
+        """For screens: where replies differ from servers'; empty where they do not."""
+        if not self.ignored:
+            return ""
+        meant = " and ".join(self.ignored)
+        return (
+            f"the target was quantised for {meant}; these stay as they are here, and replies may differ from servers'"
+        )
 
     def stored(self, module: str) -> StoredFormat | None:
         """What a module's matrix is stored in; None for the plain dtype.
@@ -155,7 +180,9 @@ class Quantization:
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
-    return None if quantization is None or engine != "fused" else quantization.name
+    if quantization is None or quantization.at_load or engine != "fused":
+        return None
+    return quantization.name
 
 
 @cache

@@ -161,8 +161,6 @@ def _awq(settings: Fields) -> Quantization:
     version = str(settings.values.get("version") or "gemm").lower()
     if version != "gemm":
         raise _Unread(f"awq in the layout {shown(version)}")
-    if settings.optional_flag("zero_point") is False:
-        raise _Unread("awq without zero points")
     kept = (*_names(settings, "modules_to_not_convert"), HEAD)
     return Quantization("awq", default=_int(settings, "awq", "awq"), names=tuple((name, None) for name in kept))
 
@@ -340,7 +338,7 @@ def _ignored(activations: Iterable[int], values: Mapping[str, Any]) -> tuple[str
     """What is quantised beside the weights: activations in so many bits, and the KV cache."""
     found = [f"activations in {bits} bits" for bits in sorted(set(activations))]
     cache = values.get("kv_cache_scheme") or values.get("kv_cache_quant_algo")
-    return (*found, "KV cache") if cache else tuple(found)
+    return (*found, "KV cache in fewer bits") if cache else tuple(found)
 
 
 def _names(settings: Fields, key: str) -> list[str]:

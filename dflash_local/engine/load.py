@@ -49,7 +49,7 @@ def load(
 def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], None] | None) -> Session:
     say = progress or (lambda _: None)
     say(LoadProgress("checking", 0.0))
-    where = placement(config.device, config.dtype, config.quantize)
+    where = placement(config.device, config.dtype, config.bitsandbytes)
     target_files = Checkpoint.open(pair.target)
     drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and config.draft else None
     contract: PairFacts | None = None
@@ -57,7 +57,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         contract = check_pair(
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
-    facts = contract.target if contract else TargetFacts.from_checkpoint(target_files)
+    facts = (contract.target if contract else TargetFacts.from_checkpoint(target_files)).quantized(config.quantize)
     tokenizer = Tokenizer.load(pair.target, wait=False)  # its process starts while the weights are read
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
@@ -80,6 +80,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
     )
+    if facts.model.quantization is not None and facts.model.quantization.remark:
+        notices = (*notices, facts.model.quantization.remark)
     stored = kept_format(facts.model.quantization, runner.name)
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
     return Session(runner, shown, tokenizer, stop_ids(pair.target))

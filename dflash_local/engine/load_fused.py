@@ -29,7 +29,7 @@ from dflash_local.models.fused.target import FusedTarget
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
     """Whether it takes a pair, and ``auto`` with it."""
     why = engine_rule.refusal(
-        quantize=pair.where.quantize,
+        bitsandbytes=pair.where.bitsandbytes,
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
         drafter_biased=pair.contract is not None and pair.contract.drafter.attention_bias,

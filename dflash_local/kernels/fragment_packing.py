@@ -28,6 +28,7 @@ FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, 
 MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
 HALF_OF_LANES = 16  # columns of 32 that lanes t of 0 and 1 hold; their scales lie before those of the others
 WORD_BYTES = 4
+PACKED_SLICE = 2**24  # codes that are packed at a time: copies of 8 to 16 MiB, of which about four live at once
 SIGNS = -0x7F7F7F80  # 0x80808080: the highest bit of each byte of a word
 
 Codes = Literal["int4", "int8", "e4m3", "e2m1"]
@@ -147,7 +148,7 @@ class FragmentWeight(CodedWeight):
                 zeros = packed_groups[1][1]
         row_scales = weight.row_scales if isinstance(weight, Fp4Weight) else None
         packed = cls(codes, scales, zeros, row_scales, weight.shape, kind, weight.dtype)
-        for part, rows in packed.slices():
+        for part, rows in packed.slices(PACKED_SLICE):
             height = TILE_N * len(codes[part])
             codes[part] = _fragments(_padded(words[rows], height, steps * kind.step_words // TILE_N), kind.codes)
             for given, target in packed_groups:
@@ -170,10 +171,10 @@ class FragmentWeight(CodedWeight):
             return torch.empty(0, self.shape[1], dtype=torch.bfloat16, device=self.device)
         return _bfloat16_rows(self.tail)[: self.format.tail, : self.shape[1]].contiguous()
 
-    def slices(self) -> Iterator[tuple[slice, slice]]:
-        """Parts of the tiles that are packed or decoded at a time, and the coded rows that they hold."""
+    def slices(self, codes: int = DEQUANTIZED_SLICE) -> Iterator[tuple[slice, slice]]:
+        """Parts of the tiles of about so many codes, and the coded rows that they hold."""
         tiles, steps = self.codes.shape[:2]
-        length = max(1, DEQUANTIZED_SLICE // (TILE_N * STEP_K * steps))
+        length = max(1, codes // (TILE_N * STEP_K * steps))
         for at in range(0, tiles, length):
             end = min(at + length, tiles)
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.coded_rows))
@@ -324,7 +325,8 @@ def _nibble_fragments(words: torch.Tensor, fields: Fields) -> torch.Tensor:
         half, pair, element = place >> 2, place >> 1 & 1, place & 1
         for mask, lowest, places in fields:
             bits = rows[:, h] >> 4 * place + lowest & mask
-            fragments[..., half] |= bits.permute(0, 2, 3, 1, 4) << places[h + 2 * pair] + 16 * element
+            into = fragments[..., half]  # by a name of its own: else what was changed is copied onto itself
+            into |= bits.permute(0, 2, 3, 1, 4) << places[h + 2 * pair] + 16 * element
     # A lane's 16 bytes are of 64 columns.
     return fragments.view(tiles, steps, 2, 2, 8, 4, 2).permute(0, 1, 2, 4, 5, 3, 6).reshape(tiles, steps, -1)
 

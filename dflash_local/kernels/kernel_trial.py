@@ -28,7 +28,7 @@ from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
 HANDLER = Path(__file__).with_name("trial_worker.py")
 LIBRARIES = ("dflash_local", "torch", "triton")
-TRIAL_S = 20.0  # of one kernel; with a new child's first use of CUDA
+TRIAL_S = 30.0  # of one kernel; with a new child's first use of CUDA
 COMPILE_S = 3.0  # of one kernel, of many that are compiled side by side
 MAX_CODES = 2**27  # of a weight that is tried: rows beyond are left out
 MAX_FAILURES = 6  # after which the rest of a format is left out

@@ -149,3 +149,11 @@ def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:
     """[..., 32 / bits] codes of int32 words, the lowest bits first."""
     shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)
     return words.unsqueeze(-1) >> shifts & 2**bits - 1
+
+
+def words_of(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 words [...] of int32 codes [..., 32 / bits] from 0 up, the first in the lowest bits."""
+    words = torch.zeros_like(codes[..., 0])
+    for place in range(WORD_BITS // bits):
+        words |= codes[..., place] << place * bits
+    return words

@@ -45,6 +45,7 @@ def random_coded(kind: FragmentFormat, shape: tuple[int, int], generator: torch.
     if kind.codes == "e2m1":
         if kind.scales == torch.uint8:
             powers = torch.log2(scales(*groups) * size).round() + E8M0_OFFSET
+            powers -= torch.randint(0, 4, groups, generator=generator, device=device)
             return Fp4Weight(words, powers.to(torch.uint8), None, torch.bfloat16)
         rows = scales(n) * (size / E4M3_MIDDLE) if kind.row_scales else None
         small = scales(*groups) * (E4M3_MIDDLE if kind.row_scales else size)

@@ -17,6 +17,7 @@ from dflash_local.config.quantization import (
     StoredFp4,
     StoredFp8,
     StoredInt,
+    StoredPlain,
 )
 from dflash_local.layout.buffer import Buffer, Group
 
@@ -175,6 +176,26 @@ class Fp4Groups:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedAtLoad:
+    """Another format, whose codes are made of a plain matrix as it is read."""
+
+    kept: WeightFormat
+
+    @property
+    def name(self) -> str:
+        """As the ledger and screens call it."""
+        return self.kept.name
+
+    def joins(self, out_features: int) -> bool:
+        """As the other one."""
+        return self.kept.joins(out_features)
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """As the other one's."""
+        return self.kept.buffers(name, out_features, in_features, dtype, group)
+
+
 UNQUANTIZED, INT8 = Unquantized(), Int8PerChannel()
 FormatOf = Callable[[str], WeightFormat]  # of a module by the name that the checkpoint has for it
 
@@ -199,6 +220,8 @@ def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: st
     """
     if stored is None:
         return UNQUANTIZED
+    if isinstance(stored, StoredPlain):
+        return QuantizedAtLoad(weight_format(stored.kept))
     if isinstance(stored, StoredFp4):
         return Fp4Groups(stored)
     scales = scales or stored.scale_names[0]

@@ -49,6 +49,9 @@ class PartLayout(Protocol):
     def title(self) -> str:
         """What the ledger calls its work."""
 
+    def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
+        """Its products with large matrices."""
+
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
         """What it is loaded with."""
 

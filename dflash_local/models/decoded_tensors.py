@@ -1,4 +1,4 @@
-"""A quantised checkpoint's tensors as plain ones: what the codes stand for, in the dtype that is computed in."""
+"""Quantised tensors as plain ones: what their codes stand for, in the dtype that is computed in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def decoded_tensors(
         if form == UNQUANTIZED or codes is None:
             plain += names
         else:
-            found[f"{module}.weight"] = _decoded(checkpoint, module, names, form, codes, device, dtype)
+            biases = [name for name in names if name.endswith(".bias")]
+            plain += biases
+            coded = [name for name in names if name not in biases]
+            found[f"{module}.weight"] = _decoded(checkpoint, module, coded, form, codes, device, dtype)
     for name in plain:
         if checkpoint.tensors[name].dtype not in WIDE:
             info = checkpoint.tensors[name]
@@ -64,7 +67,6 @@ def _decoded(
     kind = FORMATS[type(form)]
     weight = kind.weight(form, Tensors(buffers, device).take(buffers), dtype)
     fill_places(checkpoint, names, kind.places(weight, form, [Part(module, rows)]))
-    kind.finish(weight)
     return decode(weight, torch.empty(rows, columns, dtype=dtype, device=device))
 
 

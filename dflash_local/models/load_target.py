@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,19 +29,21 @@ MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decod
 ADAPTER = "adapter_config.json"
 RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
-Quantize = Literal["nf4", "int8"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and in what a target is loaded: a torch device or ``balanced`` over all GPUs, a dtype, a weight format."""
+    """Where and in what a target is loaded: a torch device or ``balanced`` over all GPUs, and a dtype.
+
+    Attributes:
+        bitsandbytes: the format that it makes of plain weights, of ``load_config.BITSANDBYTES``.
+    """
 
     device: str
     dtype: torch.dtype
-    quantize: Quantize | None = None
+    bitsandbytes: str | None = None
 
 
-def placement(device: str, dtype: str, quantize: str | None) -> Placement:
+def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
     """Resolve ``auto`` and refuse what this machine does not have; the values are those of ``LoadConfig``.
 
     CPU defaults to float32, every accelerator to bfloat16.
@@ -54,7 +56,7 @@ def placement(device: str, dtype: str, quantize: str | None) -> Placement:
         raise UsageError("device 'balanced' spreads a target over several GPUs; none is visible here", "use cpu")
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
-    return Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
+    return Placement(device, DTYPES[dtype], bitsandbytes)
 
 
 def _check_device(device: str) -> None:
@@ -81,7 +83,7 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite; the configuration is
             one that transformers does not take, or asks for what this program does not do.
-        UsageError: a weight format this family cannot take.
+        UsageError: bitsandbytes cannot take it.
         MissingDependencyError: bitsandbytes is wanted and not installed.
     """
     from transformers.utils import logging
@@ -106,7 +108,7 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
         ) from error
     _check_loading(folder, info)
     _check_finite(folder, model)
-    if where.quantize is None:
+    if where.bitsandbytes is None:
         _unify_experts(model, where.dtype)
     else:
         _check_quantised(model, facts, where)
@@ -194,35 +196,30 @@ def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     if stored is not None and stored.unread and not _decoded_by_transformers(facts):
         raise CheckpointError(
             f"{folder}: weights of {facts.model_type} in the format {stored.unread} are not supported",
-            f"take the plain weights (--quantize nf4 or int8 makes them smaller as they are loaded) or {READ}",
+            f"take the plain weights (--quantize int4 or int8 makes them smaller as they are loaded) or {READ}",
         )
     if stored is not None and not facts.model.dense and not stored.unread:
         raise CheckpointError(
             f"{folder}: experts in the format {stored.name} are not supported", "take the plain weights"
         )
-    if stored is not None and where.quantize is not None and not stored.unread:
-        raise UsageError(f"{folder} is stored in {stored.name} already", "load it without --quantize")
-    if stored is not None and _decoded_by_transformers(facts) and where.quantize is None:
+    if stored is not None and _decoded_by_transformers(facts):
         from transformers import Mxfp4Config
 
         # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.
         return Mxfp4Config(dequantize=True)
-    if where.quantize is None:
-        return None
-    if not facts.model.dense:  # experts are fused three-dimensional tensors, which it leaves in bf16 without a word
-        raise UsageError(
-            f"{where.quantize} of {facts.model_type} is refused: bitsandbytes leaves its fused experts in 16 bits",
-            "load it in bfloat16, or a dense target in 4 bits",
-        )
+    return None if where.bitsandbytes is None else _bitsandbytes(where)
+
+
+def _bitsandbytes(where: Placement) -> Any:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
         raise MissingDependencyError(
-            f"--quantize {where.quantize} needs bitsandbytes", "pip install bitsandbytes"
+            f"--quantize {where.bitsandbytes} needs bitsandbytes", "pip install bitsandbytes"
         ) from None
     from transformers import BitsAndBytesConfig
 
-    if where.quantize == "int8":
+    if where.bitsandbytes == "bnb-int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(KEPT_WHOLE))
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -270,7 +267,7 @@ def _check_quantised(model: Any, facts: TargetFacts, where: Placement) -> None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         raise UsageError(
-            f"bitsandbytes cannot run this {facts.model_type} target in {where.quantize} on {where.device}: "
+            f"bitsandbytes cannot run this {facts.model_type} target in {where.bitsandbytes} on {where.device}: "
             f"{_first_line(error)}",
             "its kernels need widths that are multiples of 64; load it without --quantize",
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.config.quantization import Quantization
+from dflash_local.config.quantization import Quantization, StoredPlain
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 
@@ -16,6 +16,8 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
 
     def format_of(module: str) -> WeightFormat:
         stored = quantization.stored(module)
+        if isinstance(stored, StoredPlain):
+            return weight_format(stored)
         plain = checkpoint.tensors.get(f"{module}.weight")
         if stored is None or (plain is not None and plain.dtype in FLOATS):
             return UNQUANTIZED

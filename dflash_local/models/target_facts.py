@@ -6,7 +6,7 @@ Loads nothing. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
@@ -16,7 +16,8 @@ from dflash_local.config.families import family_of
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.module_names import HEAD_MODULES, PREFIXES
 from dflash_local.config.read_model import quantization_settings, read_model
-from dflash_local.errors import CheckpointError
+from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.stored_formats import FLOATS
 
@@ -80,6 +81,20 @@ class TargetFacts:
             eos_ids=_eos_ids(checkpoint, fields.values),
             kept_whole=_kept_whole(quantization_settings(top, fields)),
         )
+
+    def quantized(self, quantize: str | None) -> TargetFacts:
+        """The facts of a target whose weights are quantised as they are read.
+
+        Args:
+            quantize: of ``LoadConfig``; what is left to bitsandbytes is only checked here.
+
+        Raises:
+            UsageError: they cannot be.
+        """
+        refused = quantize_refusal(self.model, quantize)
+        if refused:
+            raise UsageError(f"{self.model.source}: {refused}", "load it without --quantize")
+        return replace(self, model=quantized(self.model, quantize))
 
 
 def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:

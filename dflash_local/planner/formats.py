@@ -1,4 +1,4 @@
-"""Weight formats the reference engine can run a target in, and the bytes each takes.
+"""Weight formats that the reference engine keeps a target in, and the bytes each takes.
 
 Which family can be loaded in which format, and why not; nothing of contexts or caches.
 """
@@ -6,6 +6,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 from __future__ import annotations
 
 from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import Parameters, target_parameters
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,18 +43,12 @@ def refusal(model: ModelConfig, quantize: str | None) -> str:
             return f"published in {stored.unread}, which is not read yet"
         if not model.dense:
             return f"published in {stored.name}, and quantised experts are not read yet"
-    if quantize is None:
-        return ""
-    if stored is not None:
-        return f"published in {stored.name}; {quantize} on top of it is not supported"
-    if not model.dense:
-        return f"{quantize} leaves fused experts in 16 bits (bitsandbytes issue 1849): dense targets only"
-    return ""
+    return quantize_refusal(model, quantize)
 
 
-def weight_bytes(model: ModelConfig, dtype: str, quantize: str | None) -> int:
-    """Bytes of the target on the device, without a head of its own."""
-    return _weights(target_parameters(model), DTYPE_BYTES[dtype], quantize)
+def weight_bytes(model: ModelConfig, dtype: str, bitsandbytes: str | None) -> int:
+    """Bytes of the target on the device, without a head of its own; what this program quantises is decoded again."""
+    return _weights(target_parameters(model), DTYPE_BYTES[dtype], bitsandbytes)
 
 
 def head_bytes(model: ModelConfig, dtype: str) -> int:
@@ -61,12 +56,12 @@ def head_bytes(model: ModelConfig, dtype: str) -> int:
     return target_parameters(model).head * DTYPE_BYTES[dtype]
 
 
-def _weights(counts: Parameters, size: int, quantize: str | None) -> int:
+def _weights(counts: Parameters, size: int, bitsandbytes: str | None) -> int:
     """MXFP4 experts are decoded at load, so they count like any other weight."""
     body = counts.total - counts.head
-    if quantize is None:
+    if bitsandbytes is None:
         return body * size
-    each = NF4_BYTES if quantize == "nf4" else INT8_BYTES
+    each = NF4_BYTES if bitsandbytes == "bnb-nf4" else INT8_BYTES
     return round(counts.quantisable * each) + (body - counts.quantisable) * size
 
 

@@ -5,7 +5,7 @@ All of the planned context is reserved at load. Knows shapes and bytes, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
@@ -42,7 +42,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     spec = engine_spec(drafter, load)
     held = _held(target, drafter, spec)
     standing = Ledger(tuple(held), Line("loading", 0)).running or 0
-    loading = Line("loading", standing + _making_tables(target, drafter, spec), "all that is reserved")
+    loading = _loading(target, held, standing + _making_tables(target, drafter, spec))
     moments = [Ledger((*held, *_moment(target, drafter, spec, load, phase)), loading) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
@@ -60,11 +60,21 @@ def _on_host(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpe
     )
 
 
+def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
+    """The fullest moment of loading: all that is reserved, or the last matrix that is quantised as it is read."""
+    if target.quantization is not None and target.quantization.at_load:
+        weights = sum(line.bytes or 0 for line in held if line.name in ("target weights", "head"))
+        reading = weights + memory.quantizing_bytes(target)
+        if reading > reserved:
+            return Line("loading", reading, "the weights, and one while it is rounded")
+    return Line("loading", reserved, "all that is reserved")
+
+
 def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> list[Line]:
     """What stands from load to close."""
     sums = pair.bytes_by_group(target, drafter, spec)
     notes: dict[Group, str] = {
-        "target weights": spec.dtype if target.quantization is None else f"{target.quantization.name}, as stored",
+        "target weights": _format(target, spec),
         "head": _head_note(target, spec),
         "head for drafting": "8 bits, beside the head",
         "drafter weights": "8 bits" if spec.precision.weights == "8bit" else spec.dtype,
@@ -76,6 +86,13 @@ def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) 
         "buffers": f"of {spec.rows} rows",
     }
     return [Line(group, sums.get(group, 0), note) for group, note in notes.items()]
+
+
+def _format(target: ModelConfig, spec: EngineSpec) -> str:
+    stored = target.quantization
+    if stored is None:
+        return spec.dtype
+    return f"{stored.name}, {'rounded as they are read' if stored.at_load else 'as stored'}"
 
 
 def _head_note(target: ModelConfig, spec: EngineSpec) -> str:

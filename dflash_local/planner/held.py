@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.layout.quantized import quantized
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner import fused_memory, memory
 from dflash_local.planner.load import Load
@@ -19,5 +20,6 @@ def held(target: ModelConfig, drafter: DrafterConfig | None, facts: SessionFacts
     """
     kind = facts.device.partition(":")[0]
     load = Load.of(kind, facts.load, facts.context, facts.block_size)
+    target = quantized(target, facts.load.quantize)
     made = fused_memory.ledger if facts.engine == "fused" else memory.ledger
     return made(target, drafter if facts.drafter is not None else None, load).loading.bytes or 0

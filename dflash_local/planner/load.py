@@ -13,15 +13,16 @@ SNAPSHOTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is loaded and how full it gets: dtype, weight format, tokens in the context, block size.
+    """What is loaded and how full it gets: dtype, tokens in the context, block size.
 
     Attributes:
+        bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
         device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
         exact, drafter_precision, kv_cache, offloaded: of the fused engine alone, see ``LoadConfig``.
     """
 
     dtype: str
-    quantize: str | None
+    bitsandbytes: str | None
     context: int
     block: int
     device: str = "cuda"
@@ -39,7 +40,7 @@ class Load:
         """
         return cls(
             dtype=formats.resolved_dtype(config.dtype, kind),
-            quantize=config.quantize,
+            bitsandbytes=config.bitsandbytes,
             context=context,
             block=block,
             device=kind if kind in ("cpu", "mps") else "cuda",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
+from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.planner.formats import DTYPE_BYTES, head_bytes, largest_matrix, weight_bytes
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.load import Load
@@ -33,7 +34,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     last block of a reply that does.
     """
     weights = [
-        Line("target weights", weight_bytes(target, load.dtype, load.quantize), _format(target, load)),
+        Line("target weights", weight_bytes(target, load.dtype, load.bitsandbytes), _format(target, load)),
         Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),
     ]
     if drafter is not None:
@@ -47,8 +48,8 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
 
 def _format(target: ModelConfig, load: Load) -> str:
     """The target's weight format; only whole weights have been measured against the prediction."""
-    if load.quantize is not None:
-        return f"{load.quantize}, computed only"
+    if load.bitsandbytes is not None:
+        return f"{load.bitsandbytes}, computed only"
     return load.dtype if target.quantization is None else f"{target.quantization.name} decoded to {load.dtype}"
 
 
@@ -77,7 +78,7 @@ def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phas
         lines.append(Line("state snapshots", state * copies, f"{copies} of them"))
     chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
     later = phase == "decode" or load.context > PREFILL_CHUNK
-    conditions = Conditions(load.dtype, load.quantize, load.context, chunk, grown, later)
+    conditions = Conditions(load.dtype, load.bitsandbytes, load.context, chunk, grown, later)
     step = largest_step(target, drafter, phase, conditions)
     lines.append(Line("workspace", step.bytes + library_workspace(load.device), step.note))
     return lines
@@ -86,10 +87,16 @@ def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phas
 def loading(target: ModelConfig, weights: Sequence[Line], load: Load) -> Line:
     """The fullest moment of loading: tensors go straight to their place, so it is what is loaded at its end."""
     whole = sum(line.bytes or 0 for line in weights)
-    if load.quantize is None:
-        return Line("loading", whole, "the weights")
-    # A matrix comes in 16 bits and is packed on the device.
-    return Line("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
+    if load.bitsandbytes is not None:  # a matrix comes in 16 bits and is packed on the device
+        return Line("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
+    if target.quantization is not None and target.quantization.at_load:
+        return Line("loading", whole + quantizing_bytes(target), "the weights, and one while it is rounded")
+    return Line("loading", whole, "the weights")
+
+
+def quantizing_bytes(target: ModelConfig) -> int:
+    """The largest matrix as it is stored, and a slice of it with what is worked out for it."""
+    return largest_matrix(target) * DTYPE_BYTES.get(target.stored_dtype, 4) + DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
 
 
 def drafter_dtype(dtype: str) -> str:

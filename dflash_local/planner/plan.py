@@ -14,6 +14,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import OFFLOADS, LoadConfig, Offloaded
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.alternatives import COARSER, alternatives, formats_of
@@ -97,8 +98,8 @@ def plan(
         return _server_plan(target, machine, limit)
     drafter = drafter if config.draft else None
     engine = chosen_engine(target, drafter, machine, config)
-    case = _Case(target, drafter, machine, config, engine)
     refused = formats.refusal(target, config.quantize)
+    case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
         return case.plan(config.context or limit, refused)
     if engine != "fused" or config.offload != "auto":
@@ -147,7 +148,7 @@ def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: M
         UsageError: an engine was asked for that cannot run this.
     """
     why = engine_rule.refusal(
-        quantize=config.quantize,
+        bitsandbytes=config.bitsandbytes,
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
         device=machine.device if machine.kind == "cuda" else machine.kind,
         drafter_biased=drafter is not None and drafter.attention_bias,

@@ -71,7 +71,7 @@ def test_a_running_server_answers_for_run_and_nothing_is_loaded_twice(
         ("demo", {"drafter_precision": "8bit"}),
         ("demo", {"draft_window": 64}),
         ("demo", {"attention_factor": 1.5}),
-        ("demo", {"quantize": "nf4"}),
+        ("demo", {"quantize": "int4"}),
         ("demo", {"engine": "fused"}),
     ],
 )

@@ -43,15 +43,15 @@ def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
     wish = LoadConfig(
         dtype="bfloat16",
         device="cuda:1",
-        quantize="nf4",
+        quantize="bnb-nf4",
         allow_mismatch=True,
         context=4096,
         fit_check=False,
         engine="fused",
     )
     assert " ".join(certifying.command(own, wish, False, NOBODY)[4:]) == (
-        "owner/name --json --drafter /d --context 4096 --quantize nf4 --dtype bfloat16 --device cuda:1 --engine fused "
-        "--allow-mismatch --no-fit-check --no-think"
+        "owner/name --json --drafter /d --context 4096 --quantize bnb-nf4 --dtype bfloat16 --device cuda:1 "
+        "--engine fused --allow-mismatch --no-fit-check --no-think"
     )
     assert certifying.command(own, LoadConfig(), True, NOBODY)[5:] == ["--json", "--drafter", "/d"]
 

@@ -72,7 +72,7 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     assert [(m.role, m.content) for m in request.messages] == [("system", "sys"), ("user", "hi")]
     (wish,) = opened.loads
     assert (wish.dtype, wish.device, wish.quantize, wish.allow_mismatch, wish.draft) == (
-        "bfloat16", "cuda:1", "nf4", True, True,
+        "bfloat16", "cuda:1", "bnb-nf4", True, True,
     )  # fmt: skip
 
 

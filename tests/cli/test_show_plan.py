@@ -46,7 +46,14 @@ def test_show_json_is_complete(cli: Cli) -> None:
     sizes = {line["name"]: line["bytes"] for line in found["plan"]["ledger"]["lines"]}
     assert abs(sizes["drafter weights"] / GIB - 2.41) < 0.1  # and the rope table, which no file holds
     assert 16 < (sizes["target weights"] + sizes["head"]) / GIB < 17.98  # vision and MTP parts stay unloaded
-    assert [plan["format"] for plan in found["fits"]] == ["bfloat16", "int8", "nf4"] and found["plan"]["fits"]
+    assert [plan["format"] for plan in found["fits"]] == [
+        "bfloat16",
+        "fp8",
+        "int8",
+        "int4",
+        "bnb-int8",
+        "bnb-nf4",
+    ] and found["plan"]["fits"]
     assert found["local"]["state"] == "absent" and set(found["server_commands"]) == {"vLLM", "SGLang"}
     cells = {(cell["task"], cell["block"], cell["concurrency"]): cell for cell in found["published"]}
     assert cells["Math500", 16, 1]["acceptance_length"] == 7.34 and len(cells) > 12
@@ -99,21 +106,21 @@ def test_plan_says_what_does_not_fit_and_what_would(cli: Cli) -> None:
     assert "Qwen/Qwen3.6-27B in bfloat16, context 2,048, block 16: does not fit" in failed.err
     assert re.search(r"bfloat16 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", failed.err)
     assert "error: Qwen/Qwen3.6-27B in bfloat16 needs" in failed.err
-    assert "this fits: " in failed.err and "--quantize nf4" in failed.err
-    tiny = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "16")
+    assert "this fits: " in failed.err and "--quantize int4" in failed.err
+    tiny = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "12")
     assert tiny.code == 5 and "this fits" not in tiny.err and "no smaller context or format" in tiny.err
     bigger = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32")
-    assert bigger.code == 5 and re.search(r"nf4 +yes +[\d,]+ +\d\d\.\d\d GiB", bigger.err)
-    assert "this fits: " in bigger.err and "--quantize nf4" in bigger.err
+    assert bigger.code == 5 and re.search(r"int4 +yes +[\d,]+ +\d\d\.\d\d GiB", bigger.err)
+    assert "this fits: " in bigger.err and "--quantize int" in bigger.err
     asked = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--quantize", "nf4")
-    assert asked.code == 0 and "in nf4" in asked.out and asked.err == ""
+    assert asked.code == 0 and "in bnb-nf4" in asked.out and asked.err == ""
 
 
 def test_plan_json_carries_the_ledger_either_way(cli: Cli) -> None:
     failed = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--json")
     told = json.loads(failed.err)
     assert failed.code == 5 and failed.out == "" and told["error"]["type"] == "DoesNotFitError"
-    assert told["fits"] is False and told["nearest"]["format"] == "nf4" and told["nearest"]["fits"]
+    assert told["fits"] is False and told["nearest"]["format"] in ("int8", "int4") and told["nearest"]["fits"]
     book = told["plan"]["ledger"]
     weights = sum(line["bytes"] for line in book["lines"] if line["name"] in ("target weights", "head"))
     (embedding, _snapshots) = book["host"]  # what could be spared of the device is
@@ -131,18 +138,19 @@ def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
         name: cli(*asked, *more, "--json").json["plan"]
         for name, more in {
             "auto": (),
-            "nf4": ("--quantize", "nf4"),
+            "bnb-nf4": ("--quantize", "nf4"),
+            "int4": ("--quantize", "int4"),
             "exact": ("--exact", "--context", "4096"),
             "8bit": ("--draft-side", "8bit"),
         }.items()
     }
     assert {name: found["engine"] for name, found in plans.items()} == {
         **dict.fromkeys(plans, "fused"),
-        "nf4": "reference",
+        "bnb-nf4": "reference",
     }
     assert plans["exact"]["exact"] and plans["8bit"]["context"] > plans["auto"]["context"]
     refused = cli(*asked, "--engine", "fused", "--quantize", "nf4")
-    assert refused.code == 2 and "it does not know nf4 weights" in refused.err
+    assert refused.code == 2 and "it does not know bnb-nf4 weights" in refused.err
 
 
 def test_plan_takes_bundled_pairs_folders_and_wishes(cli: Cli) -> None:
@@ -165,6 +173,16 @@ def test_plan_of_a_quantised_folder_counts_what_is_stored(cli: Cli, tmp_path: Pa
     assert re.search(r"target weights +5\.23 GiB +int4 g128, as stored", shown.out)
     decoded = cli("plan", str(tmp_path), "--gpu-memory", "12", "--engine", "reference")
     assert decoded.code == 5 and "in bfloat16, context 2,048" in decoded.err
+
+
+def test_plan_of_a_target_quantised_for_servers_says_where_replies_differ(cli: Cli, tmp_path: Path) -> None:
+    known = {key: value for key, value in (shape("Qwen/Qwen3.5-9B") or {}).items() if not key.startswith("_")}
+    (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["nvfp4"]}))
+    shown = cli("plan", str(tmp_path), "--gpu-memory", "16")
+    assert shown.code == 0 and "in nvfp4, context" in shown.out
+    assert "quantised for activations in 4 bits" in " ".join(shown.out.split())
+    (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["int4-g128"]}))
+    assert "quantised for" not in cli("plan", str(tmp_path), "--gpu-memory", "16").out
 
 
 def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

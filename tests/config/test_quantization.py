@@ -64,6 +64,7 @@ def test_a_plain_checkpoint_has_none() -> None:
         (ROUND, G128),
         ({**ROUND, "packing_format": "auto_round:gptqv2", "sym": False}, StoredInt("gptq_v2", 128, zeros=True)),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}, StoredInt("awq", 128, zeros=True)),
+        ({"quant_method": "awq", "bits": 4, "zero_point": False}, StoredInt("awq", 128, zeros=True)),  # all are 8
         (packed(), StoredInt("pack-quantized", 32)),
         (packed(symmetric=False, group_size=128, actorder="static"), StoredInt("pack-quantized", 128, zeros=True)),
         ({"quant_method": "fp8", "activation_scheme": "static"}, TENSOR),
@@ -215,17 +216,19 @@ def test_a_head_may_be_quantised(settings: dict[str, Any], stored: StoredFormat)
         ({**ROUND, "act_bits": 16}, ()),
         (packed(), ()),
         (compressed("float-quantized", {"num_bits": 8}, num_bits=8), ("activations in 8 bits",)),
-        ({**packed(), "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ("KV cache",)),
-        (modelopt("NVFP4", kv_cache_scheme={"num_bits": 8}), ("activations in 4 bits", "KV cache")),
+        ({**packed(), "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ("KV cache in fewer bits",)),
+        (modelopt("NVFP4", kv_cache_scheme={"num_bits": 8}), ("activations in 4 bits", "KV cache in fewer bits")),
         (modelopt("W4A16_NVFP4", kv_cache_scheme=None), ()),
         (
             {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
-            ("activations in 8 bits", "KV cache"),
+            ("activations in 8 bits", "KV cache in fewer bits"),
         ),
     ],
 )
 def test_what_servers_quantise_beside_the_weights_is_named(settings: dict[str, Any], ignored: tuple[str, ...]) -> None:
-    assert read(settings).ignored == ignored
+    found = read(settings)
+    assert found.ignored == ignored
+    assert all(each in found.remark for each in ignored) and bool(found.remark) == bool(ignored)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +236,7 @@ def test_what_servers_quantise_beside_the_weights_is_named(settings: dict[str, A
     [
         ({"quant_method": "bitsandbytes", "bits": 4}, "bitsandbytes"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the layout 'gemv'"),
-        ({"quant_method": "awq", "bits": 4, "zero_point": False}, "awq without zero points"),
+        ({"quant_method": "awq", "bits": 8}, "awq in 8 bits"),
         ({"bits": 4}, "unknown"),
         ({**GPTQ, "desc_act": True}, "gptq with desc_act, which scatters the groups"),
         ({**GPTQ, "bits": 3}, "gptq in 3 bits"),

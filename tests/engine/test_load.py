@@ -112,15 +112,15 @@ def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
     assert session.runner.proposer.drafter.dtype == torch.bfloat16  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+@pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])
 @pytest.mark.parametrize("pair", ["qwen3-v1-b8", "qwen35-v2-swa-b8"])
 def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize: str) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     options = LoadConfig(dtype="float32", device="cpu", quantize=quantize)
     session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter", options)
     kinds = {type(m).__name__ for m in session.runner.target.model.modules()}
-    assert ("Linear4bit" if quantize == "nf4" else "Linear8bitLt") in kinds
-    assert session.facts.dtype == quantize
+    assert ("Linear4bit" if quantize == "bnb-nf4" else "Linear8bitLt") in kinds
+    assert session.facts.formats == f"{quantize} float32"
     assert len(ask(session, PROMPT, 12).ids) == 12
     assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
 
@@ -128,7 +128,7 @@ def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize
 def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(saved: Callable[[str], Path]) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     try:
-        session = open_pair(saved("qwen3"), None, LoadConfig(dtype="float32", device="cpu", quantize="nf4"))
+        session = open_pair(saved("qwen3"), None, LoadConfig(dtype="float32", device="cpu", quantize="bnb-nf4"))
     except UsageError as error:
         assert "nf4" in error.message and "multiples of 64" in error.hint
     else:  # a bitsandbytes that takes the tiny model's width of 32
@@ -138,7 +138,7 @@ def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(sa
 @pytest.mark.parametrize("family", EXPERTS)
 def test_bitsandbytes_on_fused_experts_is_refused_by_name(family: str, saved: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"nf4.*experts"):
-        open_pair(saved(family), None, LoadConfig(device="cpu", quantize="nf4"))
+        open_pair(saved(family), None, LoadConfig(device="cpu", quantize="bnb-nf4"))
 
 
 def test_kimi_style_drafter_with_yarn_over_a_latent_attention_target(

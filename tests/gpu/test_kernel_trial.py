@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from quantized_weights import fp8, int4
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import record_of
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.models.fused import kernel_choice
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish
 
 pytestmark = pytest.mark.gpu
 
-SIGNATURE = """
-extern "C" __global__ void few_row_gemm(
-    const unsigned short* x, const unsigned char* codes, const unsigned char* scales, const unsigned char* zeros,
-    unsigned short* out, const unsigned short* residual, float* partial_sums, int* counters, long long x_stride,
-    long long out_stride, int rows, int out_features, int tiles)
-"""
+TYPES = "typedef unsigned short u16; typedef unsigned char u8; typedef long long i64;"
 PLANTED = {
     "wrong": "{ if (threadIdx.x < rows) out[threadIdx.x * out_stride] = 0x3f80; }",
     "fault": "{ *(volatile int*)0 = rows; }",
@@ -33,17 +28,28 @@ PLANTED = {
 ROWS = (1, 7, 16, 33, 64)
 
 
+def planted(verdict: str) -> str:
+    """A source whose kernel takes what the real one takes."""
+    real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"\nfew_row_gemm\((.*?)\) \{", real, re.DOTALL)
+    return f'{TYPES}\nextern "C" __global__ void few_row_gemm({arguments}) {PLANTED[verdict]}\n'
+
+
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_trial, "TRIAL_S", 15.0)
     monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 2)
 
 
-def weights() -> list[IntWeight | Fp8Weight]:
+def weights(n: int = 1024, k: int = 2048) -> list[Codable]:
+    """Of every format."""
     return [
-        int4(1024, 2048, 128, device="cuda"),
-        int4(1024, 2048, 32, True, device="cuda"),
-        fp8(1024, 2048, device="cuda"),
+        *(int4(n, k, group, zeros, device="cuda") for group, zeros in ((128, False), (32, True))),
+        *(int8(n, k, group, zeros, device="cuda") for group, zeros in ((k, False), (32, True))),
+        fp8(n, k, device="cuda"),
+        fp8_rows(n, k, device="cuda"),
+        mxfp4(n, k, device="cuda"),
+        nvfp4(n, k, device="cuda"),
     ]
 
 
@@ -62,7 +68,7 @@ def check_product(layer: Linear, wide: torch.Tensor) -> None:
 @pytest.mark.parametrize("verdict", PLANTED)
 def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "few_row_gemm.cu"
-    source.write_text(SIGNATURE + PLANTED[verdict])
+    source.write_text(planted(verdict))
     monkeypatch.setattr(few_row_gemm, "SOURCE", source)
     layer = Linear(int4(1024, 2048, 128, device="cuda"))
     wide = layer.weight.dequantized()  # type: ignore[union-attr]
@@ -78,7 +84,7 @@ def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, mon
 def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
     source = tmp_path / "few_row_gemm.cu"
-    source.write_text(f"#if WARPS_N == 1\n{SIGNATURE}{PLANTED[verdict]}\n#else\n{real}\n#endif\n")
+    source.write_text(f"#if WARPS_N == 1\n{planted(verdict)}#else\n{real}\n#endif\n")
     monkeypatch.setattr(few_row_gemm, "SOURCE", source)
     monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 100)
     monkeypatch.setattr(kernel_trial, "TRIAL_S", 10.0)
@@ -107,7 +113,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_generic_product_is_what_the_weight_stands_for_row_by_row(rows: int) -> None:
-    for weight in (*weights(), int4(992, 1024 + 96, 32, True, device="cuda"), fp8(1000, 1024 + 160, device="cuda")):
+    for weight in (*weights(), *weights(1000, 1024 + 96)):  # the last tile and the last step are not full
         n, k = weight.shape
         packed, x = FragmentWeight.of(weight), random(rows, k)
         out = decode_gemm.linear(x, packed, torch.empty(rows, n, device="cuda", dtype=torch.bfloat16))

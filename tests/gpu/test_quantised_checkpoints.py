@@ -25,7 +25,7 @@ def tensors(weights: TargetWeights) -> Iterator[torch.Tensor]:
         if isinstance(product.weight, torch.Tensor):
             yield product.weight
         else:
-            for name in ("codes", "scales", "zeros"):
+            for name in ("codes", "scales", "zeros", "row_scales"):
                 found = getattr(product.weight, name, None)
                 if found is not None:
                     yield found.view(torch.uint8)

@@ -258,13 +258,17 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
 def test_where_no_child_can_use_the_device_the_line_says_why(
     card: None, times: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[object] = []
+
     def try_kernels(*args: object) -> None:
+        asked.append(args)
         raise TrialsImpossibleError("another process has the device for itself")
 
     monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)
     layer = Linear(int4(96, 256, 32))
     finish([layer])
     choose_configs([layer], 16)
+    assert len(asked) == 1, "a child that cannot use the device is started once for a load"
     assert layer.config is None and "another process has the device" in without_kernel([layer])[0]
 
 

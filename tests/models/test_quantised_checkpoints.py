@@ -10,64 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from both_engines import fused_tokens, logits, reference, reference_tokens, weights_of
 from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.load_config import LOAD_OPTIONS
 from dflash_local.models import load_target as load
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
-from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.fused.weights import TargetWeights, read_weights
-from dflash_local.models.load_target import Placement, load_target
 from dflash_local.models.target_facts import TargetFacts
 
-CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen3", "qwen3_5")
-PROMPT = torch.arange(5, 16)
-TOKENS = 12
-
-
-def weights_of(folder: Path) -> tuple[TargetWeights, TargetFacts]:
-    checkpoint = Checkpoint.open(folder)
-    facts = TargetFacts.from_checkpoint(checkpoint)
-    return read_weights(checkpoint, facts, CPU, torch.float32), facts
-
-
-def fused(folder: Path) -> FusedTarget:
-    weights, facts = weights_of(folder)
-    return FusedTarget(weights, facts.model, (0, 2), 64, 4)
-
-
-def fused_tokens(folder: Path) -> list[int]:
-    model = fused(folder)
-    token = int(model.head(model.prefill(PROMPT, False).hidden[-1:]).argmax())
-    found = [token]
-    while len(found) < TOKENS:
-        row = model.verify(torch.tensor([found[-1]]), False).hidden
-        model.commit(1)
-        found.append(int(model.head(row).argmax()))
-    return found
-
-
-def reference(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    checkpoint = Checkpoint.open(folder)
-    return load_target(checkpoint, TargetFacts.from_checkpoint(checkpoint), Placement("cpu", dtype, **options))
-
-
-def reference_tokens(folder: Path) -> list[int]:
-    model, ids = reference(folder), PROMPT.tolist()
-    for _ in range(TOKENS):
-        with torch.inference_mode():
-            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
-
-
-def logits(folder: Path) -> torch.Tensor:
-    model = fused(folder)
-    return model.head(model.prefill(PROMPT, False).hidden)
 
 
 def kept_as(dialect: str) -> type:
@@ -316,8 +272,10 @@ def test_nan_among_fp8_codes_is_refused(tmp_path: Path) -> None:
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
     folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    with pytest.raises(UsageError, match="stored in int4 g32 already"):
-        reference(folder, quantize="nf4")
+    facts = TargetFacts.from_checkpoint(Checkpoint.open(folder))
+    for quantize in LOAD_OPTIONS["quantize"].choices:
+        with pytest.raises(UsageError, match=f"{quantize} on top of int4 g32 is not supported"):
+            facts.quantized(quantize)
 
 
 def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Path) -> None:

@@ -64,10 +64,12 @@ def check(
 ) -> int:
     """Both answers in every way of asking; how many there were."""
     cases = list(
-        product(LOAD_OPTIONS["engine"].choices, DEVICES, DTYPES_ASKED, (None, "nf4"), ("", "--exact", "--kv-cache fp8"))
+        product(
+            LOAD_OPTIONS["engine"].choices, DEVICES, DTYPES_ASKED, (None, "bnb-nf4"), ("", "--exact", "--kv-cache fp8")
+        )
     )
     for engine, device, dtype, quantize, option in cases:
-        where = Placement(device, DTYPES[dtype], quantize)  # type: ignore[arg-type]
+        where = Placement(device, DTYPES[dtype], quantize)
         machine = replace(DEVICES[device], kernels=kernels)
         config = LoadConfig(
             dtype=dtype,

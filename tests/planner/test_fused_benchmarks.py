@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
+torch = pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
 from benchmarks import fused_memory, load_speed, random_checkpoint  # noqa: E402
+from benchmarks.stored_layouts import LAYOUTS, OUTLIER  # noqa: E402
+from dflash_local.engine import LoadConfig  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
+from dflash_local.models.decoded_tensors import decoded_tensors  # noqa: E402
 from dflash_local.models.pair import check_pair  # noqa: E402
+from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,44 @@ def test_the_memory_benchmark_fills_the_context(toy: Path, tmp_path: Path, capsy
 
 def test_the_loading_benchmark_times_both(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert load_speed.main([str(toy), "--device", "cpu", "--runs", "1", "--context", "64"]) == 0
-    found = load_speed.measure(toy, "cpu", 1, 64)
+    found = load_speed.measure(toy, LoadConfig(device="cpu", engine="fused", dtype="bfloat16", context=64), 1)
     assert "plain read" in capsys.readouterr().out
     assert 0 < found["weights_in_place_s"] <= found["ready_s"] and found["ratio"] > 0
+
+
+def test_a_pair_is_written_in_a_layout_loaded_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "load.json"
+    arguments = [
+        "qwen3.5-9b",
+        "--stored",
+        "autoround-g128",
+        "--tiny",
+        "--layers",
+        "4",
+        "--device",
+        "cpu",
+        "--runs",
+        "1",
+    ]
+    more = ["--context", "256", "--timing", "64", "--at", str(tmp_path), "--out", str(out)]
+    assert load_speed.main([*arguments, *more]) == 0
+    found = json.loads(out.read_text())
+    assert found["stored"] == "int4 g128" and found["timing"]["step"]["ms"] > 0
+    assert "ready after" in capsys.readouterr().out and [each.name for each in tmp_path.iterdir()] == ["load.json"]
+
+
+@pytest.mark.parametrize("stored", LAYOUTS)
+def test_random_checkpoints_are_read_in_every_layout(stored: str, tmp_path: Path) -> None:
+    """With outliers, signs and equal tiles, and sums that stay in range."""
+    random_checkpoint.build("Qwen/Qwen3.5-9B", tmp_path, layers=8, tiny=True, device="cpu", stored=stored, tiled=True)
+    checkpoint = Checkpoint.open(tmp_path / "target")
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    decoded = decoded_tensors(checkpoint, facts, torch.device("cpu"), torch.float32)
+    down = decoded["model.layers.0.mlp.down_proj.weight"]
+    assert torch.equal(down, decoded["model.layers.4.mlp.down_proj.weight"])
+    assert not torch.equal(down, decoded["model.layers.1.mlp.down_proj.weight"])
+    up = decoded["model.layers.0.mlp.up_proj.weight"]
+    assert 0.4 < up.std() * up.shape[1] ** 0.5 < 2
+    if not stored.startswith("fp8"):  # whose one scale is of more than a toy's rows
+        assert down[0].std() > OUTLIER / 5 * down[-1].std()
+    assert (decoded["model.layers.3.self_attn.k_norm.weight"][:4] > 2).all()

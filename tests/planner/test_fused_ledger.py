@@ -24,15 +24,17 @@ from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
-from dflash_local.layout.linear import stored_formats  # noqa: E402
+from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats  # noqa: E402
+from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.layout.spec import EngineSpec  # noqa: E402
-from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig  # noqa: E402
+from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
 from dflash_local.models.fused.drafter import FusedDrafter  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
 from dflash_local.planner import fused_memory  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
+from dflash_local.planner.parameters import target_parameters  # noqa: E402
 
 CONTEXT = 300
 META = torch.device("meta")
@@ -181,6 +183,33 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["head"] == covered(runner.target.weights.head) and "head for drafting" not in found
+
+
+@pytest.mark.parametrize("quantize", QUANTIZED)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-27B", "Qwen/Qwen3-8B"])
+def test_the_ledger_of_a_target_quantised_at_load_is_what_is_allocated(name: str, quantize: str) -> None:
+    pair = PAIRS[name]
+    pair = replace(pair, model=quantized(pair.model, quantize))
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    load = Load.of("cuda", LoadConfig(quantize=quantize), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == held(runner.target.weights)
+    matrices = sum(product.weight.nbytes for product in runner.target.weights.products)
+    bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]
+    assert 8 * matrices == pytest.approx(
+        bits * target_parameters(pair.model).quantisable, rel=0.005
+    )  # decay projections
+
+
+def test_loading_a_target_that_is_quantised_at_load_takes_one_tensor_more() -> None:
+    """With little context the last matrix as it is stored is the fullest moment; with much, all that is reserved."""
+    model = quantized(PAIRS["Qwen/Qwen3.5-27B"].model, "int4")
+    few, many = (fused_memory.ledger(model, None, Load("bfloat16", None, each, 1)) for each in (300, 65536))
+    weights = sum(line.bytes or 0 for line in few.lines if line.name in ("target weights", "head"))
+    matrix = 2 * 17408 * 5120
+    assert few.loading.bytes == weights + matrix + DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
+    assert "rounded" in few.loading.note and many.loading.note == "all that is reserved"
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-hybrid"])

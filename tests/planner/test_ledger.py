@@ -34,7 +34,7 @@ def pair(repo: str) -> tuple[ModelConfig, DrafterConfig]:
 
 def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:
     target, drafter = pair(repo)
-    wish: dict[str, Any] = {"dtype": "bfloat16", "quantize": None, "context": context, "block": 16 if draft else 1}
+    wish: dict[str, Any] = {"dtype": "bfloat16", "bitsandbytes": None, "context": context, "block": 16 if draft else 1}
     return memory.ledger(target, drafter if draft else None, Load(**(wish | changes)))
 
 
@@ -95,12 +95,12 @@ def test_the_targets_cache_doubles(tokens: int, rows: int) -> None:
 
 def test_quantised_weights_leave_head_embedding_and_norms_whole() -> None:
     target, _ = pair("Qwen/Qwen3-8B")
-    whole, small = formats.weight_bytes(target, "bfloat16", None), formats.weight_bytes(target, "bfloat16", "nf4")
+    whole, small = formats.weight_bytes(target, "bfloat16", None), formats.weight_bytes(target, "bfloat16", "bnb-nf4")
     embedding = 151936 * 4096
     linear = 8190735360 - 2 * embedding - 36 * (2 * 4096 + 2 * 128) - 4096
     assert whole - small == pytest.approx(linear * (2 - formats.NF4_BYTES), abs=1)
     assert formats.head_bytes(target, "bfloat16") == 2 * embedding
-    eight = formats.weight_bytes(target, "bfloat16", "int8")
+    eight = formats.weight_bytes(target, "bfloat16", "bnb-int8")
     assert small < eight < whole
 
 
@@ -114,15 +114,15 @@ def test_mxfp4_is_decoded_at_load() -> None:
 
 @pytest.mark.parametrize(("repo", "refused"), [("Qwen/Qwen3-8B", False), ("Qwen/Qwen3.5-35B-A3B", True)])
 def test_experts_are_not_quantised(repo: str, refused: bool) -> None:
-    assert bool(formats.refusal(pair(repo)[0], "nf4")) == refused
+    assert bool(formats.refusal(pair(repo)[0], "bnb-nf4")) == refused
     assert formats.refusal(pair(repo)[0], None) == ""
 
 
 def test_a_prequantised_checkpoint_is_not_run_yet() -> None:
     config = shape("Qwen/Qwen3-8B")
     assert config is not None
-    config["quantization_config"] = {"quant_method": "fp8"}
-    assert "fp8" in formats.refusal(read_model(config, "x"), None)
+    config["quantization_config"] = {"quant_method": "quark"}
+    assert "quark" in formats.refusal(read_model(config, "x"), None)
 
 
 def test_a_drafter_never_runs_in_float16() -> None:
@@ -143,8 +143,8 @@ def test_only_a_gpu_has_a_reserve_and_the_libraries_scratch() -> None:
 @pytest.mark.parametrize("draft", [True, False])
 def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_packed(draft: bool) -> None:
     matrix = formats.largest_matrix(pair("Qwen/Qwen3-8B")[0])
-    for quantize, more in ((None, 0), ("nf4", 2 * matrix)):
-        ledger = of("Qwen/Qwen3-8B", draft=draft, quantize=quantize)
+    for quantize, more in ((None, 0), ("bnb-nf4", 2 * matrix)):
+        ledger = of("Qwen/Qwen3-8B", draft=draft, bitsandbytes=quantize)
         weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]
         assert ledger.loading.bytes == sum(weights) + more
 
@@ -154,7 +154,7 @@ def test_the_lines_name_their_formats() -> None:
         return [entry.note for entry in of("Qwen/Qwen3-8B", **changes).lines[:3]]
 
     assert notes() == ["bfloat16"] * 3
-    assert notes(dtype="float16", quantize="nf4") == ["nf4, computed only", "float16", "bfloat16"]
+    assert notes(dtype="float16", bitsandbytes="bnb-nf4") == ["bnb-nf4, computed only", "float16", "bfloat16"]
 
 
 def test_unfused_attention_is_what_fills_memory_for_gpt_oss() -> None:

@@ -214,15 +214,15 @@ def test_the_nearest_plan_gives_up_context_first() -> None:
 
 
 def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None:
-    floor = {form: need(LoadConfig(context=FLOOR, quantize=form)) for form in (None, "int8", "nf4")}
-    assert floor[None] > floor["int8"] > floor["nf4"]
-    for form in ("int8", "nf4"):
+    floor = {form: need(LoadConfig(context=FLOOR, quantize=form)) for form in (None, "int8", "int4")}
+    assert floor[None] > floor["int8"] > floor["int4"]
+    for form in ("int8", "int4"):
         near = nearest(DENSE, DENSE_DRAFTER, card(floor[form]))
         assert near is not None and near.load.quantize == form and near.load.draft
         assert f"--quantize {form}" in near.options()
-    bare = need(LoadConfig(context=FLOOR, quantize="nf4", draft=False), DENSE, None)
+    bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False, offload="all"), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
-    assert near is not None and not near.load.draft and near.options().endswith("--mode ar")
+    assert near is not None and not near.load.draft and "--mode ar" in near.options()
 
 
 def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
@@ -236,14 +236,14 @@ def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
 
 def test_experts_are_never_quantised() -> None:
     machine = card(40 * GIB)
-    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, LoadConfig(quantize="nf4"))
+    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, LoadConfig(quantize="int4"))
     assert not refused.fits and "experts" in refused.reason
     assert nearest(EXPERTS, EXPERTS_DRAFTER, machine) is None
 
 
 def test_the_table_has_a_row_for_every_format() -> None:
     rows = fits_table(DENSE, DENSE_DRAFTER, named(None, 24))
-    assert [row.format for row in rows] == ["bfloat16", "int8", "nf4"]
+    assert [row.format for row in rows] == ["bfloat16", "fp8", "int8", "int4", "bnb-int8", "bnb-nf4"]
     assert all(row.fits for row in rows)
     contexts = [row.context or 0 for row in rows]
     assert contexts == sorted(contexts) and contexts[0] >= 8192
@@ -279,7 +279,7 @@ def test_a_target_without_a_quoted_context_has_the_engines_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"context": 0}, {"context": 40961}, {"dtype": "int4"}, {"quantize": "fp8"}, {"context": -5}]
+    "given", [{"context": 0}, {"context": 40961}, {"dtype": "int4"}, {"quantize": "int3"}, {"context": -5}]
 )
 def test_what_no_machine_could_do_is_a_usage_error(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
@@ -296,7 +296,7 @@ def test_a_server_target_never_fits_and_says_how_large_it_is() -> None:
 def test_when_loading_is_the_fullest_moment_the_reason_says_so() -> None:
     layers = (replace(layer, mlp=MLPConfig(400_000)) for layer in DENSE.layers)
     wide = replace(DENSE, layers=tuple(layers))  # a matrix comes in 16 bits before int8 packs it
-    found = plan(wide, DENSE_DRAFTER, card(20 * GIB), LoadConfig(context=2048, quantize="int8"))
+    found = plan(wide, DENSE_DRAFTER, card(20 * GIB), LoadConfig(context=2048, quantize="bnb-int8"))
     assert found.ledger.peak == found.ledger.loading.bytes and "while it loads" in found.reason
 
 
@@ -307,7 +307,11 @@ def test_the_json_form_is_json() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(free=st.integers(GIB, 200 * GIB), quantize=st.sampled_from((None, "int8", "nf4")), draft=st.booleans())
+@given(
+    free=st.integers(GIB, 200 * GIB),
+    quantize=st.sampled_from((None, "fp8", "int8", "int4", "bnb-nf4")),
+    draft=st.booleans(),
+)
 def test_a_plan_that_says_it_fits_does_and_nearest_always_does(free: int, quantize: str | None, draft: bool) -> None:
     machine, config = card(free), LoadConfig(quantize=quantize, draft=draft)
     found = plan(DENSE, DENSE_DRAFTER, machine, config)

@@ -78,7 +78,7 @@ def test_room_to_decode_a_slice_is_counted() -> None:
     ("settings", "quantize", "said"),
     [
         ({"quant_method": "hqq"}, None, "published in hqq, which is not read yet"),
-        (USUAL["fp8"], "nf4", "published in fp8 128x128; nf4 on top of it is not supported"),
+        (USUAL["fp8"], "int4", "int4 on top of fp8 128x128 is not supported"),
         (USUAL["int4-g32-zeros"], None, ""),
     ],
 )

@@ -20,6 +20,7 @@ from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeigh
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Part, WeightFormat, part_rows
+from dflash_local.models.fused.at_load import QUANTIZED_AT_LOAD
 from dflash_local.models.fused.fragment_format import FRAGMENTS
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Places
@@ -50,10 +51,8 @@ SMALL_INT8_CONFIGS = (Int8Config(GemmConfig(16, 32, 3)), Int8Config(GemmConfig(1
 W8A8_PENALTY = 1.05  # what a product that rounds its rows to eight bits counts as: it must save more than that
 
 
-class Format(Protocol):
-    """What a weight format brings along. A weight is [N, K] of whatever type the format has for it."""
-
-    has_library: bool  # the library has a product for few rows, which kernels are measured against
+class Reading(Protocol):
+    """How matrices of a layout come to be weights. A weight is [N, K] of whatever type its format has for it."""
 
     def weight(self, form: Any, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
         """A weight over the tensors of its buffers.
@@ -64,6 +63,12 @@ class Format(Protocol):
 
     def places(self, weight: Any, form: Any, parts: Sequence[Part]) -> Places:
         """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
+
+
+class Format(Reading, Protocol):
+    """What a weight format brings along."""
+
+    has_library: bool  # the library has a product for few rows, which kernels are measured against
 
     def finish(self, weight: Any) -> Any:
         """Once all places are filled: what is used, over the same memory."""
@@ -189,12 +194,13 @@ class _Int8:
 
 
 UNQUANTIZED, INT8 = _Unquantized(), _Int8()
-FORMATS: Mapping[type, Format] = {
+FORMATS: Mapping[type, Reading] = {
     layout.Unquantized: UNQUANTIZED,
     layout.Int8PerChannel: INT8,
     layout.IntGroups: INT,
     layout.Fp8Blocks: FP8,
     layout.Fp4Groups: FP4,
+    layout.QuantizedAtLoad: QUANTIZED_AT_LOAD,
 }
 _BY_TYPE: Mapping[type, Format] = {
     torch.Tensor: UNQUANTIZED,

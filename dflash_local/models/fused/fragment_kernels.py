@@ -41,6 +41,7 @@ def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part
         return
     device = each[0][0].device
     record = record_of(device)
+    record.impossible = ""
     try:
         try_kernels((trial for product in each for trial in _trials(product, rows)), device, record, say)
     except TrialsImpossibleError as error:
@@ -56,8 +57,9 @@ def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRo
     weight, paired = product
     if _unmet(weight):
         return []
-    try_new([product], rows)
     record = record_of(weight.device)
+    if not record.impossible:
+        try_new([product], rows)
     found = few_row_gemm.candidates(weight, paired, rows, shared_memory)
     found = [config for config in found if _is_tried(record, product, config, rows)]
     if not found:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
-from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of
+from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, words_of
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
     INT4_PER_WORD,
@@ -325,10 +325,7 @@ def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
     outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * INT4_PER_WORD)) * INT4_PER_WORD
     for begin in range(0, len(words), step):
         nibbles = codes_of(words[begin : begin + step], 4)[..., AWQ_ORDER].flatten(1)[:, :outputs]
-        eights = nibbles.view(-1, INT4_PER_WORD, outputs)
-        packed = torch.zeros_like(eights[:, 0])
-        for place in range(INT4_PER_WORD):
-            packed |= eights[:, place] << (4 * place)
+        packed = words_of(nibbles.view(-1, INT4_PER_WORD, outputs).transpose(1, 2), 4)
         first = begin // INT4_PER_WORD
         codes[:, first : first + len(packed)] = packed.t()
 

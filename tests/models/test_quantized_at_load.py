@@ -1,0 +1,138 @@
+"""Plain checkpoints quantised as they are read: both engines compute what the codes stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import save_model
+from quantised_checkpoints import CODED, SIZES
+from safetensors.torch import load_file, save_file
+
+from dflash_local.errors import UsageError
+from dflash_local.kernels.quantize_weight import quantize as quantize_matrix
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
+from dflash_local.layout.quantized import quantized
+from dflash_local.load_config import QUANTIZED
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, read_weights
+from dflash_local.models.load_target import Placement, load_target
+from dflash_local.models.target_facts import TargetFacts
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "qwen3", "qwen3_5")
+PROMPT = torch.arange(5, 16)
+TOKENS = 12
+
+
+def facts_of(folder: Path, quantize: str | None) -> tuple[Checkpoint, TargetFacts]:
+    checkpoint = Checkpoint.open(folder)
+    return checkpoint, TargetFacts.from_checkpoint(checkpoint).quantized(quantize)
+
+
+def fused_weights(folder: Path, quantize: str | None, dtype: torch.dtype = torch.float32) -> TargetWeights:
+    checkpoint, facts = facts_of(folder, quantize)
+    return read_weights(checkpoint, facts, CPU, dtype)
+
+
+def fused_tokens(folder: Path, quantize: str | None) -> list[int]:
+    _, facts = facts_of(folder, quantize)
+    model = FusedTarget(fused_weights(folder, quantize), facts.model, (0, 2), 64, 4)
+    found = [int(model.head(model.prefill(PROMPT, False).hidden[-1:]).argmax())]
+    while len(found) < TOKENS:
+        row = model.verify(torch.tensor([found[-1]]), False).hidden
+        model.commit(1)
+        found.append(int(model.head(row).argmax()))
+    return found
+
+
+def reference_tokens(folder: Path, quantize: str | None) -> list[int]:
+    model, ids = load_target(*facts_of(folder, quantize), Placement("cpu", torch.float32)), PROMPT.tolist()
+    for _ in range(TOKENS):
+        with torch.inference_mode():
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+def meant(matrix: torch.Tensor, quantize: str) -> torch.Tensor:
+    """What a matrix becomes: blocks of 128 x 128, a scale for each row, or groups."""
+    rows, columns = matrix.shape
+    weight: IntWeight | Fp8Weight
+    if quantize == "fp8":
+        codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+        scales = torch.empty(-(-rows // 128), -(-columns // 128), dtype=torch.bfloat16)
+        weight = Fp8Weight(codes, scales, (128, 128), torch.float32)
+    elif quantize == "int8":
+        codes = torch.empty(rows, columns // 4, dtype=torch.int32)
+        weight = IntWeight(codes, torch.empty(rows, 1), None, torch.float32, 8)
+    else:
+        group = next(size for size in (128, 64, 32) if columns % size == 0)
+        codes = torch.empty(rows, columns // 8, dtype=torch.int32)
+        scales = torch.empty(rows, columns // group, dtype=torch.bfloat16)
+        weight = IntWeight(codes, scales, None, torch.float32)
+    quantize_matrix(matrix, weight)
+    return weight.dequantized()
+
+
+@pytest.mark.parametrize("quantize", QUANTIZED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_compute_what_the_codes_stand_for(family: str, quantize: str, tmp_path: Path) -> None:
+    plain, twin = save_model(family, tmp_path / "plain", **SIZES), save_model(family, tmp_path / "twin", **SIZES)
+    tensors = load_file(plain / "model.safetensors")
+    rounded = {
+        name: meant(tensor, quantize) if name.removesuffix(".weight").endswith(CODED) else tensor
+        for name, tensor in tensors.items()
+    }
+    assert any(not torch.equal(rounded[name], tensors[name]) for name in tensors)
+    save_file(rounded, twin / "model.safetensors", metadata={"format": "pt"})
+    want = reference_tokens(twin, None)
+    assert fused_tokens(plain, quantize) == reference_tokens(plain, quantize) == want
+    assert fused_tokens(plain, None) != want or quantize != "int4", "four bits show in a random target"
+
+
+@pytest.mark.parametrize("quantize", QUANTIZED)
+def test_only_the_matrices_of_layers_are_quantised(quantize: str, tmp_path: Path) -> None:
+    folder = save_model("qwen3_5", tmp_path, **SIZES)
+    tensors = load_file(folder / "model.safetensors")
+    weights = fused_weights(folder, quantize, torch.bfloat16)
+    assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].bfloat16())
+    assert isinstance(weights.head.weight, torch.Tensor)
+    plain = {tuple(each.weight.shape) for each in weights.products if isinstance(each.weight, torch.Tensor)}
+    decay = tensors["model.layers.0.linear_attn.in_proj_a.weight"]
+    assert plain == {(2 * len(decay), decay.shape[1])}, "decay projections stay in 16 bits, side by side"
+    kind = Fp8Weight if quantize == "fp8" else IntWeight
+    coded = [each.weight for each in weights.products if not isinstance(each.weight, torch.Tensor)]
+    assert coded and all(isinstance(weight, kind) for weight in coded)
+
+
+def test_a_matrix_that_no_group_divides_stays_plain(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **{**SIZES, "hidden_size": 48})
+    kinds = {each.weight.shape[1]: type(each.weight) for each in fused_weights(folder, "int4").products}
+    assert kinds.pop(48) is torch.Tensor and set(kinds.values()) == {IntWeight}
+
+
+def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
+    """Only the reference engine takes a target with biases."""
+    folder = save_model("llama", tmp_path, **SIZES, attention_bias=True)
+    file = folder / "model.safetensors"
+    tensors = {name: value.normal_() if name.endswith(".bias") else value for name, value in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = load_target(*facts_of(folder, "int8"), Placement("cpu", torch.float32))
+    bias = model.get_parameter("model.layers.0.self_attn.q_proj.bias")
+    assert torch.equal(bias, tensors["model.layers.0.self_attn.q_proj.bias"])
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])
+@pytest.mark.parametrize("quantize", [*QUANTIZED, "bnb-nf4"])
+def test_a_mixture_is_refused_by_name(family: str, quantize: str, tmp_path: Path) -> None:
+    folder = save_model(family, tmp_path)
+    with pytest.raises(UsageError, match=f"{quantize} would leave its experts in 16 bits"):
+        facts_of(folder, quantize)
+
+
+def test_what_bitsandbytes_makes_is_no_format_of_the_model(tmp_path: Path) -> None:
+    _, facts = facts_of(save_model("qwen3", tmp_path), "bnb-nf4")
+    assert facts.model.quantization is None
+    assert quantized(quantized(facts.model, "int4"), "int4") == quantized(facts.model, "int4")
