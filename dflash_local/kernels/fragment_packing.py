@@ -27,6 +27,7 @@ GROUP_SIZES = (32, 64, 128)  # of integers, and multiples of the last
 FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, and the groups that they are of
 MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
 HALF_OF_LANES = 16  # columns of 32 that lanes t of 0 and 1 hold; their scales lie before those of the others
+MAX_TAIL_ROWS = 256  # more are worth a launch of their own
 WORD_BYTES = 4
 PACKED_SLICE = 2**24  # codes that are packed at a time: copies of 8 to 16 MiB, of which about four live at once
 SIGNS = -0x7F7F7F80  # 0x80808080: the highest bit of each byte of a word
