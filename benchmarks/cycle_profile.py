@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from dflash_local.bench.random_pair import build, read_pair
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
-from dflash_local.config.quantization import USUAL
+from dflash_local.config.quantizers import USUAL
 from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.kernels.timing import replay_ms
 

@@ -328,15 +328,16 @@ def save_quantised(
     *,
     coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
     """A random target quantised, and its twin of the plain weights that it stands for.
 
     Args:
         coded: modules whose names end so are quantised; of a mapping each in a dialect of its own.
-        changes: of the quantization_config.
+        changes: of the quantization_config. sizes: of the target, beside ``SIZES``.
     """
     twin, quantised_folder = folder / "twin", folder / "quantised"
-    save_model(family, twin, **SIZES)
+    save_model(family, twin, **{**SIZES, **(sizes or {})})
     quantise(twin, quantised_folder, dialect, coded=coded, changes=changes)
     return quantised_folder, twin
 

@@ -24,6 +24,7 @@ from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precis
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
+from dflash_local.kernels.kernel_trial import Say
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -162,8 +163,12 @@ def build(
     dtype: torch.dtype,
     precision: str = "auto",
     exact: bool = False,
+    say: Say = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
     """A runner over random weights, made where they lie, and how it drafts (``engine.drafter_precision``).
+
+    Args:
+        say: hears of the choice of kernels, and the share that is done.
 
     Raises:
         UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
@@ -175,6 +180,6 @@ def build(
     parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
-    choose_configs([*weights.products, *drafter.products], block)
+    choose_configs([*weights.products, *drafter.products], block, say)
     chosen = choose_precision(drafter, precision, block)
     return FusedRunner(target, drafter, context), chosen

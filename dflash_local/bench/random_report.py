@@ -114,6 +114,7 @@ def random_report(
                 "at": [_measured(at, found.bandwidth, specified) for at in found.at],
                 "peak_bytes": found.peak,
                 "products": found.products,
+                "notices": list(found.notices),
                 "baselines": [asdict(baseline) for baseline in baselines],
             },
             "specified": {"bandwidth": None if specified is None else specified * GIGA, "unit": "bytes/s"},
@@ -190,7 +191,7 @@ def random_lines(
         f"ms, verify: measured, medians of {place.replays} {how}; GB: weights, keys, values and states read; "
         f"measured, specified: share of those bandwidths (verify: of the measured one). {_lengths(pair, stated)}"
     )
-    lines += _folded([plain, *map(_baseline, baselines), legend, *_assumed(pair), NOTE], width)
+    lines += _folded([plain, *map(_baseline, baselines), *found.notices, legend, *_assumed(pair), NOTE], width)
     return [*lines, f"({TOY})"] if pair.toy else lines
 
 

@@ -20,6 +20,7 @@ from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.kernel_choice import without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.load_target import placement
@@ -94,6 +95,7 @@ class Found:
     Attributes:
         copy, read: the device's bandwidth in bytes per second. peak: bytes allocated, None off a GPU.
         products: how each weight shape's product is cut. drafter_precision: the one that was chosen.
+        notices: what keeps the pair from its speed here.
     """
 
     copy: float
@@ -103,6 +105,7 @@ class Found:
     peak: int | None
     products: dict[str, str]
     drafter_precision: str
+    notices: tuple[str, ...]
 
     @property
     def bandwidth(self) -> float:
@@ -171,7 +174,14 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
     say(f"random weights of {pair.target}", 0.05)
-    runner, chosen = build(pair, measures.room, place.device, place.dtype, measures.drafter_precision)
+    runner, chosen = build(
+        pair,
+        measures.room,
+        place.device,
+        place.dtype,
+        measures.drafter_precision,
+        say=lambda text, part: say(text, 0.1 + 0.3 * part),
+    )
     prefill = None
     if measures.prefill:
         say(f"a prompt of {measures.prefill:,} tokens", 0.4)
@@ -181,9 +191,9 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[
         say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
         at.append(at_context(runner, context, measures.rows, place))
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
-    products = chosen_products(runner)
+    products, notices = chosen_products(runner), without_kernel(runner.target.weights.products)
     runner.close()
-    return Found(copy, read, tuple(at), prefill, peak, products, chosen.name)
+    return Found(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
 
 
 def bandwidth(place: Place) -> tuple[float, float]:

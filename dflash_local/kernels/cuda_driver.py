@@ -15,6 +15,7 @@ import torch
 
 from dflash_local.kernels.jit import OVERLAPPING_LAUNCHES
 
+OUT_OF_MEMORY = 2  # CUDA_ERROR_...
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 
@@ -93,8 +94,13 @@ def driver_version() -> int:
 
 
 def check(result: int) -> None:
-    """Raise RuntimeError for what the driver answers."""
+    """Raise for what the driver answers.
+
+    Raises:
+        torch.OutOfMemoryError: the device has none left. RuntimeError: anything else.
+    """
     if result:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(result, ctypes.byref(text))
-        raise RuntimeError(f"the CUDA driver: {(text.value or b'').decode() or result}")
+        kind = torch.OutOfMemoryError if result == OUT_OF_MEMORY else RuntimeError
+        raise kind(f"the CUDA driver: {(text.value or b'').decode() or result}")

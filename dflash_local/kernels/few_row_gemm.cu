@@ -3,8 +3,8 @@
 // The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays the
 // codes out as [tile of 16 features][step of 128 along K][16-byte load][lane]: a lane loads what it multiplies itself.
 // Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP tiles; the K of a unit is shared by WARPS_K warps,
-// whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, whose sums the last of them to
-// finish adds in a fixed order. A result depends on its own row alone.
+// whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, which at the end wait for each other
+// and add their sums in a fixed order, each for a share of the units. A result depends on its own row alone.
 //
 // Codes become bfloat16 by few bit operations, each exactly.
 // int4: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group.
@@ -73,6 +73,11 @@ __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ int load_acquire(const int* p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -465,14 +470,17 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
     }
   }
   if (SPLIT_K == 1) return;
+  // Blocks that share a K are as many as run at a time: each waits for the others once, at the end, and then adds up
+  // its share of the units. The counter goes up twice by each block; the last one leaves it as it was.
   __threadfence();
   __syncthreads();
-  int* is_last = (int*)warp_sums;
-  if (threadIdx.x == 0) *is_last = atomicAdd(counters + part, 1) == SPLIT_K - 1;
+  if (threadIdx.x == 0) {
+    atomicAdd(counters + part, 1);
+    while (load_acquire(counters + part) < SPLIT_K) {
+    }
+  }
   __syncthreads();
-  if (!*is_last) return;
-  __threadfence();
-  for (int done = first_unit; done < end_unit; done++) {
+  for (int done = first_unit + split; done < end_unit; done += SPLIT_K) {
     const float* place = partial_sums + (i64)done * OUTPUTS;
     store_unit(output, done, [&](int row, int column) {
       float value = 0.0f;
@@ -481,5 +489,5 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
       return value;
     });
   }
-  if (threadIdx.x == 0) counters[part] = 0;
+  if (threadIdx.x == 0 && atomicAdd(counters + part, 1) == 2 * SPLIT_K - 1) counters[part] = 0;
 }

@@ -21,6 +21,7 @@ from dflash_local.store.atomic import write_atomic
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
 RECORD_NAME = "kernels-{}.json"
 LAUNCHING = ("few_row_gemm.py", "cuda_driver.py", "fragment_packing.py")
+TRYING = ("product_check.py", "random_weight.py")
 
 
 class KernelRecord:
@@ -130,8 +131,8 @@ def card_facts(device: torch.device | str) -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """Of the kernel and of all that lays out and launches its arguments."""
+    """Of the kernel, of all that lays out and launches its arguments, and of what it is tried with."""
     digest = hashlib.sha256()
-    for path in (few_row_gemm.SOURCE, *(Path(__file__).with_name(name) for name in LAUNCHING)):
+    for path in (few_row_gemm.SOURCE, *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
@@ -13,6 +17,8 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.fused.quantized_formats import decode, stored_size
+from dflash_local.models.fused_experts import FusedExperts, experts_of
+from dflash_local.models.place import Places
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import WIDE
@@ -21,7 +27,9 @@ from dflash_local.models.weight_stream import WIDE
 def decoded_tensors(
     checkpoint: Checkpoint, facts: TargetFacts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The text model's tensors under the names that transformers has for them; beside them one matrix's codes are held.
+    """The text model's tensors under the names that transformers has for them.
+
+    Beside them the codes of one matrix are held, or those of a layer's experts, which are many and small.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
@@ -30,7 +38,7 @@ def decoded_tensors(
     modules: dict[str, list[str]] = {}
     for name in text_tensors(checkpoint, facts):
         modules.setdefault(name.rpartition(".")[0], []).append(name)
-    plain, found = list[str](), dict[str, torch.Tensor]()
+    plain, coded = list[str](), dict[str, list[_Coded]]()
     for module, names in modules.items():
         form = format_of(module)
         codes = next((checkpoint.tensors[each] for each in names if _holds_codes(each)), None)
@@ -39,14 +47,32 @@ def decoded_tensors(
         else:
             biases = [name for name in names if name.endswith(".bias")]
             plain += biases
-            coded = [name for name in names if name not in biases]
-            found[f"{module}.weight"] = _decoded(checkpoint, module, coded, form, codes, device, dtype)
+            names = [name for name in names if name not in biases]
+            coded.setdefault(experts_of(module) or module, []).append(_Coded(module, names, form, codes))
+    experts, found = FusedExperts(facts.model, device, dtype), dict[str, torch.Tensor]()
+    for together in coded.values():
+        found |= _decoded(checkpoint, together, experts, device, dtype)
     for name in plain:
         if checkpoint.tensors[name].dtype not in WIDE:
             info = checkpoint.tensors[name]
             raise CheckpointError(f"{info.file}: tensor {name} is stored as {info.dtype}, expected {dtype}")
-    found |= dict(checkpoint.read(device, dtype, plain))
-    return {_renamed(name, facts.prefix): tensor for name, tensor in found.items()}
+    for name, tensor in checkpoint.read(device, dtype, plain):
+        place = experts.place(name.removesuffix(".weight"))
+        if place is None:
+            found[name] = tensor
+        else:
+            _fitting(place, tensor.shape, checkpoint.tensors[name]).copy_(tensor)
+    return {_renamed(name, facts.prefix): tensor for name, tensor in {**found, **experts.tensors()}.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A quantised matrix of the checkpoint. ``names``: of its tensors; ``codes``: the one that tells its size."""
+
+    module: str
+    names: list[str]
+    form: WeightFormat
+    codes: TensorInfo
 
 
 def _holds_codes(name: str) -> bool:
@@ -55,19 +81,37 @@ def _holds_codes(name: str) -> bool:
 
 def _decoded(
     checkpoint: Checkpoint,
-    module: str,
-    names: list[str],
-    form: WeightFormat,
-    codes: TensorInfo,
+    together: Sequence[_Coded],
+    experts: FusedExperts,
     device: torch.device,
     dtype: torch.dtype,
-) -> torch.Tensor:
-    rows, columns = _size(form, codes)
-    buffers = form.buffers(module, rows, columns, dtype_name(dtype), "target weights")
-    kind = FORMATS[type(form)]
-    weight = kind.weight(form, Tensors(buffers, device).take(buffers), dtype)
-    fill_places(checkpoint, names, kind.places(weight, form, [Part(module, rows)]))
-    return decode(weight, torch.empty(rows, columns, dtype=dtype, device=device))
+) -> dict[str, torch.Tensor]:
+    """Matrices that are read together; those of experts go to their places."""
+    weights: list[Any] = []
+    places: Places = {}
+    for each in together:
+        rows, columns = _size(each.form, each.codes)
+        buffers = each.form.buffers(each.module, rows, columns, dtype_name(dtype), "target weights")
+        kind = FORMATS[type(each.form)]
+        weights.append(kind.weight(each.form, Tensors(buffers, device).take(buffers), dtype))
+        places |= kind.places(weights[-1], each.form, [Part(each.module, rows)])
+    fill_places(checkpoint, [name for each in together for name in each.names], places)
+    found: dict[str, torch.Tensor] = {}
+    for each, weight in zip(together, weights, strict=True):
+        place = experts.place(each.module)
+        if place is None:
+            place = found[f"{each.module}.weight"] = torch.empty(weight.shape, dtype=dtype, device=device)
+        decode(weight, _fitting(place, weight.shape, each.codes))
+    return found
+
+
+def _fitting(place: torch.Tensor, shape: torch.Size, info: TensorInfo) -> torch.Tensor:
+    """The place of a matrix, which must have its shape."""
+    if place.shape != shape:
+        raise CheckpointError(
+            f"{info.file}: tensor {info.name} is of a matrix of shape {list(shape)}, expected {list(place.shape)}"
+        )
+    return place
 
 
 def _size(form: WeightFormat, codes: TensorInfo) -> tuple[int, int]:

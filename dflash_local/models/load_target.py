@@ -198,10 +198,6 @@ def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
             f"{folder}: weights of {facts.model_type} in the format {stored.unread} are not supported",
             f"take the plain weights (--quantize int4 or int8 makes them smaller as they are loaded) or {READ}",
         )
-    if stored is not None and not facts.model.dense and not stored.unread:
-        raise CheckpointError(
-            f"{folder}: experts in the format {stored.name} are not supported", "take the plain weights"
-        )
     if stored is not None and _decoded_by_transformers(facts):
         from transformers import Mxfp4Config
 

@@ -38,11 +38,8 @@ def native_format(model: ModelConfig) -> str | None:
 def refusal(model: ModelConfig, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
     stored = model.quantization
-    if stored is not None and stored.method != "mxfp4":
-        if stored.unread:
-            return f"published in {stored.unread}, which is not read yet"
-        if not model.dense:
-            return f"published in {stored.name}, and quantised experts are not read yet"
+    if stored is not None and stored.method != "mxfp4" and stored.unread:
+        return f"published in {stored.unread}, which is not read yet"
     return quantize_refusal(model, quantize)
 
 

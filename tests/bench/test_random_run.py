@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
 
 
 def test_memory_that_runs_out_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **_named: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(random_run, "build", full)
@@ -100,6 +101,8 @@ def test_lengths_are_given_else_published_else_assumed() -> None:
 def test_the_report_tells_measured_from_projected() -> None:
     pair = tiny_pair()
     found = random_run.measure(pair, WISH, PLACE, lambda _text, _part: None)
+    assert found.notices == ()
+    found = replace(found, notices=("a generic product is used",))
     stated = Assumption("given", (Acceptance(3.0), Acceptance(7.5)))
     others = (Baseline("transformers, eager", 40, 2.5), Baseline("reference engine", 40, reason="it broke"))
     report = random_report.random_report(pair, WISH, PLACE, found, stated, others)
@@ -122,6 +125,7 @@ def test_the_report_tells_measured_from_projected() -> None:
         "reference engine: not measured, it broke",
         "2.50 ms a token",
         "acceptance are not",
+        "a generic product is used",
     ):
         assert words in text
 

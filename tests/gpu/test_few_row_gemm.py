@@ -185,19 +185,20 @@ def test_nothing_is_loaded_during_a_capture() -> None:
 def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> None:
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
     quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
-    checkpoint = Checkpoint.open(tmp_path / "quantised")
-    facts = TargetFacts.from_checkpoint(checkpoint)
 
-    def logits(device: str, dtype: torch.dtype) -> torch.Tensor:
+    def logits(folder: str, device: str, dtype: torch.dtype) -> torch.Tensor:
+        checkpoint = Checkpoint.open(tmp_path / folder)
+        facts = TargetFacts.from_checkpoint(checkpoint)
         weights = read_weights(checkpoint, facts, torch.device(device), dtype)
         choose_configs(weights.products, 4)
         packed = [product for product in weights.products if isinstance(product.weight, FragmentWeight)]
-        assert len(packed) > 4 or device == "cpu"
+        assert len(packed) > 4 or (folder, device) != ("quantised", "cuda")
         assert all(isinstance(product.config, FewRowConfig) for product in packed)
         target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
         target.prefill(torch.arange(5, 12, device=device), False)
         rows = target.verify(torch.arange(12, 16, device=device), False).hidden
         return target.head(rows).float().cpu()
 
-    want, found = logits("cpu", torch.float32), logits("cuda", torch.bfloat16)
-    assert (found - want).norm() < 5e-2 * want.norm()
+    want, found = logits("quantised", "cpu", torch.float32), logits("quantised", "cuda", torch.bfloat16)
+    rounding = (logits("twin", "cuda", torch.bfloat16) - want).norm()  # of the activations alone
+    assert (found - want).norm() < 1.5 * rounding + 1e-2 * want.norm()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +181,36 @@ def test_an_interrupted_trial_keeps_what_is_known_and_ends_its_child(record: Ker
     with pytest.raises(KeyboardInterrupt):
         try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, say)
     assert len(KernelRecord(record.path.parent, record.facts).verdicts) == 1 and answers.closed == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such signal")
+def test_ctrl_c_ends_a_child_that_hangs(tmp_path: Path, record: KernelRecord) -> None:
+    handler, pid = tmp_path / "sleeping.py", tmp_path / "pid"
+    handler.write_text(
+        "import os, threading\n"
+        "asked = []\n"
+        "def answer(data):\n"
+        "    asked.append(data)\n"
+        "    if len(asked) == 3:\n"  # it has started and compiled
+        f"        open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        "        threading.Event().wait()\n"
+        "    return b'{}'\n"
+    )
+
+    def interrupt() -> None:
+        while not (pid.exists() and pid.read_text()):
+            done.wait(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    done = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody, handler)
+    thread.join()
+    assert record.verdicts == {}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_names_of_kernels_follow_all_that_they_are_compiled_with() -> None:

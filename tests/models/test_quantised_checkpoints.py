@@ -294,3 +294,59 @@ def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Pa
     assert facts.model.quantization is not None
     assert facts.model.quantization.stored("model.language_model.layers.0.linear_attn.in_proj_qkv") is None
     assert fused_tokens(folder) == reference_tokens(folder) == fused_tokens(twin)
+
+
+MIXTURES = {"moe_intermediate_size": 32}
+MIXTURE_CASES = [
+    ("qwen3_moe", "fp8", {}),
+    ("qwen3_moe", "modelopt_nvfp4", {}),
+    ("qwen3_5_moe", "gptq_zeros", {"dynamic": {"-:.*attn.*": {}, "-:.*shared_expert.*": {}}}),
+    ("qwen3_next", "pack_quantized_zeros", {}),
+    ("deepseek_v3", "fp8", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "dialect", "changes"), MIXTURE_CASES)
+def test_quantised_experts_are_decoded_into_the_models_own(
+    family: str, dialect: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """A file has them one by one; what stays plain among them finds its place, too."""
+    parts = (".gate_proj", ".up_proj", ".down_proj")
+    coded = tuple(f".experts.{expert}{part}" for expert in range(1, 8) for part in parts)
+    sizes = {**MIXTURES, **({"head_dim": 4} if family == "deepseek_v3" else {"shared_expert_intermediate_size": 32})}
+    folder, twin = save_quantised(family, tmp_path, dialect, coded=coded, changes=changes, sizes=sizes)
+    found, want = reference(folder).state_dict(), reference(twin).state_dict()
+    assert set(found) == set(want) and any(name.endswith("experts.gate_up_proj") for name in found)
+    assert all(torch.equal(found[name], want[name]) for name in want)
+    assert reference_tokens(folder) == reference_tokens(twin)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"),
+            "lacks the tensor model.layers.1.mlp.experts.5.up_proj.weight_scale_inv",
+        ),
+        (
+            lambda tensors: [
+                tensors.pop(f"model.layers.1.mlp.experts.5.up_proj.{name}") for name in ("weight", "weight_scale_inv")
+            ],
+            "layers.1.mlp.experts has 23 matrices in the files, expected 3 for each of 8 experts",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.1.mlp.experts.8.up_proj.weight": torch.ones(32, 64)}),
+            "experts.8.up_proj",
+        ),
+    ],
+)
+def test_an_expert_that_is_missing_or_too_many_is_named(
+    change: Callable[[dict[str, torch.Tensor]], object], said: str, tmp_path: Path
+) -> None:
+    folder, _ = save_quantised("qwen3_moe", tmp_path, "fp8", sizes=MIXTURES)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=said):
+        reference(folder)

@@ -86,5 +86,10 @@ def test_what_cannot_be_loaded_is_said_before_a_download(settings: Any, quantize
     assert formats.refusal(target(SHAPE, settings), quantize) == said
 
 
-def test_quantised_experts_are_not_read_yet() -> None:
-    assert "quantised experts" in formats.refusal(target("Qwen/Qwen3.5-35B-A3B", USUAL["fp8"]), None)
+def test_quantised_experts_are_decoded_for_the_reference_engine() -> None:
+    model = target("Qwen/Qwen3.5-35B-A3B", USUAL["fp8"])
+    assert formats.refusal(model, None) == ""
+    found = plan(model, None, named("H100", 80), LoadConfig(context=8192))
+    assert (found.engine, found.fits, found.stored) == ("reference", True, None)
+    held = {line.name: line.bytes or 0 for line in found.ledger.lines}
+    assert (held["target weights"] + held["head"]) / GIB == pytest.approx(64.6, abs=0.2)

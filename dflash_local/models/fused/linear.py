@@ -9,13 +9,16 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import SIGNS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Weight
+from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.layout.linear import LinearSpec, segments
 from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
+from dflash_local.models.fused.fragment_format import takes
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
+INT8_PER_WORD = 4
 Kind = tuple[bool, type | FragmentFormat, torch.Size]  # of a product: paired, format and shape of its weight
 
 
@@ -196,12 +199,24 @@ def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -
 def quantise_layer(layer: Linear | GateUp, device: torch.device | None = None) -> None:
     """Give a layer the codes of its weight, on ``device`` or where it lies; its kernel is to be chosen."""
     if isinstance(layer.weight, torch.Tensor):
-        layer.weight, layer.config = Int8Weight.of(layer.weight, device), LIBRARY
+        layer.weight, layer.config = _int8(layer.weight, device), LIBRARY
 
 
 def int8_copy(layer: Linear) -> Linear:
     """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
-    return Linear(Int8Weight.of(layer.weight)) if isinstance(layer.weight, torch.Tensor) else layer
+    return Linear(_int8(layer.weight)) if isinstance(layer.weight, torch.Tensor) else layer
+
+
+def _int8(weight: torch.Tensor, device: torch.device | None = None) -> Weight:
+    """A weight in eight bits, in fragments where kernels take them."""
+    coded = Int8Weight.of(weight, device)
+    if coded.shape[1] % INT8_PER_WORD:
+        return coded
+    words = IntWeight(coded.codes.view(torch.int32), coded.scales.unsqueeze(1), None, coded.dtype, bits=8)
+    if not takes(words):
+        return coded
+    words.codes.bitwise_xor_(SIGNS)
+    return format_of(words).finish(words)
 
 
 def first_out_features(layer: Linear, out_features: int) -> Linear:
