@@ -173,6 +173,20 @@ def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_pa
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
+def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As its older versions do."""
+    folder, twin = save_quantised("llama", tmp_path, "modelopt_fp8")
+    config = json.loads((folder / "config.json").read_text())
+    told = config.pop("quantization_config")
+    old = {"quant_algo": told["quant_algo"], "exclude_modules": told["ignore"], "kv_cache_quant_algo": "FP8"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": old}))
+    _, facts = weights_of(folder)
+    assert facts.model.quantization is not None and facts.model.quantization.name == "fp8 per tensor"
+    assert facts.model.quantization.ignored == ("activations in 8 bits", "KV cache in fewer bits")
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
 def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) -> None:
     """As ModelOpt's mixed precision: attention in fp8, the rest in NVFP4, Gated DeltaNet in 16 bits."""
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
