@@ -154,13 +154,15 @@ class Quantization:
         )
 
     def stored(self, module: str) -> StoredFormat | None:
-        """What a module's matrix is stored in; None for the plain dtype.
+        """What a module's matrix is likely stored in; None for the plain dtype.
 
         Args:
             module: its name, below any of ``PREFIXES``.
         """
-        if module.rpartition(".")[2] in DECAY:
-            return None
+        return None if module.rpartition(".")[2] in DECAY else self.rule(module)
+
+    def rule(self, module: str) -> StoredFormat | None:
+        """What the configuration alone says: it may forget to leave decay projections out."""
         spellings = _spellings(module)
         for spelling in spellings:
             for run in _runs(spelling):

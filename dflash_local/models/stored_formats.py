@@ -15,7 +15,7 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
         return unquantized
 
     def format_of(module: str) -> WeightFormat:
-        stored = quantization.stored(module)
+        stored = quantization.rule(module)  # also of what is usually left out: the file decides
         if isinstance(stored, StoredPlain):
             return weight_format(stored)
         plain = checkpoint.tensors.get(f"{module}.weight")
