@@ -15,6 +15,7 @@ from typing import Literal
 
 from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES
 
+BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes stores
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
 
 IntDialect = Literal["gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized"]
@@ -153,6 +154,11 @@ class Quantization:
             f"the target was quantised for {meant}; these stay as they are here, and replies may differ from servers'"
         )
 
+    @property
+    def bitsandbytes(self) -> str | None:
+        """The format of weights that bitsandbytes has stored, and reads; None for others."""
+        return self.method if self.method in BITSANDBYTES else None
+
     def stored(self, module: str) -> StoredFormat | None:
         """What a module's matrix is stored in; None for the plain dtype.
 
@@ -180,9 +186,9 @@ class Quantization:
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
-    if quantization is None or quantization.at_load or engine != "fused":
+    if quantization is None or quantization.at_load:
         return None
-    return quantization.name
+    return quantization.name if engine == "fused" or quantization.bitsandbytes else None
 
 
 @cache
