@@ -101,6 +101,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layers = [Linear(weight) for weight in weights()] + [GateUp(weight) for weight in weights()]
+    layers.append(Linear(FragmentWeight.of(weights()[0]).with_tail(random(64, 2048))))
     finish(layers)
     first = [choose_configs([layer], 16) for layer in layers]
     record = record_of(torch.device("cuda", 0))

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels.fragment_packing import SIGNS, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, SIGNS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.layout.linear import LinearSpec, segments
@@ -81,12 +81,13 @@ class GateUp:
         return format_of(self.weight).swiglu(x, self.weight, out, LIBRARY)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JoinedLinear:
     """Several of a checkpoint's matrices that take one input: a product for each run of one format.
 
     Attributes:
-        products: one below the other; nearly always one. places: where the checkpoint's tensors are read to.
+        products: one below the other; nearly always one. A few plain rows below packed ones become one with them once
+            they are read. places: where the checkpoint's tensors are read to.
     """
 
     products: tuple[Linear, ...]
@@ -124,6 +125,13 @@ class JoinedLinear:
     def finish(self) -> None:
         """Once all places are filled."""
         finish(self.products)
+        joined: list[Linear] = []
+        for product in self.products:
+            if joined and (weight := _with_tail(joined[-1].weight, product.weight)) is not None:
+                joined[-1].weight = weight
+            else:
+                joined.append(product)
+        self.products = tuple(joined)
 
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices."""
@@ -182,6 +190,13 @@ def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
 
 def _kind(paired: bool, weight: Weight) -> Kind:
     return paired, weight.format if isinstance(weight, FragmentWeight) else type(weight), weight.shape
+
+
+def _with_tail(weight: Weight, below: Weight) -> FragmentWeight | None:
+    """Packed rows with plain ones below them as one weight; None where they stay two."""
+    if not (isinstance(weight, FragmentWeight) and isinstance(below, torch.Tensor) and below.dtype == torch.bfloat16):
+        return None
+    return weight.with_tail(below) if weight.tail is None and len(below) <= MAX_TAIL_ROWS else None
 
 
 def finish(products: Sequence[Linear | GateUp]) -> None:
