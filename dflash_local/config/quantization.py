@@ -153,7 +153,9 @@ class Quantization:
 
     @cached_property
     def name(self) -> str:
-        """For screens: the formats of its matrices, the usual one first."""
+        """For screens: the formats of its matrices, the usual one first; of plain weights what they become."""
+        if self.at_load:
+            return self.method
         return " and ".join(dict.fromkeys(stored.name for stored in self.formats)) or self.method
 
     @cached_property
@@ -188,6 +190,11 @@ class Quantization:
 
     def rule(self, module: str) -> StoredFormat | None:
         """What the configuration alone says: it may forget to leave decay projections out."""
+        if module not in self._ruled:
+            self._ruled[module] = self._rule(module)
+        return self._ruled[module]
+
+    def _rule(self, module: str) -> StoredFormat | None:
         spellings = _spellings(module)
         for spelling in spellings:
             for run in _runs(spelling):
@@ -203,6 +210,11 @@ class Quantization:
     @cached_property
     def _by_name(self) -> Mapping[str, StoredFormat | None]:
         return dict(self.names)
+
+    @cached_property
+    def _ruled(self) -> dict[str, StoredFormat | None]:
+        """What ``rule`` has found: a plan asks for the same modules many times."""
+        return {}
 
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
