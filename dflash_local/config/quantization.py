@@ -45,7 +45,14 @@ class StoredInt:
     @property
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales may be called below a module."""
-        return ("weight_scale",) if self.dialect in ("pack-quantized", "int-quantized") else ("scales",)
+        return ("scales",) if self.codes[0] == "qweight" else ("weight_scale",)
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        if self.dialect == "int-quantized":
+            return "weight", "I8"
+        return ("weight_packed" if self.dialect == "pack-quantized" else "qweight"), "I32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,11 @@ class StoredFp8:
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales may be called below a module; multiplied, whatever the name says."""
         return ("weight_scale_inv", "weight_scale")
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        return "weight", "F8_E4M3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,11 @@ class StoredFp4:
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales is called below a module."""
         return ("weight_scale",)
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        return ("weight" if self.dialect == "nvfp4" else "weight_packed"), "U8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +153,14 @@ class Quantization:
     @cached_property
     def name(self) -> str:
         """For screens: the formats of its matrices, the usual one first."""
-        if self.unread:
-            return self.method
+        return " and ".join(dict.fromkeys(stored.name for stored in self.formats)) or self.method
+
+    @cached_property
+    def formats(self) -> tuple[StoredFormat, ...]:
+        """All that occur, the usual one first."""
         others = Counter(stored for _, stored in (*self.names, *self.patterns) if stored is not None)
-        found = [self.default] if self.default is not None else []
-        found += [stored for stored, _ in others.most_common() if stored != self.default]
-        return " and ".join(dict.fromkeys(stored.name for stored in found)) or self.method
+        usual = () if self.default is None else (self.default,)
+        return (*usual, *(stored for stored, _ in others.most_common() if stored != self.default))
 
     @property
     def remark(self) -> str:
@@ -154,13 +173,15 @@ class Quantization:
         )
 
     def stored(self, module: str) -> StoredFormat | None:
-        """What a module's matrix is stored in; None for the plain dtype.
+        """What a module's matrix is likely stored in; None for the plain dtype.
 
         Args:
             module: its name, below any of ``PREFIXES``.
         """
-        if module.rpartition(".")[2] in DECAY:
-            return None
+        return None if module.rpartition(".")[2] in DECAY else self.rule(module)
+
+    def rule(self, module: str) -> StoredFormat | None:
+        """What the configuration alone says: it may forget to leave decay projections out."""
         spellings = _spellings(module)
         for spelling in spellings:
             for run in _runs(spelling):

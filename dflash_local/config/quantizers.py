@@ -26,7 +26,7 @@ from dflash_local.errors import CheckpointError
 GROUP_SIZES = (32, 64, 128)
 LONGEST = 2**20  # of a group or a block
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
-MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 300, 6
+MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 1000, 6
 NESTED_REPEAT = re.compile(r"[+*}][^()]*\)[+*{]")  # a repeated group that repeats inside: may never end
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
@@ -117,7 +117,7 @@ def _gptq(settings: Fields) -> Quantization:
 
 
 def _auto_round(settings: Fields) -> Quantization:
-    packing = str(settings.values.get("packing_format") or "auto_round")
+    packing = str(settings.values.get("packing_format") or settings.values.get("backend") or "auto_round")
     if not re.fullmatch(r"auto_round(:(auto_)?(gptq(v2)?|awq))?", packing):
         raise _Unread(f"auto-round in the layout {shown(packing)}")
     dialect: IntDialect = "awq" if packing.endswith("awq") else "gptq_v2" if packing.endswith("v2") else "gptq"
@@ -211,12 +211,15 @@ def _compressed_tensors(settings: Fields) -> Quantization:
     activations: list[int] = []
     for name in groups:
         group = Fields(Fields(groups, settings.where).inner(name), settings.where)
-        layout = shown(str(group.values.get("format") or settings.values.get("format")))[1:-1]
-        if layout not in COMPRESSED:
-            raise _Unread(f"compressed-tensors {layout}")
-        stored = COMPRESSED[layout](Fields(group.inner("weights"), group.where), layout)
+        weights = Fields(group.inner("weights"), group.where)
         if inputs := Fields(group.inner("input_activations"), group.where).optional_integer("num_bits", 1, 32):
             activations.append(inputs)
+        layout = shown(str(group.values.get("format") or settings.values.get("format")))[1:-1]
+        if layout == "mixed-precision":
+            layout = _usual_layout(weights, bool(inputs))
+        if layout not in COMPRESSED:
+            raise _Unread(f"compressed-tensors {layout}")
+        stored = COMPRESSED[layout](weights, layout)
         for target in group.optional_list("targets", MAX_NAMES) or []:
             if target == "Linear":
                 default = stored
@@ -224,6 +227,16 @@ def _compressed_tensors(settings: Fields) -> Quantization:
                 rule(target, stored)
     ignored = _ignored(activations, settings.values)
     return Quantization("compressed-tensors", "", default, tuple(names), _few(settings, patterns), ignored=ignored)
+
+
+def _usual_layout(weights: Fields, activations: bool) -> str:
+    """Of a group that does not say its own."""
+    kind, bits = weights.values.get("type", "int"), weights.integer("num_bits", 1, 32)
+    if kind == "float" and bits == 4:
+        return "nvfp4-pack-quantized" if weights.values.get("group_size") == 16 else "mxfp4-pack-quantized"
+    if kind == "float":
+        return "float-quantized"
+    return "int-quantized" if activations and bits == 8 else "pack-quantized"
 
 
 def _compressed_int(weights: Fields, layout: str) -> StoredInt:
@@ -283,7 +296,7 @@ COMPRESSED: Mapping[str, Callable[[Fields, str], StoredFormat]] = {
 def _modelopt(settings: Fields) -> Quantization:
     """As in config.json, or nested as in hf_quant_config.json."""
     inner = Fields({**settings.values, **settings.inner("quantization")}, settings.where)
-    kept = [*_names(inner, "ignore"), *_names(inner, "exclude_modules")]
+    kept = [name for key in ("ignore", "exclude_modules", "modules_to_not_convert") for name in _names(inner, key)]
     names: list[Rule] = [(name, None) for name in kept if "*" not in name]
     patterns: list[Rule] = [(_wildcard(inner, name), None) for name in kept if "*" in name]
     algorithms: set[str] = set()
@@ -325,6 +338,7 @@ DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
     "fp8": _fp8,
     "gptq": _gptq,
     "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,

@@ -44,7 +44,8 @@ def start_next_kernel():
 
 @jit
 def wait_for_earlier_kernels():
-    """At the beginning of a kernel that is launched with ``overlapping``: nothing is read or written before it."""
+    """Stands in each kernel that is launched with ``overlapping``: nothing that a kernel writes is read before it, and
+    nothing is written."""
     if cuda_capability_geq(9, 0):
         gdc_wait()
 

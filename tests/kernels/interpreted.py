@@ -229,6 +229,15 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     for name, case in cases.items():
         yield f"attention, {name}", lambda case=case: run(*case)
 
+    def in_parts(case: tuple[int, int, int, AttentionMask, bool]) -> tuple[torch.Tensor, ...]:
+        largest, decode_attention.MAX_OUTPUTS = decode_attention.MAX_OUTPUTS, 16 * 16
+        try:
+            return run(*case)
+        finally:
+            decode_attention.MAX_OUTPUTS = largest
+
+    yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
+
 
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:

@@ -229,6 +229,25 @@ def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_patt
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
+def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules(tmp_path: Path) -> None:
+    """One module is said to stay in 16 bits, another to be of the other format."""
+    coded = {".up_proj": "modelopt_nvfp4", ".down_proj": "modelopt_nvfp4", ".q_proj": "modelopt_fp8"}
+    modules = {f"model.layers.{layer}.mlp.up_proj": {"quant_algo": "NVFP4"} for layer in range(4)}
+    modules |= {f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "NVFP4"} for layer in range(1, 4)}
+    modules["model.layers.0.self_attn.q_proj"] = {"quant_algo": "FP8"}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
+    folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path: Path) -> None:
+    """As some quantisers that know nothing of a model's parts leave them."""
+    coded = (*CODED, ".in_proj_a", ".in_proj_b")
+    folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=coded, changes={"ignore": ["lm_head"]})
+    assert [type(product.weight) for product in weights_of(folder)[0].layers[0].mixer.products] == [IntWeight] * 2
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
 def test_half_a_product_may_stay_plain(tmp_path: Path) -> None:
     coded = tuple(name for name in CODED if name not in (".k_proj", ".up_proj"))
     folder, twin = save_quantised("llama", tmp_path, "gptq", coded=coded)

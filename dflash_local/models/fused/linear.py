@@ -211,20 +211,20 @@ def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -
         format_of(product.weight).randomize(product.weight, generator)
 
 
-def quantise_layer(layer: Linear | GateUp, device: torch.device | None = None) -> None:
-    """Give a layer the codes of its weight, on ``device`` or where it lies; its kernel is to be chosen."""
+def quantise_layer(layer: Linear | GateUp) -> None:
+    """Give a layer the codes of its weight; its kernel is to be chosen."""
     if isinstance(layer.weight, torch.Tensor):
-        layer.weight, layer.config = _int8(layer.weight, device), LIBRARY
+        layer.weight, layer.config = in_eight_bits(layer.weight), LIBRARY
 
 
 def int8_copy(layer: Linear) -> Linear:
     """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
-    return Linear(_int8(layer.weight)) if isinstance(layer.weight, torch.Tensor) else layer
+    return Linear(in_eight_bits(layer.weight)) if isinstance(layer.weight, torch.Tensor) else layer
 
 
-def _int8(weight: torch.Tensor, device: torch.device | None = None) -> Weight:
+def in_eight_bits(weight: torch.Tensor) -> Weight:
     """A weight in eight bits, in fragments where kernels take them."""
-    coded = Int8Weight.of(weight, device)
+    coded = Int8Weight.of(weight)
     if coded.shape[1] % INT8_PER_WORD:
         return coded
     words = IntWeight(coded.codes.view(torch.int32), coded.scales.unsqueeze(1), None, coded.dtype, bits=8)
