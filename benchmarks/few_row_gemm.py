@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,20 @@ GATED_ROUNDING = 5e-3
 
 @dataclass(frozen=True)
 class Shape:
-    """A product: its weight [N, K], and whether it is a gated pair or is added to a residual."""
+    """A product: its weight [N, K], and whether it is a gated pair or is added to a residual.
+
+    ``tail``: of the N, rows in 16 bits.
+    """
 
     out_features: int
     in_features: int
     paired: bool = False
     residual: bool = False
+    tail: int = 0
 
     def __str__(self) -> str:
         kind = " swiglu" if self.paired else " residual" if self.residual else ""
+        kind += f" with {self.tail} rows in 16 bits" if self.tail else ""
         return f"{self.out_features}x{self.in_features}{kind}"
 
 
@@ -55,8 +60,10 @@ SHAPES = (
     Shape(4096, 12288, residual=True),
     Shape(4096, 4096),
     Shape(12352, 4096),
+    Shape(12352, 4096, tail=64),
 )
-RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True))  # with one more group of columns
+# With one more group of columns.
+RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True), Shape(1064, 1024, residual=True, tail=40))
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -89,7 +96,13 @@ def random_weight(name: str, shape: Shape) -> Codable:
     form, k = FORMATS[name], shape.in_features
     if shape in RAGGED:
         k += max(form.block[1], 32) if form.grouped and form.block else 32
-    return random_coded(form, (shape.out_features, k), torch.Generator("cuda").manual_seed(0))
+    return random_coded(form, (shape.out_features - shape.tail, k), torch.Generator("cuda").manual_seed(0))
+
+
+def packed_weight(shape: Shape, weight: Codable) -> FragmentWeight:
+    """With the tail of its shape."""
+    packed, k = FragmentWeight.of(weight), weight.shape[1]
+    return packed.with_tail(torch.randn(shape.tail, k, device="cuda").bfloat16() / k**0.5) if shape.tail else packed
 
 
 def inputs(rows: int, in_features: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -125,10 +138,10 @@ def product(
 def faults(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[str, Any]:
     """What is wrong with the configurations of a format and a shape, and the largest errors seen."""
     weight = random_weight(name, shape)
-    wide = weight.dequantized().double()
-    packed = FragmentWeight.of(weight)
+    packed = packed_weight(shape, weight)
+    wide = torch.cat((weight.dequantized(), packed.tail_rows().float())).double()
     wrong: list[str] = []
-    if not torch.equal(packed.unpacked().dequantized().double(), wide):
+    if not torch.equal(packed.unpacked().dequantized(), weight.dequantized()):
         wrong.append("packing")
     errors: dict[str, float] = {}
     for rows in rows_list:
@@ -218,11 +231,12 @@ def bf16_times(shape: Shape, rows_list: Sequence[int]) -> dict[int, float]:
 
 def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) -> dict[int, dict[str, float]]:
     """Every configuration's microseconds by rows, the fastest first."""
-    first = FragmentWeight.of(random_weight(name, shape))
+    first = packed_weight(shape, random_weight(name, shape))
+    tensors = {each.name: getattr(first, each.name) for each in fields(first)}
     copies = [first]
     for _ in range(math.ceil(COLD_BYTES / first.nbytes) - 1):
-        zeros = None if first.zeros is None else first.zeros.clone()
-        copies.append(replace(first, codes=first.codes.clone(), scales=first.scales.clone(), zeros=zeros))
+        own = {each: value.clone() for each, value in tensors.items() if isinstance(value, torch.Tensor)}
+        copies.append(replace(first, **own))
     found: dict[int, dict[str, float]] = {}
     for rows in rows_list:
         x = torch.randn(rows, shape.in_features, device="cuda", dtype=torch.bfloat16)
@@ -269,7 +283,7 @@ def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> 
     jobs = {}
     for shape in shapes:
         for name in names:
-            weight = FragmentWeight.of(random_weight(name, shape))
+            weight = packed_weight(shape, random_weight(name, shape))
             for rows in (8, 16):
                 for config in {*configs(weight, shape.paired, rows, more), *configs(weight, shape.paired, 16, False)}:
                     options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, shape.paired)

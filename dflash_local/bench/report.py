@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -175,7 +176,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _numeric(text: str) -> bool:
-    return text.rstrip("x%").replace(".", "", 1).lstrip("-").isdigit() or text == "-"
+    return text == "-" or re.fullmatch(r"-?\d+(\.\d*)?(e[+-]\d+)?[x%]?", text) is not None
 
 
 def number(value: float | None, digits: int) -> str:

@@ -62,10 +62,12 @@ class Variant:
     """A pre-quantised copy of the target in a repository of its own. None is "not known" everywhere.
 
     Attributes:
-        format: the method and the bits. group_size: weights along in_features that share a scale.
+        format: the method and the bits. name: what ``--variant`` calls it; the format where nothing else is said.
+        group_size: weights along in_features that share a scale.
         kept_16_bits: parts that the recipe leaves in 16 bits, besides what every recipe leaves so (norms, convolutions,
             the b and a of Gated-DeltaNet, routers).
         size_gib: of the repository's files, vision and multi-token-prediction parts included.
+        licence: of the repository, where it is told.
     """
 
     repo: str
@@ -75,6 +77,8 @@ class Variant:
     group_size: int | None = None
     kept_16_bits: tuple[str, ...] | None = None
     note: str = ""
+    name: str = ""
+    licence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,11 @@ class Row:
     notes: str = ""
     acceptance_band: float | None = None
     overridden: bool = False
+
+    def variant(self, name: str) -> Variant | None:
+        """The pre-quantised target of that name or repository, in any case of letters."""
+        wanted = name.strip().lower()
+        return next((item for item in self.variants if wanted in (item.name.lower(), item.repo.lower())), None)
 
     @property
     def generations(self) -> tuple[Mapping[str, object], ...]:

@@ -30,7 +30,7 @@ ROW = (
     *("published", "acceptance_band", "notes"),
 )
 FINGERPRINT = ("generation", "layers", "taps", "mask_token_id", "block_size", "window", "revision")
-VARIANT = ("repo", "format", "size_gib", "revision", "group_size", "kept_16_bits", "note")
+VARIANT = ("repo", "format", "name", "size_gib", "revision", "group_size", "kept_16_bits", "licence", "note")
 SERVER = ("tensor_parallel", "vllm", "sglang", "note")
 LAUNCH = ("command", "environment")
 PUBLISHED = ("source", "generation", "tasks")
@@ -90,7 +90,7 @@ def row(node: Node, *, overridden: bool = False) -> Row:
         target_gib=read.number(sizes.get("target"), "sizes_gib.target", 0, MAX_GIB),
         drafter_gib=read.number(sizes.get("drafter"), "sizes_gib.drafter", 0, MAX_GIB),
         context=read.integer(fields.get("context"), "context", 1, MAX_CONTEXT),
-        variants=tuple(_variant(item) for item in read.items(fields.get("variants"), "variants")),
+        variants=_variants(fields.get("variants")),
         runs_on=cast(RunsOn, read.choice(fields.get("runs_on"), "runs_on", get_args(RunsOn), "local")),
         server=_server(fields.get("server")),
         published=tuple(cell for table in read.items(fields.get("published"), "published") for cell in _cells(table)),
@@ -170,11 +170,24 @@ def _integer(node: Node, what: str, low: int, high: int) -> int:
     return node.fail(f"{what} holds null", f"allowed: whole numbers from {low} to {high}") if value is None else value
 
 
+def _variants(node: Node | None) -> tuple[Variant, ...]:
+    """The variants, each with a name of its own."""
+    found: dict[str, Variant] = {}
+    for item in read.items(node, "variants"):
+        variant = _variant(item)
+        if found.setdefault(variant.name.lower(), variant) is not variant:
+            item.fail(f"two variants are called {variant.name!r}", "give one of them another 'name'")
+    return tuple(found.values())
+
+
 def _variant(node: Node) -> Variant:
     fields = read.mapping(node, VARIANT, "variants")
+    format_ = _name(_required(node, fields, "format"), "variants.format") or ""
     return Variant(
         repo=_repo_id(_required(node, fields, "repo"), "variants.repo"),
-        format=_name(_required(node, fields, "format"), "variants.format") or "",
+        format=format_,
+        name=_name(fields.get("name"), "variants.name") or format_,
+        licence=read.text(fields.get("licence"), "variants.licence"),
         size_gib=read.number(fields.get("size_gib"), "size_gib", 0, MAX_GIB),
         revision=_revision(fields.get("revision"), "variants.revision"),
         group_size=read.integer(fields.get("group_size"), "group_size", 1, MAX_GROUP),

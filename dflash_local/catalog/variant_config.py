@@ -5,7 +5,7 @@ Sizes follow from it before a download; a checkpoint that is here tells of itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_local.catalog.row import Variant
@@ -22,24 +22,41 @@ def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
         return {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK] * 2, "modules_to_not_convert": list(kept)}
     if group is None:
         return None
+    if variant.format == "autoround-int4":
+        extra = {f".*{part}.*": {"bits": 16} for part in kept}
+        return {"quant_method": "auto-round", "bits": 4, "sym": True, "group_size": group, "extra_config": extra}
+    if variant.format == "awq-int4":
+        numbers = {"bits": 4, "group_size": group, "zero_point": True}
+        return {"quant_method": "awq", "version": "gemm", **numbers, "modules_to_not_convert": list(kept)}
+    if variant.format == "gptq-int8":
+        return {**_gptq(group, kept), "bits": 8}
     if variant.format == "gptq-int4":
-        dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
-        return {
-            "quant_method": "gptq",
-            "bits": 4,
-            "sym": True,
-            "desc_act": False,
-            "group_size": group,
-            "dynamic": dynamic,
-        }
+        return _gptq(group, kept)
+    if variant.format == "nvfp4":
+        weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group}
+        return _compressed_tensors("nvfp4-pack-quantized", weights, kept)
     if variant.format == "pack-quantized-int4":
         weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
-        groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}}
-        ignore = ["lm_head", *(f"re:.*{part}.*" for part in kept)]
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": groups,
-            "ignore": ignore,
-        }
+        return _compressed_tensors("pack-quantized", weights, kept)
     return None
+
+
+def _compressed_tensors(layout: str, weights: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "format": layout}},
+        "ignore": ["lm_head", *(f"re:.*{part}.*" for part in kept)],
+    }
+
+
+def _gptq(group: int, kept: Sequence[str]) -> dict[str, Any]:
+    dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
+    return {
+        "quant_method": "gptq",
+        "bits": 4,
+        "sym": True,
+        "desc_act": False,
+        "group_size": group,
+        "dynamic": dynamic,
+    }

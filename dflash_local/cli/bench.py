@@ -12,6 +12,7 @@ from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.fidelity import Asked, measure_fidelity, original_of
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
 from dflash_local.cli.random_bench import RandomOptions, random_bench
@@ -63,6 +64,14 @@ AcceptanceLengths = Annotated[
 Baselines = Annotated[
     bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")
 ]
+Fidelity = Annotated[
+    bool,
+    typer.Option("--fidelity", help="Instead: how near a quantised target's choices are to its original's."),
+]
+Original = Annotated[
+    str | None,
+    typer.Option("--original", metavar="MODEL", help="With --fidelity: the original, where the registry names none."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -83,6 +92,8 @@ def bench(
     prefill: Prefill = None,
     acceptance: AcceptanceLengths = None,
     baselines: Baselines = False,
+    fidelity: Fidelity = False,
+    original: Original = None,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -95,6 +106,7 @@ def bench(
     stored = _stored_format(weights)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
+        _refuse("random", fidelity=fidelity or None, original=original)
         _refuse_load_options(load, user.load_config)
         options = RandomOptions(
             load, drafter, tuple(context or ()), block_size, prefill, acceptance, baselines, report, as_json, stored
@@ -108,9 +120,16 @@ def bench(
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     if block_size is not None:
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    pair = resolve(model, drafter, user, console, allow_mismatch=load.allow_mismatch)
+    pair = resolve(model, drafter, user, console, draft=not fidelity, allow_mismatch=load.allow_mismatch)
     check_report_path(report)
     chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
+    if fidelity:
+        asked = Asked(chosen, length, thinking, report, as_json)
+        return measure_fidelity(
+            pair, original_of(model, pair, original, load, user, console), load, asked, user, console
+        )
+    if original is not None:
+        raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
     _compare(pair, load, user, chosen, length, block_size, thinking, console, report, as_json)
 
 

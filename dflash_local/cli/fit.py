@@ -6,12 +6,12 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.json_file import read_object
+from dflash_local.checkpoint_files.model_config import read_model_config
 from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
 from dflash_local.errors import CheckpointError, DoesNotFitError
 from dflash_local.load_config import LoadConfig
@@ -19,7 +19,7 @@ from dflash_local.loaded import BASICS
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
-    from dflash_local.catalog.row import Repo, Row
+    from dflash_local.catalog.row import Repo, Row, Variant
     from dflash_local.cli.places import Places
     from dflash_local.cli.resolve import Choice
     from dflash_local.config.drafter_config import DrafterConfig
@@ -127,9 +127,99 @@ def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
     row = choice.row
     if row is None or row.target is None or choice.target is None or isinstance(choice.target, Path):
         return None
-    variant = next((item for item in row.variants if item.repo == getattr(choice.target, "id", "")), None)
+    variant = row.variant(choice.target.id)
     plain, stored = shape(row.target.id), None if variant is None else quantization_config(variant)
     return None if plain is None or stored is None else {**plain, "quantization_config": stored}
+
+
+@dataclass(frozen=True, slots=True)
+class VariantPlan:
+    """A pre-quantised target of a row, and its plan; None where its recipe is not known before it is here."""
+
+    variant: Variant
+    plan: Plan | None
+
+    @property
+    def fits(self) -> bool:
+        """True when it is known to."""
+        return self.plan is not None and self.plan.fits
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        found = None if self.plan is None else as_json(self.plan)
+        return {"name": self.variant.name, "repo": self.variant.repo, "fits": self.fits, "plan": found}
+
+
+def variant_plans(
+    row: Row | None, known: Shapes, where: Machine, load: LoadConfig | None = None, places: Places | None = None
+) -> tuple[VariantPlan, ...]:
+    """A plan for each pre-quantised target that the registry lists beside a row's own target.
+
+    Args:
+        known: of the row's own target; its drafter is every variant's. load: what is asked for; a variant brings its
+            own weight format.
+    """
+    from dflash_local.catalog.row import Repo
+    from dflash_local.cli.resolve import Choice
+    from dflash_local.config.read_model import read_model
+    from dflash_local.errors import UsageError
+    from dflash_local.planner.plan import plan
+
+    load = replace(load or LoadConfig(), quantize=None)
+    found = []
+    for variant in row.variants if row is not None else ():
+        choice = Choice(variant.repo, Repo(variant.repo, variant.revision), None, row)
+        config = configuration(Repo(variant.repo), None, places) or _of_variant(choice)
+        target = None if config is None else _known(read_model, config, variant.repo)
+        try:
+            made = None if target is None else plan(target, known.drafter, where, load)
+        except UsageError:  # an option that this target cannot have
+            made = None
+        found.append(VariantPlan(variant, made))
+    return tuple(found)
+
+
+def fitting_variant(plans: tuple[VariantPlan, ...]) -> VariantPlan | None:
+    """Of those that fit with a usable context the one with most bits; else the one with most context."""
+    from dflash_local.planner.plan import USABLE
+
+    def order(one: VariantPlan) -> tuple[int, int]:
+        total, context = (0, 0) if one.plan is None else (one.plan.ledger.total or 0, one.plan.context or 0)
+        return min(context, USABLE), total
+
+    return max((one for one in plans if one.fits), key=order, default=None)
+
+
+def variant_hint(model: str, one: VariantPlan) -> str:
+    """How to take a variant that fits."""
+    context = "" if one.plan is None or not one.plan.context else f", context {one.plan.context:,}"
+    needs = "" if one.plan is None else f"{amount(one.plan.ledger.total)}{context}: "
+    return f"pre-quantised it fits ({needs}{one.variant.repo}): dflash pull {model} --variant {one.variant.name}"
+
+
+def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
+    """What each pre-quantised target takes on a machine."""
+    columns = (
+        Column("VARIANT"),
+        Column("FITS"),
+        Column("CONTEXT", right=True),
+        Column("NEEDS", right=True),
+        Column("", shrinks=True),
+    )
+    rows, reasons = [], []
+    for one in plans:
+        name = one.variant.name
+        if one.plan is None:
+            rows.append((name, UNKNOWN, "-", "-", "its recipe is not known before it is here"))
+        elif not one.fits and not too_big(one.plan):
+            rows.append((name, "no", "-", "-", ""))
+            reasons += wrapped(f"{name}: {one.plan.reason}", width)
+        else:
+            host = " and ".join(line.name for line in one.plan.ledger.host)
+            note = f"with {host} in host memory" if host else ""
+            context, total = tokens(one.plan.context), amount(one.plan.ledger.total)
+            rows.append((name, "yes" if one.fits else "no", context, total, note))
+    return [*table(columns, rows, width), *reasons] if rows else []
 
 
 def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:
@@ -174,11 +264,19 @@ def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str,
     found = plan(known.target, known.drafter, where)
     if found.fits:
         return "fits", found
+    variant = fitting_variant(variant_plans(row, known, where)) if _is_own(row, known) else None
+    if variant is not None and variant.plan is not None:
+        return f"fits in {variant.plan.format.partition(' ')[0]}", variant.plan
     near = nearest(known.target, known.drafter, where)
     if near is not None:
         return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
     least = least_needed(known, where)
     return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
+
+
+def _is_own(row: Row | None, known: Shapes) -> bool:
+    """True where the shapes are of a row's own target, which its variants are other forms of."""
+    return row is not None and row.target is not None and known.target.source == row.target.id
 
 
 def least_needed(known: Shapes, where: Machine) -> int | None:
@@ -210,9 +308,17 @@ def machine_line(where: Machine) -> str:
 def engine_line(found: Plan) -> str:
     """``engine: fused``, and when all of its context is taken."""
     if found.engine != "fused":
-        return f"engine: {found.engine}"
+        remark = rounding_remark(found)
+        return f"engine: {found.engine}{f', {remark}' if remark else ''}"
     words = ["engine: fused", *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
+
+
+def rounding_remark(found: Plan) -> str:
+    """What rounding the weights as they are read comes to on the reference engine; empty where it keeps the codes."""
+    if found.load.bitsandbytes:
+        return "bitsandbytes: slow"
+    return "decoded again: saves no memory here" if found.engine != "fused" and found.load.quantize else ""
 
 
 def ledger_lines(found: Plan, width: int) -> list[str]:
@@ -252,7 +358,7 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
         precision = plan.load.drafter_precision if plan.engine == "fused" else "auto"
-        why = "" if precision == "auto" else f"drafter precision {precision}"
+        why = rounding_remark(plan) if precision == "auto" else f"drafter precision {precision}"
         if not plan.fits and total is not None:
             why = f"{amount(total - plan.machine.free)} too little"
         reasons += wrapped(plan.reason, width) if total is None else []
@@ -301,7 +407,7 @@ def configuration(part: Repo | Path | None, row: Row | None, places: Places | No
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
-    return read_object(folder / "config.json", "give the folder that holds config.json")
+    return read_model_config(folder, "give the folder that holds config.json")
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:
@@ -328,12 +434,18 @@ def per_token_text(known: Shapes) -> str:
     return f"{text}; the recurrent state {amount(state)} whatever the context" if state else text
 
 
-def refusal_of(found: Plan, near: Plan | None) -> DoesNotFitError:
-    """The error for a plan that does not fit: what is needed, what is there, what would fit."""
+def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:
+    """The error for a plan that does not fit: what is needed, what is there, what would fit.
+
+    Args:
+        hint: of something better than ``near``; that comes behind it.
+    """
     from dflash_local.planner.plan import require
 
     try:
         require(found, near)
     except DoesNotFitError as error:
+        if hint:
+            error.hint = f"{hint}; or {error.hint}" if near is not None else hint
         return error
     return DoesNotFitError(found.reason)

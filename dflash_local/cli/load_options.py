@@ -13,10 +13,13 @@ import typer
 from typer.core import TyperCommand
 
 from dflash_local import settings
+from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadOption
 
 PANEL = "Loading"
 PARAMETER = "load"  # of the command, annotated as LoadConfig
+MODEL, VARIANT = "model", "variant"
+VARIANT_HELP = "A pre-quantised target of MODEL, as dflash show MODEL lists them."
 Result = TypeVar("Result")
 
 
@@ -51,6 +54,7 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
     signature = inspect.signature(command, eval_str=True)
     own = [each for each in signature.parameters.values() if each.name != PARAMETER]
     names = {each.name for each in own}
+    own += [_variant()] if MODEL in names else []
     offered = [
         option
         for option in LOAD_OPTIONS.values()
@@ -60,12 +64,36 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
     @functools.wraps(command)
     def run(**given: Any) -> Result:
         load = replace(settings.load().load_config, **_taken(offered, given))
+        variant = given.pop(VARIANT, None)
+        if variant is not None:
+            given[MODEL] = _repository(given[MODEL], variant)
         return command(**given, **{PARAMETER: load})
 
     parameters = [*own, *(parameter for option in offered for parameter in _parameters(option))]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _variant() -> inspect.Parameter:
+    """``--variant``, which names another MODEL: not how it is loaded but which files are."""
+    return inspect.Parameter(
+        VARIANT,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=PANEL),
+        ],
+    )
+
+
+def _repository(model: str | None, variant: str) -> str:
+    from dflash_local.cli.resolve import of_variant
+
+    if model is None:
+        raise UsageError("--variant is of a MODEL, and none was given", "name the MODEL before it")
+    return of_variant(model, variant, settings.load())
 
 
 def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any]:

@@ -119,19 +119,24 @@ def variants(row: Row, width: int) -> list[str]:
     """Targets that others published in fewer bits."""
     if not row.variants:
         return []
-    columns = (Column("REPOSITORY"), Column("FORMAT"), Column("SIZE", right=True))
-    rows = [(item.repo, _format(item), gib(item.size_gib)) for item in row.variants]
+    columns = (Column("REPOSITORY"), Column("VARIANT"), Column("SIZE", right=True))
+    rows = [(item.repo, item.name, gib(item.size_gib)) for item in row.variants]
     lines = ["pre-quantised targets", *indented(table(columns, rows, width - 2))]
     for item in row.variants:
-        kept = f"{' and '.join(item.kept_16_bits)} in 16 bits" if item.kept_16_bits else ""
-        said = "; ".join(part for part in (kept, item.note) if part)
-        lines += indented(wrapped(f"{item.repo}: {said}", width - 2)) if said else []
-    return [*lines, *indented(wrapped("each is a MODEL: dflash plan REPOSITORY, dflash pull REPOSITORY", width - 2))]
+        lines += indented(wrapped(f"{item.name}: {_recipe(item)}", width - 2))
+    how = f"dflash pull {row.name} --variant VARIANT, and so every command; or its REPOSITORY as the MODEL"
+    return [*lines, *indented(wrapped(how, width - 2))]
 
 
-def _format(item: Variant) -> str:
-    """The format and, where it is known, how many weights share a scale."""
-    return item.format if item.group_size is None else f"{item.format} g{item.group_size}"
+def _recipe(item: Variant) -> str:
+    """What is known of how it was made, and its licence."""
+    said = [item.format if item.group_size is None else f"{item.format} g{item.group_size}"]
+    if item.kept_16_bits is None:
+        said.append("what stays in 16 bits is not known")
+    elif item.kept_16_bits:
+        said.append(f"{' and '.join(item.kept_16_bits)} in 16 bits")
+    said.append(f"licence {item.licence or UNKNOWN}")
+    return "; ".join([*said, *([item.note] if item.note else [])])
 
 
 def server(row: Row, width: int) -> list[str]:

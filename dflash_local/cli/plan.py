@@ -12,7 +12,7 @@ from dflash_local.cli import fit, pair_text
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.places import places_or_none
+from dflash_local.cli.places import Places, places_or_none
 from dflash_local.cli.tables import indented, wrapped
 from dflash_local.errors import DoesNotFitError, SettingsError
 from dflash_local.load_config import LoadConfig
@@ -63,7 +63,8 @@ def plan(
     user = settings.load()
     console = Console(user.environ)
     choice = choose(model, drafter, user)
-    known = fit.shapes(choice, places_or_none(user))
+    places = places_or_none(user)
+    known = fit.shapes(choice, places)
     where = fit.machine(user, gpu, gpu_memory, load.device)
     if _on_a_server(choice):
         _tell_server(console, choice, known, where, as_json)
@@ -71,7 +72,7 @@ def plan(
     if known is None:
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
-    _tell_plan(console, choice, known, where, replace(load, draft=draft), as_json)
+    _tell_plan(console, choice, known, where, places, replace(load, draft=draft), as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -113,7 +114,13 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
 
 
 def _tell_plan(
-    console: Console, choice: Choice, known: Shapes, where: Machine, config: LoadConfig, as_json: bool
+    console: Console,
+    choice: Choice,
+    known: Shapes,
+    where: Machine,
+    places: Places | None,
+    config: LoadConfig,
+    as_json: bool,
 ) -> None:
     from dflash_local.planner.plan import fits_table, nearest
     from dflash_local.planner.plan import plan as ask
@@ -121,6 +128,8 @@ def _tell_plan(
     found = ask(known.target, known.drafter, where, config)
     near = None if found.fits else nearest(known.target, known.drafter, where, config)
     table = fits_table(known.target, known.drafter if config.draft else None, where, config)
+    own = choice.row is not None and choice.row.target == choice.target
+    variants = fit.variant_plans(choice.row, known, where, config, places) if own else ()
     report = {
         "model": choice.name,
         "runs_on": "local",
@@ -128,20 +137,30 @@ def _tell_plan(
         "plan": fit.as_json(found),
         "nearest": None if near is None else fit.as_json(near),
         "table": [fit.as_json(one) for one in table],
+        "variants": [one.as_dict() for one in variants],
         "inferred": fit.inferred(known),
     }
     if as_json and found.fits:
         console.json(report)
     elif not as_json:
         write = console.data if found.fits else console.note
-        for line in _page(choice, known, found, table, console.columns if found.fits else console.note_columns):
+        width = console.columns if found.fits else console.note_columns
+        for line in _page(choice, known, found, table, variants, width):
             write(line)
     if not found.fits:
-        refusal = fit.refusal_of(found, near)
+        better = fit.fitting_variant(variants)
+        refusal = fit.refusal_of(found, near, fit.variant_hint(choice.name, better) if better is not None else "")
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
 
 
-def _page(choice: Choice, known: Shapes, found: Plan, table: tuple[Plan, ...], width: int) -> list[str]:
+def _page(
+    choice: Choice,
+    known: Shapes,
+    found: Plan,
+    table: tuple[Plan, ...],
+    variants: tuple[fit.VariantPlan, ...],
+    width: int,
+) -> list[str]:
     context = f"context {found.context:,}" if found.context else "context unknown"
     drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
     head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
@@ -149,5 +168,7 @@ def _page(choice: Choice, known: Shapes, found: Plan, table: tuple[Plan, ...], w
     page += [*wrapped(fit.engine_line(found), width), ""]
     page += indented(fit.ledger_lines(found, width - 2))
     page += ["", "what fits", *indented(fit.fit_lines(known, table, width - 2))]
+    if variants:
+        page += ["", "pre-quantised", *indented(fit.variant_lines(variants, width - 2))]
     remarks = fit.remarks(known, width - 2)
     return [*page, *([""] if remarks else []), *indented(remarks)]

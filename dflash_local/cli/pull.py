@@ -14,10 +14,11 @@ from dflash_local import settings
 from dflash_local.cli import fit
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.load_options import VARIANT_HELP
 from dflash_local.cli.places import Places
 from dflash_local.cli.progress import PullScreen
 from dflash_local.cli.reply import first_interrupt
-from dflash_local.cli.resolve import Choice, choose, drafter_option, wanted
+from dflash_local.cli.resolve import Choice, choose, drafter_option, of_variant, wanted
 from dflash_local.cli.tables import Column, amount, in_gib, listing, table
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted, UsageError
 from dflash_local.events import Notice, PullProgress
@@ -86,6 +87,7 @@ def register(app: typer.Typer) -> None:
 def pull(
     models: opt.Models,
     drafter: opt.Drafter = None,
+    variant: Annotated[str | None, typer.Option("--variant", metavar="NAME", help=VARIANT_HELP)] = None,
     update: Annotated[bool, typer.Option("--update", help="Take the newest commit, not the one on record.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also what does not fit the memory here.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched.")] = False,
@@ -99,6 +101,8 @@ def pull(
     console = Console(user.environ)
     if drafter is not None and len(models) > 1:
         raise UsageError("--drafter belongs to one MODEL", "pull them one by one")
+    if variant is not None:
+        models = [of_variant(model, variant, user) for model in models]
     choices = [choose(model, drafter, user) for model in dict.fromkeys(models)]
     for choice in choices:
         _refuse_announced(choice)

@@ -190,7 +190,8 @@ def _check_fit(
         return
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
-    config = LoadConfig(dtype=dtype, context=context, engine="fused" if machine.kind == "cuda" else "auto")
+    engine = "fused" if machine.kind == "cuda" else "auto"
+    config = LoadConfig(dtype=dtype, context=context, engine=engine, offload="none")  # as it is built
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
     if not fit.too_big(found):

@@ -117,6 +117,25 @@ def choose(model: str, drafter: str | None, user: Settings) -> Choice:
     return Choice(row.name, row.target, own or _named_drafter(row, model), row, own is None or _is_own(own, row))
 
 
+def of_variant(model: str, variant: str, user: Settings) -> str:
+    """The repository of a model's pre-quantised target, which is a MODEL itself.
+
+    Raises:
+        UnknownModelError: no such model. UsageError: no such variant; lists those that there are.
+    """
+    row = registry(user).find(model)
+    if row is None or not row.variants:
+        if row is None and not os.path.isdir(os.path.expanduser(model)) and model not in BUNDLED:
+            raise unknown(model, registry(user))
+        raise UsageError(f"no pre-quantised variants of {model} are known", "leave --variant out")
+    found = row.variant(variant)
+    if found is None:
+        raise UsageError(
+            f"{row.name} has no variant {variant!r}", f"it has {listing([item.name for item in row.variants])}"
+        )
+    return found.repo
+
+
 def of_row(row: Row) -> Choice:
     """A row's own target and drafter."""
     return Choice(row.name, row.target, row.drafter, row)

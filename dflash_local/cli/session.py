@@ -114,7 +114,9 @@ def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Conso
         return load
     known, where, found = planned.known, planned.where, planned.found
     if fit.too_big(found):
-        refusal = fit.refusal_of(found, nearest(known.target, known.drafter, where, load))
+        refusal = fit.refusal_of(
+            found, nearest(known.target, known.drafter, where, load), _variant_hint(pair, known, where, load, user)
+        )
         refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
         raise refusal
     plan = replace(found.load, draft=load.draft) if found.fits else load
@@ -131,6 +133,18 @@ def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Conso
     if load.context is None and plan.context is not None and plan.context < planned.limit:
         console.note(f"context {plan.context:,} of {planned.limit:,}: what fits on {where.name}", "dim")
     return plan
+
+
+def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: settings.Settings) -> str:
+    """How to take a pre-quantised target that fits instead; empty where none is known to."""
+    from dflash_local.cli import fit
+    from dflash_local.cli.places import registry
+
+    row = registry(user).find(pair.name)
+    if row is None or row.target is None or row.name != pair.name:
+        return ""
+    better = fit.fitting_variant(fit.variant_plans(row, known, where, load))
+    return "" if better is None else fit.variant_hint(pair.name, better)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Memory:
     known: Shapes | None
     plan: Plan | None
     table: tuple[Plan, ...]
+    variants: tuple[fit.VariantPlan, ...] = ()
 
 
 def show(
@@ -63,7 +64,7 @@ def show(
     if load == user.load_config:
         load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
     where = fit.machine(user, gpu, gpu_memory, load.device)
-    memory = memory_of(fit.shapes(choice if row.bundled else of_row(row), places), where, row, load)
+    memory = memory_of(fit.shapes(choice if row.bundled else of_row(row), places), where, row, load, places)
     if as_json:
         console.json(report(item, memory))
         return
@@ -71,7 +72,9 @@ def show(
         console.data(line)
 
 
-def memory_of(known: Shapes | None, where: Machine, row: Row, load: LoadConfig | None = None) -> Memory:
+def memory_of(
+    known: Shapes | None, where: Machine, row: Row, load: LoadConfig | None = None, places: Places | None = None
+) -> Memory:
     """Ask the planner for the plan of a load and for every format."""
     if known is None:
         return Memory(where, None, None, ())
@@ -79,7 +82,10 @@ def memory_of(known: Shapes | None, where: Machine, row: Row, load: LoadConfig |
 
     found = plan(known.target, known.drafter, where, load, runs_on=row.runs_on)
     local = row.runs_on == "local" and row.kind == "dflash"
-    return Memory(where, known, found, fits_table(known.target, known.drafter, where, load) if local else ())
+    if not local:
+        return Memory(where, known, found, ())
+    table = fits_table(known.target, known.drafter, where, load)
+    return Memory(where, known, found, table, fit.variant_plans(row, known, where, load, places))
 
 
 def lines(item: Standing, memory: Memory, places: Places | None, width: int) -> list[str]:
@@ -132,6 +138,8 @@ def _memory(memory: Memory, width: int) -> list[str]:
     inside += wrapped(fit.per_token_text(known), width - 2)
     if memory.table:
         inside += ["", "what fits", *fit.fit_lines(known, memory.table, width - 2)]
+    if memory.variants:
+        inside += ["", "pre-quantised", *fit.variant_lines(memory.variants, width - 2)]
     remarks = fit.remarks(known, width - 2)
     return [*page, *indented([*inside, *([""] if remarks else []), *remarks])]
 
@@ -155,5 +163,6 @@ def report(item: Standing, memory: Memory) -> dict[str, Any]:
         "machine": memory.where.as_dict(),
         "plan": None if memory.plan is None else fit.as_json(memory.plan),
         "fits": [fit.as_json(plan) for plan in memory.table],
+        "variant_plans": [one.as_dict() for one in memory.variants],
         "per_token_bytes": fit.per_token(memory.known),
     }

@@ -15,6 +15,7 @@ from typing import Literal
 
 from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES
 
+BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes stores
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
 
 IntDialect = Literal["gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized"]
@@ -45,7 +46,14 @@ class StoredInt:
     @property
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales may be called below a module."""
-        return ("weight_scale",) if self.dialect in ("pack-quantized", "int-quantized") else ("scales",)
+        return ("scales",) if self.codes[0] == "qweight" else ("weight_scale",)
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        if self.dialect == "int-quantized":
+            return "weight", "I8"
+        return ("weight_packed" if self.dialect == "pack-quantized" else "qweight"), "I32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,11 @@ class StoredFp8:
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales may be called below a module; multiplied, whatever the name says."""
         return ("weight_scale_inv", "weight_scale")
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        return "weight", "F8_E4M3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,11 @@ class StoredFp4:
     def scale_names(self) -> tuple[str, ...]:
         """What the tensor of scales is called below a module."""
         return ("weight_scale",)
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        return ("weight" if self.dialect == "nvfp4" else "weight_packed"), "U8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +153,17 @@ class Quantization:
 
     @cached_property
     def name(self) -> str:
-        """For screens: the formats of its matrices, the usual one first."""
-        if self.unread:
+        """For screens: the formats of its matrices, the usual one first; of plain weights what they become."""
+        if self.at_load:
             return self.method
+        return " and ".join(dict.fromkeys(stored.name for stored in self.formats)) or self.method
+
+    @cached_property
+    def formats(self) -> tuple[StoredFormat, ...]:
+        """All that occur, the usual one first."""
         others = Counter(stored for _, stored in (*self.names, *self.patterns) if stored is not None)
-        found = [self.default] if self.default is not None else []
-        found += [stored for stored, _ in others.most_common() if stored != self.default]
-        return " and ".join(dict.fromkeys(stored.name for stored in found)) or self.method
+        usual = () if self.default is None else (self.default,)
+        return (*usual, *(stored for stored, _ in others.most_common() if stored != self.default))
 
     @property
     def remark(self) -> str:
@@ -153,14 +175,26 @@ class Quantization:
             f"the target was quantised for {meant}; these stay as they are here, and replies may differ from servers'"
         )
 
+    @property
+    def bitsandbytes(self) -> str | None:
+        """The format of weights that bitsandbytes has stored, and reads; None for others."""
+        return self.method if self.method in BITSANDBYTES else None
+
     def stored(self, module: str) -> StoredFormat | None:
-        """What a module's matrix is stored in; None for the plain dtype.
+        """What a module's matrix is likely stored in; None for the plain dtype.
 
         Args:
             module: its name, below any of ``PREFIXES``.
         """
-        if module.rpartition(".")[2] in DECAY:
-            return None
+        return None if module.rpartition(".")[2] in DECAY else self.rule(module)
+
+    def rule(self, module: str) -> StoredFormat | None:
+        """What the configuration alone says: it may forget to leave decay projections out."""
+        if module not in self._ruled:
+            self._ruled[module] = self._rule(module)
+        return self._ruled[module]
+
+    def _rule(self, module: str) -> StoredFormat | None:
         spellings = _spellings(module)
         for spelling in spellings:
             for run in _runs(spelling):
@@ -177,12 +211,17 @@ class Quantization:
     def _by_name(self) -> Mapping[str, StoredFormat | None]:
         return dict(self.names)
 
+    @cached_property
+    def _ruled(self) -> dict[str, StoredFormat | None]:
+        """What ``rule`` has found: a plan asks for the same modules many times."""
+        return {}
+
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
-    if quantization is None or quantization.at_load or engine != "fused":
+    if quantization is None or quantization.at_load:
         return None
-    return quantization.name
+    return quantization.name if engine == "fused" or quantization.bitsandbytes else None
 
 
 @cache

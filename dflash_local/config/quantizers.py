@@ -9,6 +9,7 @@ from typing import Any
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.config.module_names import HEAD
 from dflash_local.config.quantization import (
+    BITSANDBYTES,
     FP4_GROUP_SIZES,
     WHOLE,
     Fp4Dialect,
@@ -26,7 +27,7 @@ from dflash_local.errors import CheckpointError
 GROUP_SIZES = (32, 64, 128)
 LONGEST = 2**20  # of a group or a block
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
-MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 300, 6
+MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 1000, 6
 NESTED_REPEAT = re.compile(r"[+*}][^()]*\)[+*{]")  # a repeated group that repeats inside: may never end
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
@@ -117,7 +118,7 @@ def _gptq(settings: Fields) -> Quantization:
 
 
 def _auto_round(settings: Fields) -> Quantization:
-    packing = str(settings.values.get("packing_format") or "auto_round")
+    packing = str(settings.values.get("packing_format") or settings.values.get("backend") or "auto_round")
     if not re.fullmatch(r"auto_round(:(auto_)?(gptq(v2)?|awq))?", packing):
         raise _Unread(f"auto-round in the layout {shown(packing)}")
     dialect: IntDialect = "awq" if packing.endswith("awq") else "gptq_v2" if packing.endswith("v2") else "gptq"
@@ -211,12 +212,15 @@ def _compressed_tensors(settings: Fields) -> Quantization:
     activations: list[int] = []
     for name in groups:
         group = Fields(Fields(groups, settings.where).inner(name), settings.where)
-        layout = shown(str(group.values.get("format") or settings.values.get("format")))[1:-1]
-        if layout not in COMPRESSED:
-            raise _Unread(f"compressed-tensors {layout}")
-        stored = COMPRESSED[layout](Fields(group.inner("weights"), group.where), layout)
+        weights = Fields(group.inner("weights"), group.where)
         if inputs := Fields(group.inner("input_activations"), group.where).optional_integer("num_bits", 1, 32):
             activations.append(inputs)
+        layout = shown(str(group.values.get("format") or settings.values.get("format")))[1:-1]
+        if layout == "mixed-precision":
+            layout = _usual_layout(weights, bool(inputs))
+        if layout not in COMPRESSED:
+            raise _Unread(f"compressed-tensors {layout}")
+        stored = COMPRESSED[layout](weights, layout)
         for target in group.optional_list("targets", MAX_NAMES) or []:
             if target == "Linear":
                 default = stored
@@ -224,6 +228,16 @@ def _compressed_tensors(settings: Fields) -> Quantization:
                 rule(target, stored)
     ignored = _ignored(activations, settings.values)
     return Quantization("compressed-tensors", "", default, tuple(names), _few(settings, patterns), ignored=ignored)
+
+
+def _usual_layout(weights: Fields, activations: bool) -> str:
+    """Of a group that does not say its own."""
+    kind, bits = weights.values.get("type", "int"), weights.integer("num_bits", 1, 32)
+    if kind == "float" and bits == 4:
+        return "nvfp4-pack-quantized" if weights.values.get("group_size") == 16 else "mxfp4-pack-quantized"
+    if kind == "float":
+        return "float-quantized"
+    return "int-quantized" if activations and bits == 8 else "pack-quantized"
 
 
 def _compressed_int(weights: Fields, layout: str) -> StoredInt:
@@ -283,7 +297,7 @@ COMPRESSED: Mapping[str, Callable[[Fields, str], StoredFormat]] = {
 def _modelopt(settings: Fields) -> Quantization:
     """As in config.json, or nested as in hf_quant_config.json."""
     inner = Fields({**settings.values, **settings.inner("quantization")}, settings.where)
-    kept = [*_names(inner, "ignore"), *_names(inner, "exclude_modules")]
+    kept = [name for key in ("ignore", "exclude_modules", "modules_to_not_convert") for name in _names(inner, key)]
     names: list[Rule] = [(name, None) for name in kept if "*" not in name]
     patterns: list[Rule] = [(_wildcard(inner, name), None) for name in kept if "*" in name]
     algorithms: set[str] = set()
@@ -321,10 +335,22 @@ MODELOPT: Mapping[str, tuple[StoredFp8 | StoredFp4, int]] = {
     "NVFP4": (StoredFp4("nvfp4"), 4),
     "W4A16_NVFP4": (StoredFp4("nvfp4"), 16),
 }
+
+
+def _bitsandbytes(settings: Fields) -> Quantization:
+    """Never read here: bitsandbytes itself computes with what it has stored."""
+    kind = "int8" if settings.optional_flag("load_in_8bit") else settings.values.get("bnb_4bit_quant_type")
+    if f"bnb-{kind}" not in BITSANDBYTES:
+        raise _Unread("bitsandbytes" if kind is None else f"bitsandbytes {shown(kind)[1:-1]}")
+    return Quantization(f"bnb-{kind}", unread=f"bnb-{kind}")
+
+
 DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
+    "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "gptq": _gptq,
     "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,

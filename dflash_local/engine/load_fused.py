@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
@@ -18,8 +19,9 @@ from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
 from dflash_local.models import drafter_weights
+from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -56,6 +58,14 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
     device, dtype = torch.device(pair.where.device), pair.where.dtype
     precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
     offloaded = OFFLOADS.get(config.offload, ())
+    notices: list[str] = []
+    narrow = precision is not None and precision.weights == "8bit"
+    parts: DrafterWeights | None = None
+    if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
+        say("drafter", 0.05)
+        parts = coded(_drafter_weights(pair, device, dtype, notices))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     weights = target_weights.read_weights(
         pair.target_files,
         facts,
@@ -78,18 +88,14 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         cache_dtype=kind,
         offloaded=offloaded,
     )
-    notices: list[str] = []
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
     if contract is not None and pair.drafter_files is not None:
         say("drafter", 0.7)
-        narrow = precision is not None and precision.weights == "8bit"  # then its full weights never lie on the device
-        drafter_config = contract.drafter.with_attention_factor(config.attention_factor)
-        home = torch.device("cpu") if narrow else device
-        parts = drafter_weights.read_weights(pair.drafter_files, drafter_config, home, dtype, notices.append)
-        drafter = FusedDrafter(drafter_config, parts, target, config.draft_window, int8=narrow)
+        parts = parts or _drafter_weights(pair, device, dtype, notices)
+        drafter = FusedDrafter(_drafter_config(pair), parts, target, config.draft_window)
         stored = () if narrow else drafter.products
-        del parts  # what a coarser precision replaces is free then
+    parts = None  # what a coarser precision replaces is free then
 
     def measuring(text: str, part: float) -> None:
         say(text, 0.85 + 0.05 * part)
@@ -107,6 +113,18 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
+
+
+def _drafter_config(pair: CheckedPair) -> DrafterConfig:
+    if pair.contract is None:
+        raise ValueError("a pair without a drafter")
+    return pair.contract.drafter.with_attention_factor(pair.config.attention_factor)
+
+
+def _drafter_weights(pair: CheckedPair, device: torch.device, dtype: torch.dtype, notices: list[str]) -> DrafterWeights:
+    if pair.drafter_files is None:
+        raise ValueError("a pair without a drafter")
+    return drafter_weights.read_weights(pair.drafter_files, _drafter_config(pair), device, dtype, notices.append)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

@@ -29,6 +29,7 @@ from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, 
 
 MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
 BLOCK_SPLITS = 16  # splits that are combined at a time
+MAX_OUTPUTS = 64 * 256  # numbers of a program's output: twice as many do not fit into the registers of its warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,17 @@ def decode_attention(
     device = device_properties(queries.device)
     keys, values = cache if device.compute_capability >= FP8_LOAD_CAPABILITY else (as_bytes(part) for part in cache)
     num_kv_heads, capacity = keys.shape[:2]
-    block_m = max(power_of_two(rows * (num_heads // num_kv_heads)), 16)
     block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
+    of_group = rows * (num_heads // num_kv_heads)
+    block_m = query_block(of_group, block_d)
+    tiles = -(-of_group // block_m)
     max_rows = partials.outputs.shape[1]
     config = config or decode_config(block_m, block_d, keys.element_size(), device.shared_memory)
-    max_splits = config.programs_per_sm * device.num_sms // num_kv_heads
+    max_splits = config.programs_per_sm * device.num_sms // (num_kv_heads * tiles)
     count = partials.num_splits(max_seq_len, config.min_split_size, max_splits)
     split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
-    _attend_split_kernel[(num_kv_heads, count)](
+    _attend_split_kernel[(num_kv_heads, count, tiles)](
         queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
         capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
         config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
@@ -126,6 +129,11 @@ def decode_attention(
         mask.sliding_window, mask.context_window, gates is not None, num_warps=4, **overlapping(queries),
     )  # fmt: skip
     return out
+
+
+def query_block(queries: int, block_d: int) -> int:
+    """Of the queries that share a KV head, how many one program attends for."""
+    return min(max(power_of_two(queries), 16), MAX_OUTPUTS // block_d)
 
 
 def decode_attention_reference(
@@ -203,9 +211,9 @@ def _attend_split_kernel(
     SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr,
 ):
     # fmt: on
-    # One program: one KV head and one split of its keys, for all rows of all query heads that share that KV head.
-    # These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output stay in registers; keys and values
-    # are streamed, BLOCK_KV of them at a time. Writes one partial result.
+    # One program: one KV head and one split of its keys, for BLOCK_M of the rows of all query heads that share that KV
+    # head; nearly always all of them. These queries [BLOCK_M, BLOCK_D], the running softmax and the undivided output
+    # stay in registers; keys and values are streamed, BLOCK_KV of them at a time. Writes one partial result.
     start_next_kernel()
     kv_head = tl.program_id(0)
     num_splits = tl.num_programs(1)
@@ -217,7 +225,7 @@ def _attend_split_kernel(
     if low >= end or low + size <= first:
         return
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    m = tl.arange(0, BLOCK_M)  # row by row, the query heads of the group in each
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)  # row by row, the query heads of the group in each
     row = m // GROUP
     head = kv_head * GROUP + m % GROUP
     inside = row < rows

@@ -26,7 +26,8 @@ def linear(
     """
     if not runs_kernels(x):
         return few_row_gemm.linear_reference(x, weight, out, residual)
-    rows, (features, columns) = len(x), weight.shape
+    few_row_gemm.multiply_tail(x, weight, out, residual)
+    rows, features, columns = len(x), weight.coded_rows, weight.shape[1]
     tiles, steps = weight.codes.shape[:2]
     _linear_kernel[(tiles,)](
         x, *tile_operands(weight), out, out if residual is None else residual, rows, features, columns, x.stride(0),

@@ -17,9 +17,12 @@
 // many operations at 16 rows, no sums apart, and exact, since the product of two and of four significant bits has six.
 // Scales of rows multiply what a warp has summed up for a unit.
 //
+// A weight may have a tail: features below the coded ones that are bfloat16, too few for a launch of their own. Each of
+// the first blocks multiplies one of its tiles after fewer units; all warps share the K of a tile.
+//
 // From the compiler's command line: CODES and SCALE_TYPE (the names below), BLOCK_ROWS and GROUP_SIZE (features and
 // columns that share a scale; 0: there are only scales of rows), HAS_ZEROS, ROW_SCALE_TYPE, IN_FEATURES, ROW_TILES,
-// WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K, BLOCKS_PER_SM, SWIGLU, SHARED_BYTES.
+// WARPS_K, WARPS_N, TILES_PER_WARP, NUM_STAGES, SPLIT_K, BLOCKS_PER_SM, SWIGLU, HAS_TAIL, SHARED_BYTES.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -63,6 +66,10 @@ constexpr int X_BYTES = ROWS * X_STRIDE;
 constexpr int GROUP_SUM_BYTES = SUMS_X ? BLOCK_K / STEP_GROUP * ROWS * 4 : 0;
 constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
 constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
+constexpr int TAIL_STEP_BYTES = STEP_K * TILE_N * 2;  // of a tile, as eight loads of 16 bytes
+constexpr i64 TAIL_TILE_BYTES = (i64)STEPS * TAIL_STEP_BYTES;
+constexpr int TAIL_STRIDE = TILE_N + 4, TAIL_OUTPUTS = ROWS * TILE_N;  // as SUM_STRIDE, OUTPUTS
+static_assert(WARPS * ROWS * TAIL_STRIDE <= 2 * SUM_FLOATS, "room for the sums of a tile of the tail");
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
 static_assert(!SCALED || BLOCK_ROWS == 1 || (BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS), "scales");
 static_assert(!SCALES_CODES || (GROUP_SIZE == 16 && BLOCK_ROWS == 1), "scales of codes");
@@ -75,6 +82,7 @@ __device__ __forceinline__ uint4 load_streamed(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+__device__ __forceinline__ void prefetch(const u8* p) { asm volatile("prefetch.global.L2 [%0];" : : "l"(p)); }
 __device__ __forceinline__ int load_acquire(const int* p) {
   int v;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -216,8 +224,8 @@ __device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], int k16, u32
 }
 
 // Multiplies decoded codes by scales of e4m3, which are positive. scales: [two groups][feature g and g + 8].
-// Codes are 2^126 times too small, the scales' bits 2^120; times 2^127 no product leaves bfloat16's range: 2^-129 is the
-// smallest, a bfloat16 without a leading one, which it has exactly.
+// Codes are 2^126 times too small, the scales' bits 2^120; times 2^127 no product leaves bfloat16's range: the
+// smallest is 2^-129, which it has exactly, without a leading one.
 __device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) {
   const u32 first = multiply_pairs((scales << 4) & 0x07f007f0u, 0x7f007f00u);
   const u32 second = multiply_pairs((scales >> 4) & 0x07f007f0u, 0x7f007f00u);
@@ -227,6 +235,7 @@ __device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) 
   a[1] = multiply_pairs(a[1], both_of_second), a[3] = multiply_pairs(a[3], both_of_second);
 }
 constexpr float REST_E4M3 = 1152921504606846976.0f;    // 2^60, that x has not made up for
+constexpr float TWO_MINUS_60 = 1.0f / REST_E4M3;
 constexpr int REST_E2M1 = 66;                          // 2^66
 constexpr float REST_NVFP4 = 576460752303423488.0f;    // 2^59, beside the scales' 2^7
 
@@ -354,13 +363,14 @@ struct Output {
   int rows, features;
 };
 
-// Finishes a unit; sum(row, column) is a result in float32.
-template <class Sum> __device__ __forceinline__ void store_unit(const Output& output, int unit, const Sum& sum) {
-  for (int i = threadIdx.x; i < ROWS * OUT_COLUMNS; i += THREADS) {
-    const int row = i / OUT_COLUMNS, column = i % OUT_COLUMNS, feature = unit * OUT_COLUMNS + column;
+// Finishes WIDTH features from the at-th WIDTH on; sum(row, column) is a result in float32.
+template <int WIDTH, bool GATED, class Sum>
+__device__ __forceinline__ void store(const Output& output, int at, const Sum& sum) {
+  for (int i = threadIdx.x; i < ROWS * WIDTH; i += THREADS) {
+    const int row = i / WIDTH, column = i % WIDTH, feature = at * WIDTH + column;
     if (row >= output.rows || feature >= output.features) continue;
     float result;
-    if (SWIGLU) {  // columns of 16 of the gate and of up take turns
+    if (GATED) {  // columns of 16 of the gate and of up take turns
       const int gate_column = column / TILE_N * 2 * TILE_N + column % TILE_N;
       const float gate = rounded(sum(row, gate_column)), up = rounded(sum(row, gate_column + TILE_N));
       result = rounded(gate / (1.0f + __expf(-gate))) * up;
@@ -373,13 +383,34 @@ template <class Sum> __device__ __forceinline__ void store_unit(const Output& ou
   }
 }
 
+// A warp's part of a tile of the tail: every WARPS-th step of the block's. x: as of multiply_step, at the first step.
+__device__ __forceinline__ void multiply_tail(float (&total)[ROW_TILES][4], const u8* tile, const u8* x, int steps,
+                                              int warp, int lane) {
+  for (int step = warp; step < steps; step += WARPS) {
+    uint4 codes[8];
+#pragma unroll
+    for (int k16 = 0; k16 < 8; k16++) codes[k16] = load_streamed(tile + step * TAIL_STEP_BYTES + k16 * 512 + lane * 16);
+#pragma unroll
+    for (int k32 = 0; k32 < STEP_K / 32; k32++)
+#pragma unroll
+      for (int m = 0; m < ROW_TILES; m++) {
+        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + step * STEP_K * 2 + k32 * 64);
+        const uint4 first = codes[2 * k32], second = codes[2 * k32 + 1];
+        mma(total[m], {first.x, first.y, first.z, first.w}, b.x, b.y);
+        mma(total[m], {second.x, second.y, second.z, second.w}, b.z, b.w);
+      }
+  }
+}
+
 // tiles: of 16 features, in the weight; for SWIGLU half of them are the gate's, then those of up follow.
-// partial_sums [SPLIT_K][units][row][column] and counters (zeros, and zeros again when the kernel ends) are for
-// SPLIT_K > 1.
+// tail: as codes, [tile][step][k16][lane], tail_features of the out_features; its blocks have tail_share units each.
+// partial_sums [SPLIT_K][units, tiles of the tail][row][column] and counters (zeros, and zeros again when the kernel
+// ends) are for SPLIT_K > 1.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
-             const u8* __restrict__ zeros, const u8* __restrict__ row_scales, u16* out, const u16* residual,
-             float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows, int out_features, int tiles) {
+             const u8* __restrict__ zeros, const u8* __restrict__ row_scales, const u8* __restrict__ tail,
+             u16* out, const u16* residual, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
+             int out_features, int tiles, int tail_features, int tail_share) {
   extern __shared__ __align__(16) u8 shared[];
   float* group_sums = (float*)(shared + X_BYTES);
   float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
@@ -387,9 +418,19 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   const int g = lane >> 2, t = lane & 3;
   const int split = blockIdx.x % SPLIT_K, part = blockIdx.x / SPLIT_K, parts = gridDim.x / SPLIT_K;
   const int units = (tiles + WARPS_N * TILES_PER_WARP - 1) / (WARPS_N * TILES_PER_WARP);
-  const int first_unit = int((i64)units * part / parts), end_unit = int((i64)units * (part + 1) / parts);
-  const Weight weight = {codes, scales, zeros, row_scales, SWIGLU ? out_features * 2 : out_features};
-  const Output output = {out, residual, out_stride, rows, out_features};
+  const int tail_tiles = HAS_TAIL ? (tail_features + TILE_N - 1) / TILE_N : 0;
+  // Units before a block's: the first blocks have tail_share each, the others equal parts of what is left.
+  const int tail_parts = tail_tiles < parts ? tail_tiles : 0, shared_units = units - tail_parts * tail_share;
+  auto units_before = [&](int block) {
+    if (block < tail_parts) return block * tail_share;
+    return tail_parts * tail_share + int((i64)shared_units * (block - tail_parts) / (parts - tail_parts));
+  };
+  const int first_unit = units_before(part), end_unit = units_before(part + 1);
+  const int features = out_features - (HAS_TAIL ? tail_features : 0);  // coded
+  const Weight weight = {codes, scales, zeros, row_scales, SWIGLU ? features * 2 : features};
+  const Output output = {out, residual, out_stride, rows, features};
+  const Output tail_output = {out + features, residual ? residual + features : 0, out_stride, rows, tail_features};
+  const i64 split_sums = (i64)units * OUTPUTS + (i64)tail_tiles * TAIL_OUTPUTS;  // of partial_sums
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -412,6 +453,11 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
 #pragma unroll
   for (int i = 0; i < NUM_STAGES; i++)
     if (i < total_steps) load_next(stages[i]);
+  const int tail_steps = max(0, min(BLOCK_STEPS, STEPS - split * BLOCK_STEPS));
+  const u8* block_tail = tail + (i64)split * BLOCK_STEPS * TAIL_STEP_BYTES;
+  if (HAS_TAIL && part < tail_tiles)  // registers are for the units: the tail waits in the L2 cache
+    for (int at = threadIdx.x * 128; at < tail_steps * TAIL_STEP_BYTES; at += THREADS * 128)
+      prefetch(block_tail + part * TAIL_TILE_BYTES + at);
 
 #if __CUDA_ARCH__ >= 900
   // Only weights, which no kernel writes, are read before the kernels in front of this one have ended.
@@ -460,13 +506,37 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
         return value;
       };
       if (SPLIT_K == 1) {
-        store_unit(output, unit, block_sum);
+        store<OUT_COLUMNS, SWIGLU>(output, unit, block_sum);
       } else {
-        float* place = partial_sums + ((i64)split * units + unit) * OUTPUTS;
+        float* place = partial_sums + split * split_sums + (i64)unit * OUTPUTS;
         for (int at = threadIdx.x; at < OUTPUTS; at += THREADS)
           if (at / COLUMNS < rows) __stcg(place + at, block_sum(at / COLUMNS, at % COLUMNS));
       }
       unit++;
+    }
+  }
+  for (int tile = part; HAS_TAIL && tile < tail_tiles; tile += parts) {
+    float sum[ROW_TILES][4] = {};
+    multiply_tail(sum, block_tail + tile * TAIL_TILE_BYTES, shared + g * X_STRIDE + t * 16, tail_steps, warp, lane);
+    __syncthreads();  // the last unit's sums have been read
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        warp_sums[(warp * ROWS + m * 8 + 2 * t + (j & 1)) * TAIL_STRIDE + g + (j >> 1) * 8] = sum[m][j];
+    __syncthreads();
+    auto block_sum = [&](int row, int column) {
+      float value = 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) value += warp_sums[(k * ROWS + row) * TAIL_STRIDE + column];
+      return SMALL_CODES ? value * TWO_MINUS_60 : value;
+    };
+    if (SPLIT_K == 1) {
+      store<TILE_N, false>(tail_output, tile, block_sum);
+    } else {
+      float* place = partial_sums + split * split_sums + (i64)units * OUTPUTS + tile * TAIL_OUTPUTS;
+      for (int at = threadIdx.x; at < TAIL_OUTPUTS; at += THREADS)
+        if (at / TILE_N < rows) __stcg(place + at, block_sum(at / TILE_N, at % TILE_N));
     }
   }
   if (SPLIT_K == 1) return;
@@ -480,14 +550,21 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
     }
   }
   __syncthreads();
+  auto sum_of_splits = [&](const float* place, int at) {
+    float value = 0.0f;
+#pragma unroll
+    for (int k = 0; k < SPLIT_K; k++) value += __ldcg(place + k * split_sums + at);
+    return value;
+  };
   for (int done = first_unit + split; done < end_unit; done += SPLIT_K) {
     const float* place = partial_sums + (i64)done * OUTPUTS;
-    store_unit(output, done, [&](int row, int column) {
-      float value = 0.0f;
-#pragma unroll
-      for (int k = 0; k < SPLIT_K; k++) value += __ldcg(place + (i64)k * units * OUTPUTS + row * COLUMNS + column);
-      return value;
-    });
+    store<OUT_COLUMNS, SWIGLU>(output, done,
+                               [&](int row, int column) { return sum_of_splits(place, row * COLUMNS + column); });
+  }
+  for (int tile = part + split * parts; HAS_TAIL && tile < tail_tiles; tile += parts * SPLIT_K) {
+    const float* place = partial_sums + (i64)units * OUTPUTS + tile * TAIL_OUTPUTS;
+    store<TILE_N, false>(tail_output, tile,
+                         [&](int row, int column) { return sum_of_splits(place, row * TILE_N + column); });
   }
   if (threadIdx.x == 0 && atomicAdd(counters + part, 1) == 2 * SPLIT_K - 1) counters[part] = 0;
 }

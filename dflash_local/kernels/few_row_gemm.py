@@ -26,6 +26,7 @@ KERNEL_NAME = "few_row_gemm"
 ROW_TILE = 8  # rows of x that one instruction takes
 SLICE_ROWS = 16  # rows of x that a launch takes at most
 WARP_SIZE = 32
+TAIL_BITS = 16
 # As the source numbers them.
 CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}
 SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint8: 4, torch.float8_e4m3fn: 5}
@@ -154,7 +155,19 @@ def linear_reference(
     product = out if residual is None else torch.empty_like(out)
     for _, rows in weight.slices():
         product[:, rows] = torch.mm(x, weight.dequantized(rows).to(x.dtype).t())
+    multiply_tail(x, weight, product)
     return product if residual is None else torch.add(residual, product, out=out)
+
+
+def multiply_tail(
+    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
+) -> None:
+    """The part of ``linear`` that is of a weight's tail, by PyTorch."""
+    if weight.tail is None:
+        return
+    columns = slice(weight.coded_rows, None)
+    product = torch.mm(x, weight.tail_rows().to(x.dtype).t())
+    out[:, columns] = product if residual is None else residual[:, columns] + product
 
 
 def swiglu_reference(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
@@ -185,6 +198,7 @@ def compile_options(
         "SPLIT_K": config.split_k,
         "BLOCKS_PER_SM": config.blocks_per_sm,
         "SWIGLU": int(paired),
+        "HAS_TAIL": int(weight_format.tail > 0),
         "SHARED_BYTES": config.shared_bytes(in_features, rows, weight_format),
     }
     return ["--std=c++17", *(f"-D{name}={value}" for name, value in constants.items())]
@@ -209,10 +223,13 @@ def _launch(
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
     kernel = _kernel(x.device, weight.format, weight.shape[1], config, row_tiles(len(x)) * ROW_TILE, paired)
     units = -(-tiles // config.unit_tiles)
-    parts = min(units, max(1, device_properties(x.device).num_sms * config.blocks_per_sm // config.split_k), MAX_PARTS)
+    tail_tiles = 0 if weight.tail is None else len(weight.tail)
+    blocks = max(1, device_properties(x.device).num_sms * config.blocks_per_sm // config.split_k)
+    parts = min(units + tail_tiles, blocks, MAX_PARTS)
     sums: torch.Tensor | None = None
     if config.split_k > 1:
-        sums = _partial_sums(x.device, config.split_k * units * config.unit_tiles * TILE_N * SLICE_ROWS)
+        results = (units * config.unit_tiles + tail_tiles) * TILE_N * SLICE_ROWS
+        sums = _partial_sums(x.device, config.split_k * results)
     counters = _counters(x.device)
     stride = row_stride(out, residual)
     row_scales = weight.scales if weight.format.block is None else weight.row_scales
@@ -221,11 +238,22 @@ def _launch(
         kernel.launch(
             parts * config.split_k,
             (
-                x[rows], weight.codes, weight.scales, weight.zeros, row_scales, out[rows],
+                x[rows], weight.codes, weight.scales, weight.zeros, row_scales, weight.tail, out[rows],
                 None if residual is None else residual[rows], sums, counters,
-                c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles,
+                c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles, weight.format.tail,
+                tail_share(weight.format, config, units, parts),
             ),
         )  # fmt: skip
+
+
+def tail_share(kind: FragmentFormat, config: FewRowConfig, units: int, parts: int) -> int:
+    """Units of each block that has a tile of the tail, too, so that it reads about as many bytes as the others."""
+    tiles = -(-kind.tail // TILE_N)
+    if not tiles:
+        return 0
+    of_tile = -(-TAIL_BITS // (kind.bits * config.unit_tiles))  # units that a tile weighs
+    rounds = -(-(units + of_tile * tiles) // parts)
+    return min(max(0, rounds - of_tile), units // tiles)
 
 
 def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequence[FewRowConfig]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, TILE_N, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
 from dflash_local.layout.linear import DECODED_SLICE
@@ -19,19 +20,21 @@ NUM_WARPS = 4
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:
-    """What some rows of a weight stand for, in the dtype of ``out``.
+    """What some coded rows of a weight stand for, in the dtype of ``out``.
 
     Args:
-        rows: from a tile's first to a tile's last or the weight's. out: [>= n, K] contiguous; its first n are written.
+        rows: from a tile's first to a tile's last or the last of all. out: [>= n, K] contiguous; its first n are
+            written.
     """
-    begin, end, _ = rows.indices(weight.shape[0])
+    begin, end, _ = rows.indices(weight.coded_rows)
     part = out[: end - begin]
     if not runs_kernels(weight):
         return part.copy_(weight.dequantized(rows))
     kind, steps = weight.format, weight.codes.shape[1]
     grid = (-(-(end - begin) // TILE_N), -(-steps * kind.step_words // PROGRAM_WORDS))
     _decode_kernel[grid](
-        *tile_operands(weight), part, begin // TILE_N, *weight.shape, steps, weight.scales.shape[-1],
+        *tile_operands(weight), part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps,
+        weight.scales.shape[-1],
         **tile_constants(weight), RUNS=PROGRAM_WORDS // (kind.step_words // STEP_RUNS), num_warps=NUM_WARPS,
     )  # fmt: skip
     return part
@@ -43,12 +46,13 @@ def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
     Args:
         x: [M, K].
     """
-    n, k = weight.shape
+    n, k = weight.coded_rows, weight.shape[1]
     step = max(TILE_N, DECODED_SLICE // k // TILE_N * TILE_N)
-    out, room = x.new_empty(len(x), n), x.new_empty(min(step, n), k)
+    out, room = x.new_empty(len(x), weight.shape[0]), x.new_empty(min(step, n), k)
     for begin in range(0, n, step):
         rows = slice(begin, min(begin + step, n))
         torch.mm(x, decode(weight, rows, room).t(), out=out[:, rows])
+    few_row_gemm.multiply_tail(x, weight, out)
     return out
 
 

@@ -27,6 +27,7 @@ GROUP_SIZES = (32, 64, 128)  # of integers, and multiples of the last
 FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, and the groups that they are of
 MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
 HALF_OF_LANES = 16  # columns of 32 that lanes t of 0 and 1 hold; their scales lie before those of the others
+MAX_TAIL_ROWS = 256  # more are worth a launch of their own
 WORD_BYTES = 4
 PACKED_SLICE = 2**24  # codes that are packed at a time: copies of 8 to 16 MiB, of which about four live at once
 SIGNS = -0x7F7F7F80  # 0x80808080: the highest bit of each byte of a word
@@ -50,6 +51,7 @@ class FragmentFormat:
             multiplied with.
         zeros: zero points are stored. scales: their dtype; uint8: powers of two, as of ``Fp4Weight``.
         row_scales: each row has another scale, in float32, beside those of its groups.
+        tail: rows below the coded ones that are bfloat16.
     """
 
     codes: Codes
@@ -57,6 +59,7 @@ class FragmentFormat:
     zeros: bool
     scales: torch.dtype
     row_scales: bool = False
+    tail: int = 0
 
     @property
     def bits(self) -> int:
@@ -97,7 +100,8 @@ class FragmentWeight(CodedWeight):
         codes: [tiles, steps, words] int32. scales: of groups [tiles, groups / groups of a step, 8, groups of a step,
             2], the last axis being features g and g + 8 (groups of 16: see ``HALF_OF_LANES``); else as of the weight.
         zeros: uint8, as the scales, or None. row_scales: [N] float32, or None.
-        shape: [N, K]. dtype: of the weight that it stands for, and of its
+        tail: [tiles of the tail, steps, 2048] bfloat16, or None.
+        shape: [N, K], the tail's rows included. dtype: of the weight that it stands for, and of its
             activations.
     """
 
@@ -106,6 +110,12 @@ class FragmentWeight(CodedWeight):
     shape: torch.Size
     format: FragmentFormat
     dtype: torch.dtype
+    tail: torch.Tensor | None = None
+
+    @property
+    def coded_rows(self) -> int:
+        """Its rows but for the tail's."""
+        return self.shape[0] - self.format.tail
 
     @classmethod
     def of(cls, weight: Codable, in_place: bool = False) -> FragmentWeight:
@@ -147,21 +157,36 @@ class FragmentWeight(CodedWeight):
                 _as_bytes(target)[part] = _by_lane(values, kind)
         return packed
 
+    def with_tail(self, rows: torch.Tensor) -> FragmentWeight:
+        """With rows [n, K] in bfloat16 below its own, packed over their memory where they are whole tiles and steps."""
+        n, k = rows.shape
+        tiles, steps = -(-n // TILE_N), self.codes.shape[1]
+        fragments = _bfloat16_fragments(_padded(rows, tiles * TILE_N, steps * STEP_K))
+        tail = rows.view(fragments.shape).copy_(fragments) if rows.numel() == fragments.numel() else fragments
+        shape = torch.Size((self.shape[0] + n, k))
+        return replace(self, shape=shape, format=replace(self.format, tail=n), tail=tail)
+
+    def tail_rows(self) -> torch.Tensor:
+        """The rows [n, K] of its tail, in bfloat16; none where it has none."""
+        if self.tail is None:
+            return torch.empty(0, self.shape[1], dtype=torch.bfloat16, device=self.device)
+        return _bfloat16_rows(self.tail)[: self.format.tail, : self.shape[1]].contiguous()
+
     def slices(self, codes: int = DEQUANTIZED_SLICE) -> Iterator[tuple[slice, slice]]:
-        """Parts of the tiles of about so many codes, and the rows of the weight that they hold."""
+        """Parts of the tiles of about so many codes, and the coded rows that they hold."""
         tiles, steps = self.codes.shape[:2]
         length = max(1, codes // (TILE_N * STEP_K * steps))
         for at in range(0, tiles, length):
             end = min(at + length, tiles)
-            yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.shape[0]))
+            yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.coded_rows))
 
     def first_rows(self, stop: int) -> FragmentWeight:
-        """Its first rows, over the same memory.
+        """Its first coded rows, over the same memory.
 
         Raises:
             ValueError: they do not consist of tiles.
         """
-        if stop % TILE_N:
+        if stop % TILE_N or stop > self.coded_rows:
             raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
         tiles = slice(stop // TILE_N)
         of_scales = tiles if self.format.grouped else slice(stop if self.format.block is None else None)
@@ -172,10 +197,12 @@ class FragmentWeight(CodedWeight):
             zeros=None if self.zeros is None else self.zeros[tiles],
             row_scales=None if self.row_scales is None else self.row_scales[:stop],
             shape=torch.Size((stop, self.shape[1])),
+            format=replace(self.format, tail=0),
+            tail=None,
         )
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some rows [n, K] stand for, in float32; they begin with a tile's first."""
+        """What some coded rows [n, K] stand for, in float32; they begin with a tile's first."""
         if self.format.codes != "int4":
             return self.unpacked(rows).dequantized()
         begin, end, part = self._tiles(rows)
@@ -185,7 +212,7 @@ class FragmentWeight(CodedWeight):
         return wide[: end - begin, : self.shape[1]]
 
     def unpacked(self, rows: slice = slice(None)) -> Codable:
-        """The weight that was packed, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
+        """The weight that was coded, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
         begin, end, part = self._tiles(rows)
         kind, n, k = self.format, end - begin, self.shape[1]
         words = _rows(self.codes[part], kind.codes)[:n, : k * kind.bits // (8 * WORD_BYTES)].contiguous()
@@ -197,7 +224,7 @@ class FragmentWeight(CodedWeight):
             scales = _by_row(scales[part], kind)[:n, :groups].contiguous()
         if kind.codes == "e4m3":
             codes, block = words.view(torch.float8_e4m3fn), kind.block or (1, k)
-            if block[0] > 1 and (begin, end) != (0, self.shape[0]):
+            if block[0] > 1 and (begin, end) != (0, self.coded_rows):
                 of_tile = torch.arange(part.start, part.stop, device=self.device) * TILE_N // block[0]
                 scales, block = scales[of_tile], (TILE_N, block[1])
             return Fp8Weight(codes, scales, block, self.dtype)
@@ -208,8 +235,8 @@ class FragmentWeight(CodedWeight):
         return IntWeight(words, scales, zeros, self.dtype, kind.bits)
 
     def _tiles(self, rows: slice) -> tuple[int, int, slice]:
-        """The first of some rows, the one behind the last, and the tiles that hold them."""
-        begin, end, _ = rows.indices(self.shape[0])
+        """The first of some coded rows, the one behind the last, and the tiles that hold them."""
+        begin, end, _ = rows.indices(self.coded_rows)
         if begin % TILE_N:
             raise ValueError(f"row {begin} is not the first of a tile")
         return begin, end, slice(begin // TILE_N, -(-end // TILE_N))
@@ -340,6 +367,18 @@ def _byte_rows(fragments: torch.Tensor) -> torch.Tensor:
     tiles, steps = fragments.shape[:2]
     codes = fragments.contiguous().view(torch.uint8).view(tiles, steps, 4, 8, 4, 2, 2, 2, 2)
     return codes.flip(-1).permute(0, 8, 3, 1, 2, 4, 5, 6, 7).reshape(tiles * TILE_N, -1).view(torch.int32)
+
+
+def _bfloat16_fragments(rows: torch.Tensor) -> torch.Tensor:
+    """Of rows [tiles * 16, columns]: [tiles, steps, 2048]; eight loads of a lane for its eight tiles of 16 columns."""
+    by_tile = rows.view(len(rows) // TILE_N, 2, 8, -1, 4, 4, 2, 2, 2)  # tile h g step k32 t half pair element
+    return by_tile.permute(0, 3, 4, 6, 2, 5, 7, 1, 8).reshape(len(by_tile), by_tile.shape[3], -1)
+
+
+def _bfloat16_rows(fragments: torch.Tensor) -> torch.Tensor:
+    tiles, steps = fragments.shape[:2]
+    by_lane = fragments.view(tiles, steps, 4, 2, 8, 4, 2, 2, 2)  # tile step k32 half g t pair h element
+    return by_lane.permute(0, 7, 4, 1, 2, 5, 3, 6, 8).reshape(tiles * TILE_N, -1)
 
 
 def _by_lane(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:

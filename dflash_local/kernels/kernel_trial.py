@@ -53,9 +53,9 @@ class Trial:
 
     @property
     def kernel(self) -> str:
-        """Its name in a ``KernelRecord``: what it is compiled with, and the rows of the weight."""
+        """Its name in a ``KernelRecord``: what it is compiled with, and how many rows it multiplies."""
         options = few_row_gemm.compile_options(self.format, self.shape[1], self.config, self.rows, self.paired)
-        return " ".join([*options, f"N={self.shape[0]}"])
+        return " ".join([*options, f"N={self.shape[0]}", f"TAIL={self.format.tail}"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -18,20 +20,30 @@ def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     Raises:
         DoesNotFitError: the host does not give so much memory that stays in place.
     """
-    size = max(1, dtype.itemsize * torch.Size(shape).numel())
+    size = dtype.itemsize * torch.Size(shape).numel()
     try:
-        pages = mmap.mmap(-1, size)
+        pages = _pages(size)
     except (OSError, ValueError, OverflowError) as error:
         raise _refused(size, str(error)) from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # fewer pages to pin
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    flat = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages
+    array = (ctypes.c_ubyte * size).from_buffer(pages)  # forgotten before the pages are unmapped; a map itself is not
+    flat = torch.frombuffer(array, dtype=torch.uint8)
     runtime = torch.cuda.cudart()
-    code = runtime.cudaHostRegister(flat.data_ptr(), size, PORTABLE | MAPPED)
-    if int(code) != 0:
-        raise _refused(size, f"CUDA error {int(code)}")
-    weakref.finalize(pages, runtime.cudaHostUnregister, flat.data_ptr())
-    return flat[: dtype.itemsize * torch.Size(shape).numel()].view(dtype).view(shape)
+    code = int(runtime.cudaHostRegister(flat.data_ptr(), size, PORTABLE | MAPPED))
+    if code != 0:
+        raise _refused(size, f"CUDA error {code}")
+    weakref.finalize(array, runtime.cudaHostUnregister, flat.data_ptr()).atexit = False
+    return flat.view(dtype).view(shape)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of this process alone; in huge pages where the system has them, so that fewer are to be pinned."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,12 +15,17 @@ E8M0_OFFSET, E4M3_MIDDLE = 127, 128.0
 
 def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.device) -> FragmentWeight:
     """Of every code, scales of both signs where a format has them, and results of about one."""
-    weight = random_coded(kind, shape, torch.Generator(device).manual_seed(0))
-    return FragmentWeight.of(weight, in_place=is_whole(weight))
+    n, k = shape
+    generator = torch.Generator(device).manual_seed(0)
+    weight = random_coded(kind, (n - kind.tail, k), generator)
+    packed = FragmentWeight.of(weight, in_place=is_whole(weight))
+    if not kind.tail:
+        return packed
+    return packed.with_tail((torch.randn(kind.tail, k, generator=generator, device=device) * k**-0.5).bfloat16())
 
 
 def random_coded(kind: FragmentFormat, shape: tuple[int, int], generator: torch.Generator) -> Codable:
-    """The same before it is packed, on the generator's device."""
+    """Its coded part of some shape before it is packed, on the generator's device."""
     n, k = shape
     device, size = generator.device, k**-0.5 / SPREAD[kind.codes]
     block = kind.block or (1, k)

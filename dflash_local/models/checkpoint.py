@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, read_object
+from dflash_local.checkpoint_files.model_config import read_model_config
 from dflash_local.checkpoint_files.safetensors_header import AGAIN, TensorInfo, read_header
 from dflash_local.errors import CheckpointError
 
@@ -53,7 +54,7 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder", "give the folder that holds config.json")
-        config = read_object(folder / "config.json", "a checkpoint folder holds config.json and model.safetensors")
+        config = read_model_config(folder, "a checkpoint folder holds config.json and model.safetensors")
         return cls(folder, config, _read_headers(folder))
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors, target_hidden_of
 
 Places = dict[str, list[torch.Tensor]]
+Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser format
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,14 @@ class LayerWeights:
     """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     query_key_norm: torch.Tensor
-    output: torch.Tensor
+    output: Matrix
     output_bias: torch.Tensor | None
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ class DrafterWeights:
     more memory). ``context_key_norm``: [layers x kv heads, head_dim].
     """
 
-    fc: torch.Tensor
+    fc: Matrix
     hidden_norm: torch.Tensor
     norm: torch.Tensor
-    context_kv: torch.Tensor
+    context_kv: Matrix
     context_kv_bias: torch.Tensor | None
     context_key_norm: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -59,7 +61,7 @@ class DrafterWeights:
         """Bytes of all tensors."""
         tensors = [getattr(self, field.name) for field in fields(self) if field.name != "layers"]
         tensors += [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        return sum(t.nbytes for t in tensors if t is not None)
 
 
 def read_weights(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.config.quantization import Quantization, StoredPlain
+from dflash_local.config.quantization import Quantization, StoredFormat, StoredPlain
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 
@@ -10,20 +10,33 @@ FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
-    """The format of a module by its name: the plain dtype where a plain ``weight`` lies in its place."""
+    """The format of a module by its name.
+
+    A plain ``weight`` is what it is. Codes are in the format that the configuration has for the module if they are of
+    its kind, else in the first of its formats whose codes they are: configurations forget modules, files do not.
+    """
     if quantization is None:
         return unquantized
 
+    def dtype_of(name: str) -> str:
+        return checkpoint.tensors[name].dtype if name in checkpoint.tensors else ""
+
+    def holds(module: str, stored: StoredFormat | None) -> bool:
+        if stored is None or isinstance(stored, StoredPlain):
+            return False
+        name, dtype = stored.codes
+        return dtype_of(f"{module}.{name}") == dtype
+
     def format_of(module: str) -> WeightFormat:
-        stored = quantization.stored(module)
-        if isinstance(stored, StoredPlain):
-            return weight_format(stored)
-        plain = checkpoint.tensors.get(f"{module}.weight")
-        if stored is None or (plain is not None and plain.dtype in FLOATS):
+        told = quantization.rule(module)
+        if isinstance(told, StoredPlain):
+            return weight_format(told)
+        if dtype_of(f"{module}.weight") in FLOATS:
+            return UNQUANTIZED
+        stored = next((each for each in (told, *quantization.formats) if holds(module, each)), told)
+        if stored is None or isinstance(stored, StoredPlain):
             return UNQUANTIZED
         scales = next((name for name in stored.scale_names if f"{module}.{name}" in checkpoint.tensors), "")
-        if not scales:
-            return weight_format(stored)
-        return weight_format(stored, FLOATS.get(checkpoint.tensors[f"{module}.{scales}"].dtype, ""), scales)
+        return weight_format(stored, FLOATS.get(dtype_of(f"{module}.{scales}"), ""), scales)
 
     return format_of

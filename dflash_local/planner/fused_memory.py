@@ -112,8 +112,8 @@ def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: Eng
 
 
 def _rounding(drafter: DrafterConfig | None, spec: EngineSpec) -> int:
-    """The slice of a matrix that is held while its codes for drafting are made."""
-    return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.coded else 0
+    """The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest."""
+    return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
 
 
 def _attentions(target: ModelConfig) -> Iterable[AttentionConfig]:

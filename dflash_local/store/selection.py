@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
+from dflash_local.checkpoint_files.model_config import MODELOPT_CONFIG
 from dflash_local.errors import DownloadError
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.names import file_parts, shortened
@@ -15,6 +16,7 @@ from dflash_local.store.weights import CONFIG, INDEX, SINGLE
 
 SMALL = (
     CONFIG,
+    MODELOPT_CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,7 +29,9 @@ SMALL = (
     "chat_template.jinja",
     "chat_template.json",
 )
-WEIGHTS = "model*.safetensors"
+# Beside an index: a whole copy in another layout, and what is put on top of weights. The rest may be a shard, whatever
+# it is called (mtp.safetensors of official fp8 mixtures): the index tells once it is here.
+NO_SHARDS = ("consolidated*", "adapter*")
 # What no honest repository holds: a way out of the folder, a drive, a control character.
 _HOSTILE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:|[\x00-\x1f\x7f]")
 
@@ -60,11 +64,9 @@ def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]
     """One file, or the shards with their index: as the loader reads them."""
     if SINGLE in files:
         return [files[SINGLE]]
-    shards = [files[name] for name in sorted(files) if fnmatchcase(name, WEIGHTS)]
-    if INDEX in files and shards:
-        return [files[INDEX], *shards]
     if INDEX in files:
-        return [files[INDEX], *(files[name] for name in sorted(files) if name.endswith(".safetensors"))]
+        shards = [name for name in sorted(files) if name.endswith(".safetensors")]
+        return [files[INDEX], *(files[name] for name in shards if not any(fnmatchcase(name, no) for no in NO_SHARDS))]
     raise DownloadError(
         f"{listing.repo} has neither {SINGLE} nor {INDEX}",
         "only safetensors are read: no .bin, .pt or .gguf; look for a repository or revision that has them",

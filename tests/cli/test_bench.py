@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from quantised_checkpoints import quantise  # noqa: E402
 
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
@@ -75,3 +78,40 @@ def test_a_toy_answers_its_held_out_prompts_and_is_called_one(cli: Cli) -> None:
     total = done.json["rows"][-1]
     assert total["equal"] == total["prompts"] == total["answers"] == 2
     assert "toy" in done.json["note"]
+
+
+FEW = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu")
+
+
+def test_fidelity_of_a_toy_is_told_as_table_and_report(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "fidelity.json"
+    done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW, "--report", str(file))
+    assert done.code == 0, done.err
+    assert "int4 float32 on cpu, against the original in float32" in done.out and "toy" in done.out
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["rows"][-1]["positions"] == sum(prompt["tokens"] for prompt in report["prompts"]) > 0
+    assert 0 < report["rows"][-1]["mean_kl"] < 0.1 and 0.5 < report["rows"][-1]["top_1"] <= 1
+    assert report["weights"].startswith("int4") and report["original"]["weights"] == "float32"
+    assert report["kept_bytes"] == 4 * 1024 * report["rows"][-1]["positions"]
+
+
+def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "demo" / "target", tmp_path / "twin")
+    quantise(tmp_path / "twin", tmp_path / "stored", "gptq")
+    original = ("--original", str(FOLDER / "demo" / "target"))
+    done = cli("bench", str(tmp_path / "stored"), *original, "--fidelity", "--prompts", "heldout", *FEW, "--json")
+    assert done.code == 0, done.err
+    assert done.json["rows"][-1]["mean_kl"] > 0 and done.json["original"]["target"]["name"] == "demo/target"
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("demo", "--fidelity"), "demo is not known as a quantised target"),
+        (("demo", "--original", "demo"), "it goes with --fidelity"),
+        (("demo", "--weights", "random", "--fidelity"), "--fidelity does not go with --weights random"),
+    ],
+)
+def test_fidelity_needs_two_targets(cli: Cli, argv: tuple[str, ...], word: str) -> None:
+    done = cli("bench", *argv)
+    assert done.code == 2 and word in done.err

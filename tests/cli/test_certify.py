@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.cli import session as cli_session  # noqa: E402
 from dflash_local.cli.session import open_session  # noqa: E402
+from dflash_local.load_config import QUANTIZED  # noqa: E402
 from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 
@@ -144,3 +145,24 @@ def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
     assert done.code == 0, done.err
     assert sum(line.strip().startswith("6 ") for line in done.out.splitlines()) == 3
     assert done.out.startswith("demo (toy pair)") and "never a speed claim" in done.out
+
+
+@pytest.mark.parametrize(("name", "quantize"), zip((KV_ONLY, KV_ONLY, HYBRID), QUANTIZED))
+def test_a_quantised_target_is_held_to_itself_bit_for_bit(cli: Cli, name: str, quantize: str) -> None:
+    """Also by plain transformers, which must compute with the rounded weights: a random target's choices show it."""
+    argv = ("certify", *golden(name), "--prompt-ids", "1,2,3", "--engine", "fused", "--exact", "--quantize", quantize)
+    done = cli(*argv, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["strength"], found["load"]["quantize"], found["dtype"]) == ("strict", quantize, "float32")
+    assert found["weights"] == f"{quantize}: the checkpoint's own, rounded as they were read"
+    assert found["strict"]["same_bits"] == found["strict"]["positions"] > 0
+    assert found["plain_transformers"]["positions"] == 16 and found["plain_transformers"]["unexplained"] == 0
+
+
+def test_a_certificate_says_which_target_it_is_about(cli: Cli) -> None:
+    done = cli("certify", *golden(KV_ONLY), "--prompt-ids", "1,2,3", "--quantize", "int4")
+    assert done.code == 0, done.err
+    assert (
+        "reference engine, int4 float32 on cpu" in done.out and "compared with itself, not with the plain" in done.out
+    )

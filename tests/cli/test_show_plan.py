@@ -214,4 +214,33 @@ def test_a_pre_quantised_target_is_planned_by_its_own_name(cli: Cli) -> None:
     assert failed.code == 5 and told["fits"] is False
     assert sizes["target weights"] + sizes["head"] + sizes["embedding"] == pytest.approx(26.44 * GIB, rel=0.001)
     assert cli("plan", "cyankiwi/Qwen3.6-27B-AWQ-INT4", "--gpu-memory", "24").code == 0
-    assert "dflash plan REPOSITORY" in cli("show", "qwen3.5-27b").out
+
+
+def test_variants_are_planned_and_the_one_that_fits_is_the_first_hint(cli: Cli) -> None:
+    failed = cli("plan", "qwen3.6-27b", "--gpu-memory", "24")
+    assert failed.code == 5
+    hint = next(line for line in failed.err.splitlines() if line.startswith("hint:"))
+    assert hint.startswith("hint: pre-quantised it fits (")
+    assert "dflash pull Qwen/Qwen3.6-27B --variant autoround-int4" in hint
+    told = json.loads(cli("plan", "qwen3.6-27b", "--gpu-memory", "24", "--json").err)
+    fits = {one["name"]: one["fits"] for one in told["variants"]}
+    assert fits["autoround-int4"] and fits["pack-quantized-int4"] and not fits["fp8"] and not fits["gptq-int8"]
+    assert next(one for one in told["variants"] if one["name"] == "awq-int4")["plan"] is None, "unknown is not guessed"
+    roomy = cli("plan", "qwen3.6-27b", "--gpu-memory", "80")
+    assert roomy.code == 0 and "autoround-int4" in roomy.out
+    shown = cli("show", "qwen3.6-27b", "--gpu-memory", "24").out
+    assert "Lorbus/Qwen3.6-27B-int4-AutoRound" in shown and "licence Apache-2.0" in shown and "--variant" in shown
+    plans = {one["name"]: one for one in cli("show", "qwen3.6-27b", "--json").json["variant_plans"]}
+    assert plans["fp8"]["plan"]["ledger"]["lines"][0]["bytes"] > 20 * GIB
+
+
+def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
+    by_name = cli("plan", "qwen3.6-27b", "--variant", "AutoRound-Int4", "--gpu-memory", "24", "--json").json
+    by_repo = cli("plan", "Lorbus/Qwen3.6-27B-int4-AutoRound", "--gpu-memory", "24", "--json").json
+    assert by_name == by_repo and by_name["plan"]["format"] == "int4 g128" and by_name["variants"] == []
+    wrong = cli("plan", "qwen3.6-27b", "--variant", "int3")
+    assert wrong.code == 2 and "has no variant 'int3'" in wrong.err and "autoround-int4" in wrong.err
+    none = cli("plan", "demo", "--variant", "fp8")
+    assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
+    for command in ("run", "chat", "serve", "bench", "pull", "plan"):
+        assert "--variant" in cli(command, "--help").out

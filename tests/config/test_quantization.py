@@ -62,6 +62,7 @@ def test_a_plain_checkpoint_has_none() -> None:
         ({**GPTQ, "group_size": 32}, StoredInt("gptq", 32)),
         ({**ROUND, "packing_format": "auto_round:auto_gptq"}, G128),
         (ROUND, G128),
+        ({**ROUND, "quant_method": "intel/auto-round", "backend": "auto_round:gptq"}, G128),
         ({**ROUND, "packing_format": "auto_round:gptqv2", "sym": False}, StoredInt("gptq_v2", 128, zeros=True)),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}, StoredInt("awq", 128, zeros=True)),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, StoredInt("awq", 128, zeros=True)),  # all are 8
@@ -119,6 +120,7 @@ def test_a_dialect_gives_the_format_of_a_matrix(settings: dict[str, Any], stored
         (packed([f"{LAYER}.mlp.up_proj"]), "mlp.up_proj", "mlp.gate_proj"),
         (modelopt("NVFP4", ignore=["model.layers.3.self_attn*"]), "self_attn.q_proj", "mlp.up_proj"),
         (modelopt("NVFP4", ignore=["*.mlp.up_proj"]), "mlp.up_proj", "mlp.gate_proj"),
+        (modelopt("NVFP4", modules_to_not_convert=["*self_attn*"]), "self_attn.q_proj", "mlp.up_proj"),
         (modelopt("FP8", ignore=["model.language_model.layers.3.mlp"]), "mlp.up_proj", "self_attn.q_proj"),
     ],
 )
@@ -167,6 +169,21 @@ def test_groups_of_compressed_tensors_may_be_of_different_formats() -> None:
     assert found.stored(f"{LAYER}.self_attn.q_proj") == found.stored(f"{LAYER}.linear_attn.in_proj_z") == CHANNEL
     assert found.stored("mtp.layers.0.mlp.up_proj") is None
     assert found.name == "nvfp4 and fp8 per channel"
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "stored"),
+    [
+        ({"num_bits": 4, "type": "int", "group_size": 32}, None, StoredInt("pack-quantized", 32)),
+        ({"num_bits": 8, "type": "int"}, None, StoredInt("pack-quantized", WHOLE, bits=8)),
+        ({"num_bits": 8, "type": "int"}, {"num_bits": 8}, StoredInt("int-quantized", WHOLE, bits=8)),
+        ({"num_bits": 8, "type": "float", "strategy": "channel"}, None, CHANNEL),
+        ({"num_bits": 4, "type": "float", "group_size": 16}, None, StoredFp4("nvfp4-pack-quantized")),
+        ({"num_bits": 4, "type": "float", "group_size": 32}, None, StoredFp4("mxfp4-pack-quantized")),
+    ],
+)
+def test_a_group_may_leave_its_layout_unsaid(weights: dict[str, Any], inputs: Any, stored: StoredFormat) -> None:
+    assert read(compressed("mixed-precision", inputs, **weights)).stored(f"{LAYER}.mlp.up_proj") == stored
 
 
 def test_modelopt_lists_the_layers_of_mixed_precision() -> None:
@@ -254,7 +271,6 @@ def test_what_servers_quantise_beside_the_weights_is_named(settings: dict[str, A
         (packed(actorder="group"), "compressed-tensors with actorder group, which scatters the groups"),
         (packed(num_bits=6), "compressed-tensors pack-quantized in 6 bits"),
         ({**packed(), "format": "marlin-24"}, "compressed-tensors marlin-24"),
-        ({**packed(), "format": "mixed-precision"}, "compressed-tensors mixed-precision"),
         ({**packed(), "sparsity_config": {"format": "sparse-24-bitmask"}}, "compressed-tensors sparse-24-bitmask"),
         (compressed("float-quantized", num_bits=4), "compressed-tensors float-quantized in 4 bits"),
         (compressed("int-quantized", num_bits=4, type="int"), "compressed-tensors int-quantized in 4 bits"),

@@ -21,7 +21,7 @@ from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
-from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.request import SamplingParams
 
 PAIRS = ("demo", "demo-hybrid")
@@ -95,11 +95,11 @@ def test_eight_bits_give_the_matrices_memory_back() -> None:
     assert sum(matrix.weight.nbytes for matrix in drafter.matrices) < before * 0.27  # a quarter of float32, and scales
 
 
-def test_a_drafter_can_be_bound_quantize_at_once() -> None:
+def test_a_drafter_can_be_bound_in_eight_bits() -> None:
     drafter = drafter_of(fresh("demo"))
     checkpoint = Checkpoint.open(bundled.find("demo").drafter)  # type: ignore[arg-type]
     parts = read_weights(checkpoint, drafter.config, torch.device("cpu"), torch.float32, lambda _: None)
-    coarse = FusedDrafter(drafter.config, parts, drafter.target, int8=True)
+    coarse = FusedDrafter(drafter.config, coded(parts), drafter.target)
     drafter.quantize()
     for one in (coarse, drafter):
         one.block(100)

@@ -47,6 +47,31 @@ def weights() -> Iterator[tuple[str, Codable]]:
     yield "NVFP4 without scales of rows", nvfp4(1000, 1024 + 32, False, "cuda")
 
 
+def test_rows_of_a_tail_ride_along() -> None:
+    for name, weight in weights():
+        n, k = weight.shape
+        for tail in (24, 64, 160):
+            below = random(tail, k, seed=4) * weight.dequantized(slice(16)).std().bfloat16()
+            packed = FragmentWeight.of(weight).with_tail(below.clone())
+            wide = torch.cat((weight.dequantized(), below.float()))
+            for rows in (1, 8, 16, 40):
+                x, residual = random(rows, k), random(rows, n + tail, seed=1)
+                one_hot = torch.zeros_like(x)
+                one_hot[torch.arange(rows), torch.arange(rows) * 97 % k] = 1
+                want = x.double() @ wide.double().t()
+                for config in configs(packed, rows):
+                    out = few_row_gemm.linear(x, packed, empty(rows, n + tail), config)
+                    error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
+                    below_error = (out.double() - want)[:, n:].norm(dim=1) / want[:, n:].norm(dim=1)
+                    assert error.max() < 3e-3 and below_error.max() < 3e-3, (name, tail, config)
+                    again = few_row_gemm.linear(x, packed, empty(rows, n + tail), config)
+                    assert torch.equal(again, out), (name, tail, config)
+                    added = few_row_gemm.linear(x, packed, residual.clone(), config, residual)
+                    assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (name, tail, config)
+                    picked = few_row_gemm.linear(one_hot, packed, empty(rows, n + tail), config)
+                    assert torch.equal(picked, (one_hot.float() @ wide.t()).bfloat16()), (name, tail, config)
+
+
 def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[FewRowConfig]:
     """Some of this card's, and one of a card with little shared memory, which splits K."""
     limit = int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]

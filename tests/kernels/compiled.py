@@ -103,7 +103,7 @@ def packed_weights() -> Iterator[Work]:
 
 def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:
     """Over caches of each kind."""
-    block_m = skinny_gemm.power_of_two(16 * heads // kv_heads)
+    block_m = decode_attention.query_block(16 * heads // kv_heads, head_dim)
     sizes = {
         "NUM_HEADS": heads,
         "NUM_KV_HEADS": kv_heads,

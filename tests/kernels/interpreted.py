@@ -129,6 +129,13 @@ def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, .
     for name, weight in PACKED.items():
         rows = 40 if name in ("int4", "fp8") else 5
         yield f"products with {name}, {rows} rows", lambda weight=weight, rows=rows: run(weight, rows)
+
+    def with_tail(rows: int) -> tuple[torch.Tensor, ...]:
+        packed = FragmentWeight.of(PACKED["int4"]).with_tail(torch.randn(24, 256).bfloat16())
+        x, residual = torch.randn(rows, 256) / 64, torch.randn(rows, 88)
+        return (decode_gemm.linear(x, packed, residual.clone(), residual), fragment_decode.linear(x, packed))
+
+    yield "products with int4 and a tail", lambda: with_tail(5)
     yield "products with int4, one row", lambda: run(PACKED["int4"], 1)
 
 
@@ -195,6 +202,15 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     }
     for name, case in cases.items():
         yield f"attention, {name}", lambda case=case: run(*case)
+
+    def in_parts(case: tuple[int, int, int, AttentionMask, bool]) -> tuple[torch.Tensor, ...]:
+        largest, decode_attention.MAX_OUTPUTS = decode_attention.MAX_OUTPUTS, 16 * 16
+        try:
+            return run(*case)
+        finally:
+            decode_attention.MAX_OUTPUTS = largest
+
+    yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
 
 
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import few_row_gemm, fragment_decode
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 
@@ -247,6 +247,40 @@ def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Codable)
 def test_no_scale_of_mxfp4_leaves_the_range_of_the_products() -> None:
     weight = mxfp4(16, 256, scales=(0, 189))
     assert torch.equal(lanes_products(FragmentWeight.of(weight), 0, torch.eye(256)), weight.dequantized().t())
+
+
+@pytest.mark.parametrize("sizes", [(64, 256), (24, 160)])
+def test_a_tail_comes_back_and_lies_where_the_lanes_expect_it(sizes: tuple[int, int]) -> None:
+    rows = torch.randn(sizes, generator=torch.Generator().manual_seed(5)).bfloat16()
+    given, coded = rows.clone(), FragmentWeight.of(int4(40, sizes[1], 32))
+    packed = coded.with_tail(given)
+    assert packed.tail is not None and packed.format.tail == sizes[0] and packed.coded_rows == 40
+    assert packed.shape == (40 + sizes[0], sizes[1])
+    assert torch.equal(packed.tail_rows(), rows) and bits_of(packed.unpacked()) == bits_of(coded.unpacked())
+    assert (packed.tail.data_ptr() == given.data_ptr()) == (sizes == (64, 256)), "whole tiles and steps: where it lies"
+    for tile, at in ((0, 0), (1, 9)):  # k16 of the first step, then of the second
+        a = torch.zeros(16, 16)
+        for lane, operand, element in product(range(32), range(4), range(2)):
+            value = packed.tail[tile, at // 8, (at % 8 * 32 + lane) * 8 + operand * 2 + element]
+            a[(lane >> 2) + operand % 2 * 8, 2 * (lane & 3) + operand // 2 * 8 + element] = value.float()
+        want = torch.zeros(64, 256)
+        want[: sizes[0], : sizes[1]] = rows.float()
+        first = torch.tensor([t * 8 + at % 2 * 4 + pair * 2 for pair in range(2) for t in range(4)])
+        columns = (first[:, None] + torch.arange(2)).flatten() + at // 8 * 128 + at % 8 // 2 * 32
+        assert torch.equal(a, want[tile * 16 : tile * 16 + 16, columns])
+
+
+def test_rows_of_the_tail_are_multiplied_with_the_others() -> None:
+    weight, rows = int8(40, 160, 32), torch.randn(24, 160, generator=torch.Generator().manual_seed(6)).bfloat16()
+    packed = FragmentWeight.of(weight).with_tail(rows.clone())
+    x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))
+    residual = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
+    want = x @ torch.cat((weight.dequantized(), rows.float())).t()
+    assert torch.allclose(few_row_gemm.linear(x, packed, torch.empty(5, 64), None), want, rtol=1e-4, atol=1e-3)
+    added = few_row_gemm.linear(x, packed, residual.clone(), None, residual)
+    assert torch.allclose(added, want + residual, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(fragment_decode.linear(x, packed), want, rtol=1e-4, atol=1e-3)
+    assert torch.equal(packed.first_rows(32).dequantized(), weight.dequantized()[:32])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ FORMATS = {
     "fp8 by row": FragmentWeight.of(fp8_rows(16, 128)).format,
     "MXFP4": FragmentWeight.of(mxfp4(16, 128)).format,
     "NVFP4": FragmentWeight.of(nvfp4(16, 128)).format,
+    "int4 with a tail": replace(FragmentWeight.of(int4(16, 128, 128)).format, tail=64),
+    "fp8 with a tail": replace(FragmentWeight.of(fp8(16, 128)).format, tail=96),
 }
 DRIVER = 13000
 
@@ -65,8 +68,9 @@ def test_a_configuration_of_each_format_compiles_for_every_card(compiler: nvrtc.
     for kind in FORMATS.values():
         weight = on_meta(24_576, 4096, kind)
         for rows in (8, 16):
-            config = few_row_gemm.candidates(weight, True, rows, SHARED_MEMORY[card] * 1024)[0]
-            check_compiled(compiler, card, weight, True, rows, config)
+            paired = not kind.tail
+            config = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)[0]
+            check_compiled(compiler, card, weight, paired, rows, config)
 
 
 @pytest.mark.slow
@@ -75,6 +79,8 @@ def test_a_configuration_of_each_format_compiles_for_every_card(compiler: nvrtc.
 def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int, name: str) -> None:
     for n, k, paired in ((24_576, 4096, True), (34_816, 5120, True), (4096, 12_288, False), (5120, 17_408, False)):
         weight = on_meta(n, k, FORMATS[name])
+        if paired and weight.format.tail:
+            continue
         for rows in (8, 16):
             configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
             assert configs
@@ -86,7 +92,7 @@ def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card
 @pytest.mark.parametrize("sizes", [(24_576, 4096), (5120, 17_408), (4096, 12_288), (64, 64), (1024, 4128)])
 def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tuple[int, int]) -> None:
     for kind in FORMATS.values():
-        for paired in (False, True):
+        for paired in (False,) if kind.tail else (False, True):
             weight = on_meta(*sizes, kind)
             for rows in (1, 16, 64):
                 configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
@@ -96,6 +102,22 @@ def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tu
                     assert taken * config.blocks_per_sm <= SHARED_MEMORY[card] * 1024
                     assert config.threads <= 1024 and config.block_k(sizes[1]) * config.split_k >= sizes[1]
                     assert not paired or config.unit_tiles % 2 == 0
+
+
+@pytest.mark.parametrize("tail", [1, 64, 96, 256])
+@pytest.mark.parametrize("name", ["int4 in groups of 128", "fp8"])
+def test_blocks_with_a_tile_of_the_tail_read_about_as_much_as_the_others(name: str, tail: int) -> None:
+    kind = replace(FORMATS[name], tail=tail)
+    tiles = -(-tail // 16)
+    for config in (FewRowConfig(), FewRowConfig(8, 2, 2), FewRowConfig(16, 1, 1)):
+        of_tile = 16 / (kind.bits * config.unit_tiles)  # units that a tile weighs
+        for units, parts in ((384, 132), (384, 82), (260, 264), (16, 132), (3, 4)):
+            share = few_row_gemm.tail_share(kind, config, units, parts)
+            assert 0 <= share * tiles <= units
+            if tiles < parts:
+                most = -(-(units - share * tiles) // (parts - tiles))
+                assert share == 0 or share + of_tile <= most + 1
+    assert few_row_gemm.tail_share(FORMATS[name], FewRowConfig(), 384, 132) == 0
 
 
 def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(

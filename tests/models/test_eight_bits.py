@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dflash_local.kernels import quantize_weight
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import IntWeight, codes_of
 from dflash_local.kernels.skinny_gemm import swiglu_reference
@@ -44,24 +43,6 @@ def test_what_is_held_is_what_the_layout_says() -> None:
     quantise_layer(layer)
     buffers = eight_bits(96).buffers("codes", 40, 96, "float32", "drafter weights")
     assert codes(layer).nbytes == sum(buffer.nbytes for buffer in buffers) == 40 * 96 + 40 * 4
-
-
-def test_a_weight_comes_to_its_device_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never whole: a drafter that is kept in eight bits fits where it would not in sixteen."""
-    moved: list[int] = []
-    to = torch.Tensor.to
-
-    def counted(tensor: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
-        if torch.device("meta") in args:
-            moved.append(tensor.numel())
-        return to(tensor, *args, **options)  # type: ignore[call-overload,no-any-return]
-
-    monkeypatch.setattr(quantize_weight, "DEQUANTIZED_SLICE", 64 * 19)
-    monkeypatch.setattr(torch.Tensor, "to", counted)
-    layer = Linear(random(70, 64))
-    quantise_layer(layer, torch.device("meta"))
-    assert codes(layer).device.type == "meta"
-    assert moved == [64 * 19, 64 * 19, 64 * 19, 64 * 13]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 80])

@@ -16,7 +16,7 @@ from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
+from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
 from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
@@ -25,7 +25,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
 from dflash_local.models.fused.formats import format_of
 from dflash_local.models.fused.kernel_choice import candidates, choose_configs, without_kernel
-from dflash_local.models.fused.linear import GateUp, Linear, finish, first_out_features
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, first_out_features
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -97,6 +97,30 @@ def test_a_weight_that_does_not_consist_of_tiles_is_packed_to_a_place_of_its_own
     finish([layer])
     assert isinstance(layer.weight, FragmentWeight) and layer.weight.codes.data_ptr() != weight.codes.data_ptr()
     assert torch.allclose(layer(x, torch.empty(5, n)), want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("weight", [int4(96, 256, 32), fp8_rows(88, 160)])
+def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: None) -> None:
+    n, k = weight.shape
+    rows = torch.randn(24, k, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(5, k, generator=torch.Generator().manual_seed(0))
+    want = x @ torch.cat((weight.dequantized(), rows.float())).t()
+    joined = JoinedLinear((Linear(weight), Linear(rows)), {})
+    joined.finish()
+    (product,) = joined.products
+    assert isinstance(product.weight, FragmentWeight) and product.weight.format.tail == 24
+    in_order = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
+    assert torch.allclose(joined(x, torch.empty(5, n + 24)), want, **in_order)
+    assert torch.allclose(joined.prefill(x), want, atol=2**-7 * float(want.abs().max()))
+    assert candidates(product, 99 * 1024, 16) and product.kind != Linear(FragmentWeight.of(int4(120, 256, 32))).kind
+    joined.finish()
+    assert joined.products == (product,), "once is enough"
+
+
+def test_many_plain_rows_keep_a_product_of_their_own(card: None) -> None:
+    joined = JoinedLinear((Linear(int4(96, 256, 32)), Linear(torch.zeros(MAX_TAIL_ROWS + 1, 256).bfloat16())), {})
+    joined.finish()
+    assert len(joined.products) == 2
 
 
 @pytest.mark.parametrize("weight", [int4(96, 256, 16), int4(96, 80, 80), fp8(96, 256, (8, 128))])

@@ -173,6 +173,20 @@ def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_pa
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
+def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As its older versions do."""
+    folder, twin = save_quantised("llama", tmp_path, "modelopt_fp8")
+    config = json.loads((folder / "config.json").read_text())
+    told = config.pop("quantization_config")
+    old = {"quant_algo": told["quant_algo"], "exclude_modules": told["ignore"], "kv_cache_quant_algo": "FP8"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": old}))
+    _, facts = weights_of(folder)
+    assert facts.model.quantization is not None and facts.model.quantization.name == "fp8 per tensor"
+    assert facts.model.quantization.ignored == ("activations in 8 bits", "KV cache in fewer bits")
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
 def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) -> None:
     """As ModelOpt's mixed precision: attention in fp8, the rest in NVFP4, Gated DeltaNet in 16 bits."""
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
@@ -212,6 +226,25 @@ def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_patt
     )
     assert [type(product.weight) for product in mixer] == [Fp8Weight, torch.Tensor, Fp4Weight]
     assert [type(product.weight) for product in mlp] == [Fp4Weight, IntWeight, torch.Tensor]
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules(tmp_path: Path) -> None:
+    """One module is said to stay in 16 bits, another to be of the other format."""
+    coded = {".up_proj": "modelopt_nvfp4", ".down_proj": "modelopt_nvfp4", ".q_proj": "modelopt_fp8"}
+    modules = {f"model.layers.{layer}.mlp.up_proj": {"quant_algo": "NVFP4"} for layer in range(4)}
+    modules |= {f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "NVFP4"} for layer in range(1, 4)}
+    modules["model.layers.0.self_attn.q_proj"] = {"quant_algo": "FP8"}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
+    folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path: Path) -> None:
+    """As some quantisers that know nothing of a model's parts leave them."""
+    coded = (*CODED, ".in_proj_a", ".in_proj_b")
+    folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=coded, changes={"ignore": ["lm_head"]})
+    assert [type(product.weight) for product in weights_of(folder)[0].layers[0].mixer.products] == [IntWeight] * 2
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 

@@ -32,6 +32,12 @@ def test_shards_come_with_their_index_and_after_it() -> None:
     assert result == ["config.json", "model.safetensors.index.json", *names]
 
 
+def test_a_shard_may_have_a_name_of_its_own() -> None:
+    """Official fp8 mixtures have the MTP head in one, and their index names it."""
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "mtp.safetensors"]
+    assert chosen("config.json", *names, "adapter_model.safetensors", "model.safetensors.index.json")[2:] == names
+
+
 def test_the_other_spelling_of_shards_is_known() -> None:
     names = ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"]
     assert chosen("config.json", "model.safetensors.index.json", *names)[2:] == names

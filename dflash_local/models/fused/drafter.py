@@ -6,6 +6,8 @@ so its matrices and its head may be coarser than the checkpoint's. Its weights a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from dflash_local.config.drafter_config import DrafterConfig
@@ -19,7 +21,8 @@ from dflash_local.layout import mlp as mlp_layout
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
 from dflash_local.models.fused.attention import Attention, AttentionWeights
 from dflash_local.models.fused.decoder_layer import DecoderLayer
-from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, quantise_layer
+from dflash_local.models.fused.formats import Weight
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, in_eight_bits, quantise_layer
 from dflash_local.models.fused.mlp import MLP, MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
@@ -42,14 +45,11 @@ class FusedDrafter:
         weights: DrafterWeights,
         target: FusedTarget,
         draft_window: int | None = None,
-        *,
-        int8: bool = False,
     ) -> None:
         """Bind it.
 
         Args:
-            draft_window: context rows it looks back on. int8: its matrices are kept as codes, and may lie elsewhere:
-                then they are brought to the target's device one after the other.
+            weights: as they are read, or of ``coded``. draft_window: context rows it looks back on.
         """
         self.config, self.target = config, target
         self.length = 0
@@ -67,8 +67,6 @@ class FusedDrafter:
         self._rotation = self._filled_rotation(tensors)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
         self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
-        if int8:
-            self.quantize()
         heads = layout.heads_of(config)
         self._context_heads = HeadLayout(
             num_heads=0,
@@ -129,7 +127,7 @@ class FusedDrafter:
     def quantize(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
         for matrix in self.matrices:
-            quantise_layer(matrix, self.target.device)
+            quantise_layer(matrix)
 
     def use_head(self, head: Linear) -> None:
         """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
@@ -173,5 +171,21 @@ class FusedDrafter:
         qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, self._context_heads)
 
 
-def _joined(weight: torch.Tensor) -> JoinedLinear:
+def coded(weights: DrafterWeights) -> DrafterWeights:
+    """The same drafter with its matrices in eight bits, beside what it is made of."""
+    layers = tuple(
+        replace(
+            layer,
+            qkv=in_eight_bits(layer.qkv),
+            output=in_eight_bits(layer.output),
+            gate_up=in_eight_bits(layer.gate_up),
+            down=in_eight_bits(layer.down),
+        )
+        for layer in weights.layers
+    )
+    fc, context_kv = in_eight_bits(weights.fc), in_eight_bits(weights.context_kv)
+    return replace(weights, fc=fc, context_kv=context_kv, layers=layers)
+
+
+def _joined(weight: Weight) -> JoinedLinear:
     return JoinedLinear((Linear(weight),), {})

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
 from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
@@ -79,12 +79,13 @@ class GateUp:
         return format_of(self.weight).swiglu(x, self.weight, out, LIBRARY)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JoinedLinear:
     """Several of a checkpoint's matrices that take one input: a product for each run of one format.
 
     Attributes:
-        products: one below the other; nearly always one. places: where the checkpoint's tensors are read to.
+        products: one below the other; nearly always one. A few plain rows below packed ones become one with them once
+            they are read. places: where the checkpoint's tensors are read to.
     """
 
     products: tuple[Linear, ...]
@@ -122,6 +123,13 @@ class JoinedLinear:
     def finish(self) -> None:
         """Once all places are filled."""
         finish(self.products)
+        joined: list[Linear] = []
+        for product in self.products:
+            if joined and (weight := _with_tail(joined[-1].weight, product.weight)) is not None:
+                joined[-1].weight = weight
+            else:
+                joined.append(product)
+        self.products = tuple(joined)
 
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices."""
@@ -182,6 +190,13 @@ def _kind(paired: bool, weight: Weight) -> Kind:
     return paired, weight.format if isinstance(weight, FragmentWeight) else type(weight), weight.shape
 
 
+def _with_tail(weight: Weight, below: Weight) -> FragmentWeight | None:
+    """Packed rows with plain ones below them as one weight; None where they stay two."""
+    if not (isinstance(weight, FragmentWeight) and isinstance(below, torch.Tensor) and below.dtype == torch.bfloat16):
+        return None
+    return weight.with_tail(below) if weight.tail is None and len(below) <= MAX_TAIL_ROWS else None
+
+
 def finish(products: Sequence[Linear | GateUp]) -> None:
     """Once all places are filled: each weight from what is stored to what is used."""
     for product in products:
@@ -194,28 +209,28 @@ def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -
         format_of(product.weight).randomize(product.weight, generator)
 
 
-def quantise_layer(layer: Linear | GateUp, device: torch.device | None = None) -> None:
-    """Give a layer the codes of its weight, on ``device`` or where it lies; its kernel is to be chosen."""
+def quantise_layer(layer: Linear | GateUp) -> None:
+    """Give a layer the codes of its weight; its kernel is to be chosen."""
     if isinstance(layer.weight, torch.Tensor):
-        layer.weight, layer.config = _eight_bits(layer.weight, device or layer.weight.device), LIBRARY
+        layer.weight, layer.config = in_eight_bits(layer.weight), LIBRARY
 
 
 def int8_copy(layer: Linear) -> Linear:
     """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
     if not isinstance(layer.weight, torch.Tensor):
         return layer
-    coarse = _eight_bits(layer.weight, layer.weight.device)
+    coarse = in_eight_bits(layer.weight)
     return layer if coarse is layer.weight else Linear(coarse)
 
 
-def _eight_bits(plain: torch.Tensor, device: torch.device) -> Weight:
-    """The codes of a weight, beside which a slice is held, as ``layout.linear.eight_bits`` keeps them."""
+def in_eight_bits(plain: torch.Tensor) -> Weight:
+    """The codes of a weight as ``layout.linear.eight_bits`` keeps them; beside both a slice is held."""
     out_features, in_features = plain.shape
     form = eight_bits(in_features)
     if form == UNQUANTIZED:
-        return plain.to(device)
+        return plain
     buffers = form.buffers("coarse", out_features, in_features, dtype_name(plain.dtype), "drafter weights")
-    weight = FORMATS[type(form)].weight(form, Tensors(buffers, device).take(buffers), plain.dtype)
+    weight = FORMATS[type(form)].weight(form, Tensors(buffers, plain.device).take(buffers), plain.dtype)
     quantize(plain, weight)
     finished: Weight = format_of(weight).finish(weight)
     return finished

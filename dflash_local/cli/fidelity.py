@@ -1,0 +1,76 @@
+"""``dflash bench --fidelity``: a quantised target against its original, one loaded after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli.console import Console
+from dflash_local.cli.measuring import loaded_engine, save_report
+from dflash_local.cli.resolve import choose, resolve
+from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.bench.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the original answers, and where the figures go."""
+
+    prompts: tuple[Prompt, ...]
+    max_new_tokens: int
+    thinking: bool
+    report: Path | None
+    as_json: bool
+
+
+def original_of(model: str, pair: Pair, named: str | None, load: LoadConfig, user: Settings, console: Console) -> Pair:
+    """The plain target that a quantised one was made of: itself, before it was rounded; or another.
+
+    Args:
+        named: with ``--original``.
+
+    Raises:
+        UsageError: nothing tells which. DownloadError: it is not on this machine.
+    """
+    if named is not None:
+        return resolve(named, None, user, console, draft=False)
+    if load.quantize is not None:
+        return pair
+    choice = choose(model, None, user)
+    if choice.row is None or choice.row.target is None or choice.target == choice.row.target:
+        raise UsageError(
+            f"{pair.name} is not known as a quantised target",
+            "give --quantize, or a quantised checkpoint with --original MODEL",
+        )
+    return resolve(choice.row.name, None, user, console, draft=False)
+
+
+def measure_fidelity(
+    pair: Pair, original: Pair, load: LoadConfig, asked: Asked, user: Settings, console: Console
+) -> None:
+    """Load the original, then the quantised target, both without a drafter; tell how far apart they are."""
+    alone = replace(load, draft=False)
+    with loaded_engine(original, replace(alone, quantize=None), user, console) as session:
+        from dflash_local.bench import fidelity, fidelity_report
+
+        with console.progress() as line:
+            texts = fidelity.score_original(session, asked.prompts, asked.max_new_tokens, asked.thinking, line)
+        before = session.facts
+    with loaded_engine(pair, alone, user, console) as session:
+        with console.progress() as line:
+            found = fidelity.distances(session, texts, line)
+        facts = session.facts
+    result = fidelity_report.fidelity_report(pair, facts, original, before, texts, found)
+    if asked.as_json:
+        console.json(result)
+    else:
+        for text in fidelity_report.fidelity_lines(pair, facts, before, texts, found):
+            console.data(text)
+    if asked.report is not None:
+        save_report(asked.report, result, console)
