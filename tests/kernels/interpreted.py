@@ -84,7 +84,7 @@ PACKED = {
     "int4, zeros, ragged": int4(56, 160, 32, True),
     "int8": int8(64, 256, 64),
     "int8, zeros": int8(64, 256, 128, True),
-    "int8, rows, ragged": int8(56, 160, 160),
+    "int8, rows, ragged": int8(56, 160, 160, scales=torch.float32),
     "fp8": fp8(64, 256, (16, 128)),
     "fp8, ragged": fp8(72, 160, (32, 160)),
     "fp8, rows": fp8_rows(72, 160),
