@@ -308,9 +308,17 @@ def machine_line(where: Machine) -> str:
 def engine_line(found: Plan) -> str:
     """``engine: fused``, and when all of its context is taken."""
     if found.engine != "fused":
-        return f"engine: {found.engine}"
+        remark = rounding_remark(found)
+        return f"engine: {found.engine}{f', {remark}' if remark else ''}"
     words = ["engine: fused", *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
+
+
+def rounding_remark(found: Plan) -> str:
+    """What rounding the weights as they are read comes to on the reference engine; empty where it keeps the codes."""
+    if found.load.bitsandbytes:
+        return "bitsandbytes: slow"
+    return "decoded again: saves no memory here" if found.engine != "fused" and found.load.quantize else ""
 
 
 def ledger_lines(found: Plan, width: int) -> list[str]:
@@ -350,7 +358,7 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
         precision = plan.load.drafter_precision if plan.engine == "fused" else "auto"
-        why = "" if precision == "auto" else f"drafter precision {precision}"
+        why = rounding_remark(plan) if precision == "auto" else f"drafter precision {precision}"
         if not plan.fits and total is not None:
             why = f"{amount(total - plan.machine.free)} too little"
         reasons += wrapped(plan.reason, width) if total is None else []

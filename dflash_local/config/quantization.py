@@ -15,6 +15,7 @@ from typing import Literal
 
 from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES
 
+BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes stores
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
 
 IntDialect = Literal["gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized"]
@@ -152,7 +153,9 @@ class Quantization:
 
     @cached_property
     def name(self) -> str:
-        """For screens: the formats of its matrices, the usual one first."""
+        """For screens: the formats of its matrices, the usual one first; of plain weights what they become."""
+        if self.at_load:
+            return self.method
         return " and ".join(dict.fromkeys(stored.name for stored in self.formats)) or self.method
 
     @cached_property
@@ -172,6 +175,11 @@ class Quantization:
             f"the target was quantised for {meant}; these stay as they are here, and replies may differ from servers'"
         )
 
+    @property
+    def bitsandbytes(self) -> str | None:
+        """The format of weights that bitsandbytes has stored, and reads; None for others."""
+        return self.method if self.method in BITSANDBYTES else None
+
     def stored(self, module: str) -> StoredFormat | None:
         """What a module's matrix is likely stored in; None for the plain dtype.
 
@@ -182,6 +190,11 @@ class Quantization:
 
     def rule(self, module: str) -> StoredFormat | None:
         """What the configuration alone says: it may forget to leave decay projections out."""
+        if module not in self._ruled:
+            self._ruled[module] = self._rule(module)
+        return self._ruled[module]
+
+    def _rule(self, module: str) -> StoredFormat | None:
         spellings = _spellings(module)
         for spelling in spellings:
             for run in _runs(spelling):
@@ -198,12 +211,17 @@ class Quantization:
     def _by_name(self) -> Mapping[str, StoredFormat | None]:
         return dict(self.names)
 
+    @cached_property
+    def _ruled(self) -> dict[str, StoredFormat | None]:
+        """What ``rule`` has found: a plan asks for the same modules many times."""
+        return {}
+
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
-    if quantization is None or quantization.at_load or engine != "fused":
+    if quantization is None or quantization.at_load:
         return None
-    return quantization.name
+    return quantization.name if engine == "fused" or quantization.bitsandbytes else None
 
 
 @cache

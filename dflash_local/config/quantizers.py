@@ -9,6 +9,7 @@ from typing import Any
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.config.module_names import HEAD
 from dflash_local.config.quantization import (
+    BITSANDBYTES,
     FP4_GROUP_SIZES,
     WHOLE,
     Fp4Dialect,
@@ -334,7 +335,18 @@ MODELOPT: Mapping[str, tuple[StoredFp8 | StoredFp4, int]] = {
     "NVFP4": (StoredFp4("nvfp4"), 4),
     "W4A16_NVFP4": (StoredFp4("nvfp4"), 16),
 }
+
+
+def _bitsandbytes(settings: Fields) -> Quantization:
+    """Never read here: bitsandbytes itself computes with what it has stored."""
+    kind = "int8" if settings.optional_flag("load_in_8bit") else settings.values.get("bnb_4bit_quant_type")
+    if f"bnb-{kind}" not in BITSANDBYTES:
+        raise _Unread("bitsandbytes" if kind is None else f"bitsandbytes {shown(kind)[1:-1]}")
+    return Quantization(f"bnb-{kind}", unread=f"bnb-{kind}")
+
+
 DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
+    "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "gptq": _gptq,
     "auto-round": _auto_round,

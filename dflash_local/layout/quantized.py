@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.module_names import DECAY
@@ -26,6 +27,7 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
     return "" if _is_known(model) else f"{quantize} would leave its experts in 16 bits: dense targets only"
 
 
+@lru_cache(maxsize=64)
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
     """The model as it is kept under a ``LoadConfig.quantize`` of this program's own; itself under any other.
 

@@ -14,16 +14,15 @@ from typing import Any
 
 import torch
 
-from dflash_local.config.module_names import DECAY, HEAD
 from dflash_local.config.quantizers import READ
-from dflash_local.errors import CheckpointError, MissingDependencyError, UsageError
+from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.models.bitsandbytes_config import config_at_load, stored_config
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
-from dflash_local.models.target_facts import TargetFacts
+from dflash_local.models.target_facts import TargetFacts, settings_of
 from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KEPT_WHOLE = (HEAD, *DECAY)  # in 16 bits
 SHARDED = "balanced"
 MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decodes
 ADAPTER = "adapter_config.json"
@@ -108,10 +107,12 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
         ) from error
     _check_loading(folder, info)
     _check_finite(folder, model)
-    if where.bitsandbytes is None:
+    stored = facts.model.quantization
+    made = where.bitsandbytes or (None if stored is None else stored.bitsandbytes)
+    if made is None:
         _unify_experts(model, where.dtype)
     else:
-        _check_quantised(model, facts, where)
+        _check_quantised(model, facts, made, where.device)
     return model.eval().requires_grad_(False)
 
 
@@ -120,8 +121,11 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     from transformers import AutoModelForCausalLM
 
     stored: dict[str, Any] | None = None
-    if facts.model.quantization is not None:
-        stored = {"quant_method": facts.model.quantization.method, "modules_to_not_convert": list(facts.kept_whole)}
+    quantized = facts.model.quantization
+    if quantized is not None and quantized.bitsandbytes:
+        stored = stored_config(settings_of(files), where.dtype)
+    elif quantized is not None:
+        stored = {"quant_method": quantized.method, "modules_to_not_convert": list(facts.kept_whole)}
     config = text_model_config(facts.model.family, facts.text_config, stored)
     if stored is None:
         _check_size(files, config)
@@ -193,6 +197,8 @@ def _first_line(error: Exception) -> str:
 def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
     """The quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
     stored = facts.model.quantization
+    if stored is not None and stored.bitsandbytes:
+        return None  # told by the model's own configuration
     if stored is not None and stored.unread and not _decoded_by_transformers(facts):
         raise CheckpointError(
             f"{folder}: weights of {facts.model_type} in the format {stored.unread} are not supported",
@@ -203,27 +209,7 @@ def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
 
         # Decoded to bf16 at load: every fp4 x 2^e value is a bf16 value, so nothing is lost.
         return Mxfp4Config(dequantize=True)
-    return None if where.bitsandbytes is None else _bitsandbytes(where)
-
-
-def _bitsandbytes(where: Placement) -> Any:
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise MissingDependencyError(
-            f"--quantize {where.bitsandbytes} needs bitsandbytes", "pip install bitsandbytes"
-        ) from None
-    from transformers import BitsAndBytesConfig
-
-    if where.bitsandbytes == "bnb-int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(KEPT_WHOLE))
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=where.dtype,
-        bnb_4bit_use_double_quant=True,
-        llm_int8_skip_modules=list(KEPT_WHOLE),
-    )
+    return None if where.bitsandbytes is None else config_at_load(where.bitsandbytes, where.dtype)
 
 
 def _decoded_by_transformers(facts: TargetFacts) -> bool:
@@ -253,7 +239,7 @@ def _unify_experts(model: Any, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _check_quantised(model: Any, facts: TargetFacts, where: Placement) -> None:
+def _check_quantised(model: Any, facts: TargetFacts, made: str, device: str) -> None:
     """One token through the quantised weights: some of bitsandbytes' kernels refuse some widths, at run time only."""
     first = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
     try:
@@ -263,9 +249,8 @@ def _check_quantised(model: Any, facts: TargetFacts, where: Placement) -> None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         raise UsageError(
-            f"bitsandbytes cannot run this {facts.model_type} target in {where.bitsandbytes} on {where.device}: "
-            f"{_first_line(error)}",
-            "its kernels need widths that are multiples of 64; load it without --quantize",
+            f"bitsandbytes cannot run this {facts.model_type} target in {made} on {device}: {_first_line(error)}",
+            "its kernels need widths that are multiples of 64; take the plain weights without --quantize",
         ) from error
 
 

@@ -97,6 +97,17 @@ class TargetFacts:
         return replace(self, model=quantized(self.model, quantize))
 
 
+def settings_of(checkpoint: Checkpoint) -> Fields:
+    """The ``quantization_config`` of a checkpoint, empty for a plain one.
+
+    Raises:
+        CheckpointError: it is no object.
+    """
+    where = str(checkpoint.folder / "config.json")
+    top = Fields(checkpoint.config, where)
+    return quantization_settings(top, Fields(top.inner("text_config"), where))
+
+
 def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:
     """The text model's prefix and the rows of its embedding."""
     for prefix in PREFIXES:

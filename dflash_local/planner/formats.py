@@ -38,7 +38,8 @@ def native_format(model: ModelConfig) -> str | None:
 def refusal(model: ModelConfig, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
     stored = model.quantization
-    if stored is not None and stored.method != "mxfp4" and stored.unread:
+    by_others = stored is not None and (stored.method == "mxfp4" or stored.bitsandbytes)
+    if stored is not None and stored.unread and not by_others:
         return f"published in {stored.unread}, which is not read yet"
     return quantize_refusal(model, quantize)
 
@@ -58,7 +59,7 @@ def _weights(counts: Parameters, size: int, bitsandbytes: str | None) -> int:
     body = counts.total - counts.head
     if bitsandbytes is None:
         return body * size
-    each = NF4_BYTES if bitsandbytes == "bnb-nf4" else INT8_BYTES
+    each = INT8_BYTES if bitsandbytes == "bnb-int8" else NF4_BYTES
     return round(counts.quantisable * each) + (body - counts.quantisable) * size
 
 

@@ -7,6 +7,7 @@ the two together. Knows shapes and bytes, nothing of devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
@@ -33,6 +34,8 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     The lines are those of the fuller moment: the last chunk of a prompt that fills the context, or the
     last block of a reply that does.
     """
+    if target.quantization is not None and target.quantization.bitsandbytes:
+        load = replace(load, bitsandbytes=target.quantization.bitsandbytes)
     weights = [
         Line("target weights", weight_bytes(target, load.dtype, load.bitsandbytes), _format(target, load)),
         Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),

@@ -14,7 +14,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.layout.quantized import quantized
+from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import OFFLOADS, LoadConfig, Offloaded
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.alternatives import COARSER, alternatives, formats_of
@@ -136,9 +136,10 @@ def require(found: Plan, near: Plan | None) -> None:
 def fits_table(
     target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
-    """Every weight format an engine can run, each with the most context that fits, whatever was asked of these."""
+    """Every format of weights that the target may have, each with the most context that fits, whatever was asked."""
     config = replace(config or LoadConfig(), dtype="auto", context=None)
-    return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in formats_of(config))
+    taken = [each for each in formats_of(config) if not quantize_refusal(target, each)]
+    return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
 
 
 def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig) -> str:

@@ -128,7 +128,7 @@ def _feed_forward(part: FeedForward, hidden: int, at: Conditions) -> int:
     if not isinstance(part, MLPConfig):
         return at.rows * (part.num_experts_per_tok or 1) * (3 * hidden + 5 * width) * at.size
     # nf4 weights are decoded one matrix at a time when there is more than one row.
-    decoded = hidden * width * at.size if at.bitsandbytes == "bnb-nf4" and at.rows > 1 else 0
+    decoded = hidden * width * at.size if at.bitsandbytes in ("bnb-nf4", "bnb-fp4") and at.rows > 1 else 0
     return 3 * at.rows * width * at.size + decoded
 
 

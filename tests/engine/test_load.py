@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.read_model import read_model
 from dflash_local.engine import LoadConfig, Session, load, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
+from dflash_local.planner.machine import Machine
+from dflash_local.planner.plan import plan
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
@@ -123,6 +127,25 @@ def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize
     assert session.facts.formats == f"{quantize} float32"
     assert len(ask(session, PROMPT, 12).ids) == 12
     assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
+
+
+@pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])
+def test_a_target_that_bitsandbytes_has_stored_is_read(quantize: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
+    pair, options = GOLDEN / "qwen35-v2-swa-b8", LoadConfig(dtype="bfloat16", device="cpu")
+    made = open_pair(pair / "target", pair / "drafter", replace(options, quantize=quantize))
+    made.runner.target.model.save_pretrained(tmp_path)
+    read = open_pair(tmp_path, pair / "drafter", options)
+    assert read.facts.loaded_as.startswith(f"reference {quantize} bfloat16 cpu")
+    assert ask(read, PROMPT, 12).ids == ask(made, PROMPT, 12).ids
+    stored, plain = (
+        read_model(json.loads((each / "config.json").read_text()), "x") for each in (tmp_path, pair / "target")
+    )
+    machine = Machine("CPU", "cpu", 2**40, 2**40, "test", "cpu")
+    found, want = plan(stored, None, machine, options), plan(plain, None, machine, replace(options, quantize=quantize))
+    assert (found.engine, found.format, found.ledger) == ("reference", quantize, want.ledger)
+    with pytest.raises(UsageError, match=f"int4 on top of {quantize} is not supported"):
+        open_pair(tmp_path, None, replace(options, quantize="int4"))
 
 
 def test_bitsandbytes_widths_its_kernels_refuse_are_a_usage_error_not_a_crash(saved: Callable[[str], Path]) -> None:

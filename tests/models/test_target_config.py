@@ -131,7 +131,7 @@ def test_what_has_nothing_to_do_with_a_shape_is_dropped(
     assert torch.equal(model.lm_head.weight, load(pair()).lm_head.weight)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4", "evil"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "mxfp4", "evil"])
 def test_a_stored_format_that_is_not_read_is_named(pair: Callable[..., Path], method: str) -> None:
     message = refusal(pair(quantization_config={"quant_method": method, "bits": 3}))
     assert f"in the format {method}" in message and "are not supported" in message

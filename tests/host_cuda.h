@@ -1,0 +1,185 @@
+// A grid of CUDA threads on the host, for sources that use what stands here: every thread is a fiber, which gives way at
+// barriers and nowhere else. Instructions that such a source writes in PTX have their meaning here in C++.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(...)
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+using std::max;
+using std::min;
+struct float2 { float x, y; };
+struct uint2 { u32 x, y; };
+struct uint4 { u32 x, y, z, w; };
+struct Index { int x; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+struct Barrier {
+  int waiting = 0, passed = 0;
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  int block, thread;
+  bool done;
+};
+struct Operands {  // of a warp's mma, by lane
+  u32 a[32][4], b[32][2];
+};
+static Index threadIdx, blockIdx, gridDim;
+static u8* shared_memory;
+static int block_threads, running;
+static ucontext_t scheduler;
+static std::vector<Fiber> fibers;
+static std::vector<Barrier> block_barriers, warp_barriers;
+static std::vector<Operands> operands;
+static std::vector<std::vector<u8>> shared_memories;
+static std::function<void()> work;
+
+static void give_way() {
+  const int me = running;
+  swapcontext(&fibers[me].context, &scheduler);
+}
+static void wait_at(std::vector<Barrier>& barriers, int which, int expected) {
+  const int passed = barriers[which].passed;
+  if (++barriers[which].waiting == expected) {
+    barriers[which].waiting = 0;
+    barriers[which].passed++;
+  } else {
+    while (barriers[which].passed == passed) give_way();
+  }
+}
+static int warp() { return (blockIdx.x * block_threads + threadIdx.x) / 32; }
+static void __syncthreads() { wait_at(block_barriers, blockIdx.x, block_threads); }
+static void __syncwarp() { wait_at(warp_barriers, warp(), 32); }
+static void __threadfence() {}
+static int atomicAdd(int* p, int value) {
+  const int before = *p;
+  *p += value;
+  return before;
+}
+template <class T> static T __ldg(const T* p) { return *p; }
+template <class T> static T __ldcg(const T* p) { return *p; }
+template <class T> static void __stcg(T* p, T value) { *p = value; }
+#define __expf expf
+static float __uint_as_float(u32 bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static u32 __byte_perm(u32 low, u32 high, u32 selectors) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  u32 found = 0;
+  for (int i = 0; i < 4; i++) found |= u32(both >> 8 * (selectors >> 4 * i & 7) & 0xff) << 8 * i;
+  return found;
+}
+
+// What sources write in PTX.
+static uint4 load_streamed(const void* p) { return *(const uint4*)p; }
+static int load_acquire(const int* p) {
+  give_way();
+  return *(volatile const int*)p;
+}
+static void prefetch(const u8* p) { (void)*(volatile const u8*)p; }
+static u32 and_or(u32 value, u32 mask, u32 bits) { return (value & mask) | bits; }
+static u16 to_bfloat16(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fff;
+  return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static float bfloat16_value(u32 bits) { return __uint_as_float(bits << 16); }
+static float from_float16(u32 bits) {
+  _Float16 value;
+  memcpy(&value, &bits, 2);
+  return value;
+}
+static u32 fma_pairs(u32 a, u32 b, u32 c) {  // the product has 16 bits, so that a double rounds the sum once
+  u32 found = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const double product = (double)bfloat16_value(a >> shift & 0xffff) * bfloat16_value(b >> shift & 0xffff);
+    found |= u32(to_bfloat16(float(product + bfloat16_value(c >> shift & 0xffff)))) << shift;
+  }
+  return found;
+}
+// mma.m16n8k16, row and column; its operands' places as in the instruction set's manual.
+static void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const int lane = threadIdx.x & 31;
+  Operands& all = operands[warp()];
+  std::copy(a, a + 4, all.a[lane]);
+  all.b[lane][0] = b0, all.b[lane][1] = b1;
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    const int row = (lane >> 2) + i / 2 * 8, column = (lane & 3) * 2 + i % 2;
+    double sum = c[i];
+    for (int k = 0; k < 16; k++) {
+      const u32 left = all.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const u32 right = all.b[column * 4 + k % 8 / 2][k / 8];
+      sum += (double)bfloat16_value(left >> 16 * (k & 1) & 0xffff) * bfloat16_value(right >> 16 * (k & 1) & 0xffff);
+    }
+    c[i] = sum;
+  }
+  __syncwarp();
+}
+
+static void run_fiber() {
+  work();
+  fibers[running].done = true;
+  give_way();
+}
+
+// Whether a warp rests for now. Seed 0: none ever does; else three of four, others after every 64 turns, so that warps
+// and blocks get far ahead of each other where nothing keeps them together.
+static bool rests(u32 seed, u32 warp, u32 turn) {
+  u32 mixed = (seed * 0x9e3779b9u) ^ (warp * 0x85ebca6bu) ^ (turn / 64 * 0xc2b2ae35u);
+  mixed = (mixed ^ mixed >> 15) * 0x2c1b3c6du;
+  return seed && ((mixed ^ mixed >> 13) & 3);
+}
+
+// All blocks run at a time; what they share is not initialised, so it is filled with NaN.
+static bool run_grid(int blocks, int threads, int shared_bytes, int seed, std::function<void()> kernel) {
+  gridDim.x = blocks, block_threads = threads, work = kernel;
+  fibers = std::vector<Fiber>(blocks * threads);
+  block_barriers.assign(blocks, Barrier());
+  warp_barriers.assign(blocks * threads / 32, Barrier());
+  operands.resize(blocks * threads / 32);
+  shared_memories.assign(blocks, std::vector<u8>(shared_bytes + 16, 0xff));
+  for (int i = 0; i < blocks * threads; i++) {
+    Fiber& fiber = fibers[i];
+    fiber.stack.resize(1 << 16);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.block = i / threads, fiber.thread = i % threads, fiber.done = false;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+  const int total = blocks * threads;
+  int left = total;
+  for (long turn = 0; left && turn < 10000000; turn++) {
+    left = 0;
+    for (int i = 0; i < total; i++) {
+      running = i;
+      Fiber& fiber = fibers[i];
+      left += !fiber.done;
+      if (fiber.done || rests(seed, i / 32, turn)) continue;
+      threadIdx.x = fiber.thread, blockIdx.x = fiber.block;
+      shared_memory = (u8*)(((size_t)shared_memories[fiber.block].data() + 15) & ~(size_t)15);
+      swapcontext(&scheduler, &fiber.context);
+    }
+  }
+  return left == 0;  // else they wait for each other for ever
+}

@@ -1,0 +1,141 @@
+"""The few-row kernel's own source, run on the CPU thread by thread: exact for one-hot rows, right for all others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from host_cuda import HostKernel, compiler
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
+from dflash_local.kernels.skinny_gemm import swiglu_reference
+from dflash_local.kernels.split_kv import DeviceProperties
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"
+)
+ROUNDING = 3e-3  # of results to bfloat16, as a row's norm
+
+Kernels = list[HostKernel]
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """All that have been launched, on a card that runs six blocks at a time."""
+    made: dict[object, HostKernel] = {}
+
+    def kernel(
+        device: torch.device, kind: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+    ) -> HostKernel:
+        key = kind, in_features, config, rows, paired
+        if key not in made:
+            options = few_row_gemm.compile_options(kind, in_features, config, rows, paired)
+            made[key] = HostKernel.of(few_row_gemm.SOURCE.read_text(encoding="utf-8"), options, tmp_path)
+            found.append(made[key])
+        return made[key]
+
+    found: Kernels = []
+    monkeypatch.setattr(few_row_gemm, "_kernel", kernel)
+    monkeypatch.setattr(few_row_gemm, "runs_kernels", lambda x: True)
+    monkeypatch.setattr(few_row_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 6, (9, 0)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return found
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def empty(*sizes: int) -> torch.Tensor:
+    """Memory that shows what is not written."""
+    return torch.full(sizes, float("nan"), dtype=torch.bfloat16)
+
+
+def one_hot(rows: int, in_features: int) -> torch.Tensor:
+    """The first and the last column among others, and a row of zeros."""
+    x = torch.zeros(rows, in_features, dtype=torch.bfloat16)
+    x[torch.arange(rows), (torch.arange(rows) * 37 + in_features - 1) % in_features] = 1
+    x[rows // 2] = 0
+    return x
+
+
+WEIGHTS: dict[str, Callable[[], Codable]] = {
+    "int4": lambda: int4(72, 384, 128),
+    "int4, groups of 32 with zeros, float32": lambda: int4(72, 160, 32, True, torch.float32),
+    "int4, rows of two steps": lambda: int4(48, 160, 160, True),
+    "int8, groups of 64": lambda: int8(72, 192, 64),
+    "int8, rows with zeros": lambda: int8(72, 288, 288, True, torch.float16),
+    "int8, rows": lambda: int8(72, 288, 288, scales=torch.float32),
+    "fp8": lambda: fp8(80, 288, (16, 128), scales=torch.bfloat16),
+    "fp8, rows": lambda: fp8_rows(72, 288),
+    "MXFP4": lambda: mxfp4(72, 288),
+    "NVFP4": lambda: nvfp4(72, 288),
+    "NVFP4 without scales of rows": lambda: nvfp4(72, 160, row_scales=False),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_products_with_a_tail_and_a_shared_k_are_right(name: str, kernels: Kernels) -> None:
+    weight = WEIGHTS[name]()
+    (n, k), tail = weight.shape, 40
+    below = random(tail, k, seed=3) * weight.dequantized().std().bfloat16()
+    packed = FragmentWeight.of(weight).with_tail(below.clone())
+    wide = torch.cat((weight.dequantized(), below.float()))
+    config, rows = FewRowConfig(1, 2, 1, 3, split_k=2), 11
+    x, residual = random(rows, k), random(rows, n + tail, seed=1)
+    want = x.double() @ wide.double().t()
+    out = few_row_gemm.linear(x, packed, empty(rows, n + tail), config)
+    for part in (slice(n), slice(n, None)):
+        error = (out.double() - want)[:, part].norm(dim=1) / want[:, part].norm(dim=1)
+        assert error.max() < ROUNDING
+    hot = one_hot(rows, k)
+    picked = few_row_gemm.linear(hot, packed, empty(rows, n + tail), config)
+    assert torch.equal(picked, (hot.float() @ wide.t()).bfloat16())
+    (kernel,) = kernels
+    around = empty(rows, n + tail + 16)
+    for kernel.seed in (1, 2):
+        few_row_gemm._sums[x.device][-1].fill_(float("nan"))
+        inner = around[:, 8:-8].copy_(residual)
+        few_row_gemm.linear(x, packed, inner, config, inner)
+        assert torch.equal(inner, (out.float() + residual.float()).bfloat16()), "whatever runs first"
+        assert around[:, :8].isnan().all() and around[:, -8:].isnan().all()
+    assert not few_row_gemm._counters(x.device).any(), "as they were found"
+
+
+@pytest.mark.parametrize("name", ["int4", "int8, rows"])
+def test_gated_products_of_any_number_of_rows_are_right(name: str, kernels: Kernels) -> None:
+    weight = int4(96, 384, 128) if name == "int4" else int8(96, 288, 288, scales=torch.float32)
+    packed, x, config = FragmentWeight.of(weight), random(21, weight.shape[1]), FewRowConfig(2, 1, 2, 2)
+    want = swiglu_reference(x.double(), weight.dequantized().double(), torch.empty(21, 48).double())
+    out = few_row_gemm.swiglu(x, packed, empty(21, 48), config)
+    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-2
+    assert torch.equal(few_row_gemm.swiglu(x[4:5], packed, empty(1, 48), config), out[4:5]), "a row alone"
+    for kernel in kernels:
+        kernel.seed = 3
+    assert torch.equal(few_row_gemm.swiglu(x, packed, empty(21, 48), config), out), "whatever runs first"
+
+
+def test_every_unit_and_every_tile_of_a_tail_has_its_block(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, below = int8(200, 160, 160), random(72, 160)
+    packed = FragmentWeight.of(weight).with_tail(below.clone())
+    x = one_hot(5, 160)
+    want = (x.float() @ torch.cat((weight.dequantized(), below.float())).t()).bfloat16()
+    for sms in (1, 3, 6, 12, 40):
+        card = DeviceProperties(99 * 1024, sms, (9, 0))
+        monkeypatch.setattr(few_row_gemm, "device_properties", lambda device, card=card: card)
+        for seed in range(4):
+            for kernel in kernels:
+                kernel.seed = seed
+            assert torch.equal(few_row_gemm.linear(x, packed, empty(5, 272), FewRowConfig(2, 1, 1)), want), (sms, seed)
+
+
+def test_no_scale_of_mxfp4_leaves_the_range_of_the_products(kernels: Kernels) -> None:
+    weight = mxfp4(16, 256, scales=(0, 189))
+    got = few_row_gemm.linear(torch.eye(256).bfloat16()[:64], FragmentWeight.of(weight), empty(64, 16), FewRowConfig(2))
+    assert torch.equal(got, weight.dequantized().bfloat16()[:, :64].t())
