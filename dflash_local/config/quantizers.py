@@ -37,6 +37,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "int4-g128": {**_GPTQ, "group_size": 128},
     "int4-g32": {**_GPTQ, "group_size": 32},
     "int4-g32-zeros": {**_GPTQ, "group_size": 32, "sym": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "int8-g128": {**_GPTQ, "bits": 8, "group_size": 128},
     "int8": {**_GPTQ, "bits": 8, "group_size": -1},
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},

@@ -84,8 +84,10 @@ class Penalties:
         """Penalised float32 logits [M, V]; row i sees the counted tokens and the ``first`` + i first ``drafts``."""
         rows = len(logits)
         extra = torch.zeros(rows, logits.shape[-1], dtype=torch.int32, device=logits.device)
-        for i in range(1, first + rows):
-            extra[max(i - first, 0) :, drafts[i - 1]] += 1
+        self._add(extra[0], drafts[:first])
+        extra[1:] = extra[0]
+        for i in range(1, rows):
+            extra[i:, drafts[first + i - 1]] += 1
         logits = logits.float()
         params = self._params
         if params.repetition_penalty != 1.0:

@@ -9,11 +9,15 @@ cycle's number, how many rows of the other half are committed from the device's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.kernels import cuda_driver, nvrtc
+from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.gated_delta import NORM_EPS
 from dflash_local.kernels.jit import (
     jit,
@@ -25,7 +29,9 @@ from dflash_local.kernels.jit import (
     wait_for_earlier_kernels,
 )
 
-BLOCK_V = 4  # value dimensions of one program of the recurrence
+BLOCK_V = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
+SOURCE = Path(__file__).with_name("delta_block.cu")
+NATIVE_BLOCK_V, NATIVE_WARPS, NATIVE_KEYS = 16, 4, 32  # of its blocks; and what divides a key's dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,43 @@ def run_block(
     """Commit what was kept of the last cycle; then outputs [M, value heads, value head dim] of the rows in the log."""
     if not runs_kernels(out):
         return _run_block_reference(rows, state, shape, cycle_state, out)
-    _block_kernel[(shape.num_value_heads, shape.value_head_dim // BLOCK_V)](
+    tensors = (
         state.state, state.queries, state.keys, state.values, state.gates, out, cycle_state.cycle, cycle_state.kept,
-        rows, state.keys.shape[1], shape.num_key_heads, shape.num_value_heads, shape.key_head_dim,
-        shape.value_head_dim, power_of_two(shape.key_head_dim), num_warps=1,
     )  # fmt: skip
+    kernel = _native_kernel(out.device, shape) if out.is_cuda else None
+    if kernel is not None:
+        blocks = shape.num_value_heads * shape.value_head_dim // NATIVE_BLOCK_V
+        return kernel.launch(blocks, (*tensors, rows, state.keys.shape[1]))
+    block_v = min(BLOCK_V, shape.value_head_dim)
+    _block_kernel[(shape.num_value_heads, shape.value_head_dim // block_v)](
+        *tensors, rows, state.keys.shape[1], shape.num_key_heads, shape.num_value_heads, shape.key_head_dim,
+        shape.value_head_dim, power_of_two(shape.key_head_dim), block_v, num_warps=1,
+    )  # fmt: skip
+
+
+def compile_options(shape: GatedDeltaNetConfig) -> list[str]:
+    """The compiler's command line for ``delta_block.cu``, but for the card."""
+    sizes = {
+        "K_HEADS": shape.num_key_heads,
+        "V_HEADS": shape.num_value_heads,
+        "K_DIM": shape.key_head_dim,
+        "V_DIM": shape.value_head_dim,
+    }
+    return ["--std=c++17", *(f"-D{name}={size}" for name, size in sizes.items())]
+
+
+@cache
+def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_driver.Kernel | None:
+    """``delta_block.cu`` for a layer; None where there is no compiler for the card, or heads of other sizes."""
+    capability = torch.cuda.get_device_capability(device)
+    if shape.key_head_dim % NATIVE_KEYS or shape.value_head_dim % NATIVE_BLOCK_V or nvrtc.why_not(capability):
+        return None
+    source = SOURCE.read_text(encoding="utf-8")
+    try:
+        compiled = nvrtc.cubin(source, compile_options(shape), capability, cuda_driver.driver_version())
+    except RuntimeError:  # a compiler that does not take it: Triton's kernel does the same
+        return None
+    return cuda_driver.Kernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
 
 
 def gated_norm(
@@ -281,120 +319,44 @@ def _gates(source, rate, bias, gates, line, V_HEADS: tl.constexpr, BLOCK_HEADS: 
 def _block_kernel(
     state, queries, keys, values, gates, out, cycle, kept, rows, max_rows,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     # fmt: on
-    # One program of one warp: four value dimensions of one value head, whose rows of the state [BLOCK_D] stay in
+    # One program: BLOCK_V value dimensions of one value head, whose part of the state [BLOCK_V, BLOCK_D] stays in
     # registers. The rows that were kept of the last cycle are streamed from the log and the state is stored; then this
-    # cycle's rows, of which only the outputs are stored. A row takes as long as its sums over K, shuffle by shuffle: so
-    # the four sums of a row and those of the output of the row before it are taken side by side, a row ahead is loaded.
+    # cycle's rows, of which only the outputs are stored.
     start_next_kernel()
     head = tl.program_id(0)
-    v_at = tl.program_id(1) * 4
+    v_at = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k_at = tl.arange(0, BLOCK_D)
     inside = k_at < K_DIM
     half = tl.load(cycle) % 2
     count = tl.load(kept)
-    place = state + (head * V_DIM + v_at) * K_DIM + k_at
-    s0 = tl.load(place, mask=inside, other=0.0)
-    s1 = tl.load(place + K_DIM, mask=inside, other=0.0)
-    s2 = tl.load(place + 2 * K_DIM, mask=inside, other=0.0)
-    s3 = tl.load(place + 3 * K_DIM, mask=inside, other=0.0)
+    place = state + (head * V_DIM + v_at)[:, None] * K_DIM + k_at[None, :]
+    s = tl.load(place, mask=inside[None, :], other=0.0)
     key_head = head // (V_HEADS // K_HEADS)
-    key = keys + key_head * K_DIM + k_at  # of the log's first row
-    value = values + head * V_DIM + v_at
     old = (1 - half) * max_rows
-    new = half * max_rows
-    k, v0, v1, v2, v3, g, beta = _logged(
-        key, value, gates + head, old, inside & (count > 0), count > 0, K_HEADS, V_HEADS, K_DIM, V_DIM
-    )
     for row in range(count):
-        more = row + 1 < count
-        next_k, w0, w1, w2, w3, next_g, next_beta = _logged(
-            key, value, gates + head, old + row + 1, inside & more, more, K_HEADS, V_HEADS, K_DIM, V_DIM
-        )
-        decay = tl.exp(g)
-        s0 = s0 * decay
-        s1 = s1 * decay
-        s2 = s2 * decay
-        s3 = s3 * decay
-        r0, r1, r2, r3 = tl.reduce((s0 * k, s1 * k, s2 * k, s3 * k), 0, _add_four)
-        s0 = s0 + (beta * (v0 - r0)) * k
-        s1 = s1 + (beta * (v1 - r1)) * k
-        s2 = s2 + (beta * (v2 - r2)) * k
-        s3 = s3 + (beta * (v3 - r3)) * k
-        k, v0, v1, v2, v3, g, beta = next_k, w0, w1, w2, w3, next_g, next_beta
+        k = tl.load(keys + ((old + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
+        v = tl.load(values + ((old + row) * V_HEADS + head) * V_DIM + v_at)
+        g = tl.load(gates + (old + row) * 2 * V_HEADS + head)
+        beta = tl.load(gates + ((old + row) * 2 + 1) * V_HEADS + head)
+        s = s * tl.exp(g)
+        delta = beta * (v - tl.sum(s * k[None, :], 1))
+        s = s + delta[:, None] * k[None, :]
     if count > 0:
-        tl.store(place, s0, mask=inside)
-        tl.store(place + K_DIM, s1, mask=inside)
-        tl.store(place + 2 * K_DIM, s2, mask=inside)
-        tl.store(place + 3 * K_DIM, s3, mask=inside)
-    k, v0, v1, v2, v3, g, beta = _logged(
-        key, value, gates + head, new, inside & (rows > 0), rows > 0, K_HEADS, V_HEADS, K_DIM, V_DIM
-    )
-    q = tl.zeros((BLOCK_D,), tl.float32)  # of the row before
-    query = queries + key_head * K_DIM + k_at
-    result = out + head * V_DIM + v_at
+        tl.store(place, s, mask=inside[None, :])
+    new = half * max_rows
     for row in range(rows):
-        more = row + 1 < rows
-        next_k, w0, w1, w2, w3, next_g, next_beta = _logged(
-            key, value, gates + head, new + row + 1, inside & more, more, K_HEADS, V_HEADS, K_DIM, V_DIM
-        )
-        next_q = tl.load(query + row * K_HEADS * K_DIM, mask=inside, other=0.0)
-        decay = tl.exp(g)
-        d0 = s0 * decay
-        d1 = s1 * decay
-        d2 = s2 * decay
-        d3 = s3 * decay
-        r0, r1, r2, r3, o0, o1, o2, o3 = tl.reduce(
-            (d0 * k, d1 * k, d2 * k, d3 * k, s0 * q, s1 * q, s2 * q, s3 * q), 0, _add_eight
-        )
-        _store_four(result + (row - 1) * V_HEADS * V_DIM, o0, o1, o2, o3, row > 0)
-        s0 = d0 + (beta * (v0 - r0)) * k
-        s1 = d1 + (beta * (v1 - r1)) * k
-        s2 = d2 + (beta * (v2 - r2)) * k
-        s3 = d3 + (beta * (v3 - r3)) * k
-        k, v0, v1, v2, v3, g, beta = next_k, w0, w1, w2, w3, next_g, next_beta
-        q = next_q
-    o0, o1, o2, o3 = tl.reduce((s0 * q, s1 * q, s2 * q, s3 * q), 0, _add_four)
-    _store_four(result + (rows - 1) * V_HEADS * V_DIM, o0, o1, o2, o3, rows > 0)
-
-
-@jit
-def _add_four(a0, a1, a2, a3, b0, b1, b2, b3):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
-
-
-@jit
-def _add_eight(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
-
-
-@jit
-def _store_four(place, o0, o1, o2, o3, there):
-    tl.store(place, o0, mask=there)
-    tl.store(place + 1, o1, mask=there)
-    tl.store(place + 2, o2, mask=there)
-    tl.store(place + 3, o3, mask=there)
-
-
-# fmt: off
-@jit
-def _logged(
-    key, value, gate, at, inside, there, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-):
-    # fmt: on
-    """Key, four values, log decay and beta of row ``at`` of the log; zeros where it is not there."""
-    k = tl.load(key + at * K_HEADS * K_DIM, mask=inside, other=0.0)
-    v = value + at * V_HEADS * V_DIM
-    v0 = tl.load(v, mask=there, other=0.0)
-    v1 = tl.load(v + 1, mask=there, other=0.0)
-    v2 = tl.load(v + 2, mask=there, other=0.0)
-    v3 = tl.load(v + 3, mask=there, other=0.0)
-    g = tl.load(gate + at * 2 * V_HEADS, mask=there, other=0.0)
-    beta = tl.load(gate + (at * 2 + 1) * V_HEADS, mask=there, other=0.0)
-    return k, v0, v1, v2, v3, g, beta
+        k = tl.load(keys + ((new + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
+        v = tl.load(values + ((new + row) * V_HEADS + head) * V_DIM + v_at)
+        q = tl.load(queries + (row * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
+        g = tl.load(gates + (new + row) * 2 * V_HEADS + head)
+        beta = tl.load(gates + ((new + row) * 2 + 1) * V_HEADS + head)
+        s = s * tl.exp(g)
+        delta = beta * (v - tl.sum(s * k[None, :], 1))
+        s = s + delta[:, None] * k[None, :]
+        tl.store(out + (row * V_HEADS + head) * V_DIM + v_at, tl.sum(s * q[None, :], 1))
 
 
 # fmt: off

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.kernels import cuda_driver, nvrtc
+from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, row_stride
@@ -25,7 +26,6 @@ SOURCE = Path(__file__).with_name("few_row_gemm.cu")
 KERNEL_NAME = "few_row_gemm"
 ROW_TILE = 8  # rows of x that one instruction takes
 SLICE_ROWS = 16  # rows of x that a launch takes at most
-WARP_SIZE = 32
 TAIL_BITS = 16
 # As the source numbers them.
 CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}

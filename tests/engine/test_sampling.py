@@ -137,3 +137,23 @@ def test_shared_noise_makes_a_good_drafter_agree() -> None:
     logits = torch.randn(8, V)
     noise = sampler.noise(10, 8)
     assert torch.equal(sampler.draft(logits, noise), sampler.choose(logits, torch.zeros(7, dtype=torch.long), noise))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.9, top_k=7, top_p=0.9, min_p=0.02, repetition_penalty=1.3, presence_penalty=0.4),
+        SamplingParams(temperature=0.0, frequency_penalty=0.5),
+        SamplingParams(temperature=1.0),
+        SamplingParams(),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 16])
+def test_tokens_chosen_a_few_rows_at_a_time_are_those_of_all_rows(params: SamplingParams, rows: int) -> None:
+    """Each row sees the drafts before it, also across the border of two slices."""
+    generator = torch.Generator().manual_seed(rows)
+    sampler = Sampler(params, 11, V, torch.tensor([1, 2, 2]))
+    logits = torch.randn(rows, V, generator=generator)
+    drafts = torch.randint(V, (max(rows - 1, 0),), generator=generator)
+    noise = sampler.noise(3, rows)
+    assert torch.equal(sampler.choose(logits, drafts, noise), sampler.scores(logits, drafts, noise).argmax(-1))

@@ -79,7 +79,7 @@ def work(limit: int) -> Iterator[Work]:
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
     counts = {"cycle": "*i32", "kept": "*i32"}
-    block = {**delta, "BLOCK_D": 128}
+    block = {**delta, "BLOCK_D": 128, "BLOCK_V": delta_step.BLOCK_V}
     yield "recurrence", delta_step._block_kernel, {**wide, **counts}, block, 1, 1
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
     inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}

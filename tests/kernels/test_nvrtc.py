@@ -12,8 +12,9 @@ import torch
 from cuda_cards import SHARED_MEMORY
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
@@ -179,6 +180,15 @@ def test_only_the_compiler_of_torchs_cuda_is_taken(monkeypatch: pytest.MonkeyPat
         assert [nvrtc._major(name) for name in names] == ["12", "13", None, None, "13"]
     finally:
         nvrtc.nvrtc.cache_clear()
+
+
+@pytest.mark.parametrize("card", sorted(SHARED_MEMORY))
+def test_the_recurrence_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int) -> None:
+    """Of Qwen3.5-9B; all of it in registers."""
+    options = delta_step.compile_options(GatedDeltaNetConfig(16, 32, 128, 128, 4))
+    source = delta_step.SOURCE.read_text(encoding="utf-8")
+    cubin, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
+    assert cubin and "0 bytes spill stores, 0 bytes spill loads" in log
 
 
 def test_what_does_not_compile_says_why(compiler: nvrtc.Nvrtc) -> None:

@@ -134,6 +134,7 @@ def test_files_of_auto_round(
     name: str, scheme: str, options: dict[str, Any], packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)  # it leaves a folder where it runs
     library = pytest.importorskip("auto_round", reason="pip install auto-round")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from dflash_local.errors import CheckpointError
 from dflash_local.models import weight_stream
-from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.checkpoint import Checkpoint, _device
 from dflash_local.models.place import Conversion, Place
 
 CPU = torch.device("cpu")
@@ -129,3 +129,25 @@ def test_filling_checks_like_reading(tmp_path: Path) -> None:
     assert not places["a.weight"][0].any() and len(heard) == 2
     with pytest.raises(CheckpointError, match="no tensor nope"):
         checkpoint.fill({"nope": [torch.ones(1)]})
+
+
+def test_what_lies_on_the_host_is_checked_on_the_device_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another name of the CPU stands for a GPU: an embedding's place is beside it."""
+    monkeypatch.setattr(weight_stream, "ON_HOST_SLICE", 64)
+    table = torch.randn(50, 7).to(torch.bfloat16)
+    table[49, 6] = -1000
+    spoilt = table.clone()
+    spoilt[20, 3] = float("nan")
+    checkpoint = checkpoint_with(tmp_path, {"table": table, "spoilt": spoilt, "half": table.half()})
+    places = {name: [torch.zeros(50, 7, dtype=torch.bfloat16)] for name in checkpoint.tensors}
+    found = weight_stream.fill(list(checkpoint.tensors.values()), places, torch.device("cpu", 0), size=100)
+    assert {each.info.name: each.stored for each in found} == {"table": 1000.0, "spoilt": None, "half": 1000.0}
+    assert torch.equal(places["table"][0], table) and torch.equal(places["half"][0], table)
+
+
+def test_places_on_the_host_do_not_hide_the_device() -> None:
+    host, device = torch.zeros(3), torch.zeros(3, device="meta")
+    assert _device({"a": [host], "b": [device]}) == torch.device("meta")
+    assert _device({"a": [host]}) == CPU and _device({}) is None
