@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dflash_local.settings import Settings
 
 Config = TypeVar("Config")
+ROOMY = 32_768  # tokens of context, for which a pre-quantised target may have fewer bits than would fit with less
+TARGET_LINES = ("target weights", "head", "embedding")  # of a ledger: what the target's files hold, wherever it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +182,14 @@ def variant_plans(
 
 
 def fitting_variant(plans: tuple[VariantPlan, ...]) -> VariantPlan | None:
-    """Of those that fit with a usable context the one with most bits; else the one with most context."""
-    from dflash_local.planner.plan import USABLE
+    """Of those that fit with ``ROOMY`` tokens of context the one with the largest weights; else that with the most."""
 
     def order(one: VariantPlan) -> tuple[int, int]:
-        total, context = (0, 0) if one.plan is None else (one.plan.ledger.total or 0, one.plan.context or 0)
-        return min(context, USABLE), total
+        if one.plan is None:
+            return 0, 0
+        book = one.plan.ledger
+        weights = sum(line.bytes or 0 for line in (*book.lines, *book.host) if line.name in TARGET_LINES)
+        return min(one.plan.context or 0, ROOMY), weights
 
     return max((one for one in plans if one.fits), key=order, default=None)
 

@@ -234,12 +234,24 @@ def test_variants_are_planned_and_the_one_that_fits_is_the_first_hint(cli: Cli) 
     assert plans["fp8"]["plan"]["ledger"]["lines"][0]["bytes"] > 20 * GIB
 
 
+@pytest.mark.parametrize(
+    ("gib", "name"), [("24", "autoround-int4"), ("28", "pack-quantized-int4"), ("40", "gptq-int8")]
+)
+def test_of_variants_with_room_for_a_conversation_the_largest_weights_are_named(cli: Cli, gib: str, name: str) -> None:
+    """Every plan takes the context that fits, so what it needs in all says nothing of its weights."""
+    failed = cli("plan", "qwen3.6-27b", "--gpu-memory", gib)
+    assert failed.code == 5 and f"--variant {name};" in failed.err
+
+
 def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
     by_name = cli("plan", "qwen3.6-27b", "--variant", "AutoRound-Int4", "--gpu-memory", "24", "--json").json
     by_repo = cli("plan", "Lorbus/Qwen3.6-27B-int4-AutoRound", "--gpu-memory", "24", "--json").json
     assert by_name == by_repo and by_name["plan"]["format"] == "int4 g128" and by_name["variants"] == []
     wrong = cli("plan", "qwen3.6-27b", "--variant", "int3")
     assert wrong.code == 2 and "has no variant 'int3'" in wrong.err and "autoround-int4" in wrong.err
+    of_another = cli("plan", "Lorbus/Qwen3.6-27B-int4-AutoRound", "--variant", "pack-quantized-int4", "--json")
+    assert "cyankiwi/Qwen3.6-27B-AWQ-INT4" in of_another.out + of_another.err
+    assert cli("plan", "no-such", "--variant", "fp8").err.startswith("error: unknown model 'no-such'")
     none = cli("plan", "demo", "--variant", "fp8")
     assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
     for command in ("run", "chat", "serve", "bench", "pull", "plan"):
