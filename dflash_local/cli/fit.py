@@ -163,7 +163,6 @@ def variant_plans(
     """
     from dflash_local.catalog.row import Repo
     from dflash_local.cli.resolve import Choice
-    from dflash_local.config.read_model import read_model
     from dflash_local.errors import UsageError
     from dflash_local.planner.plan import plan
 
@@ -171,10 +170,9 @@ def variant_plans(
     found = []
     for variant in row.variants if row is not None else ():
         choice = Choice(variant.repo, Repo(variant.repo, variant.revision), None, row)
-        config = configuration(Repo(variant.repo), None, places) or _of_variant(choice)
-        target = None if config is None else _known(read_model, config, variant.repo)
+        own = shapes(choice, places)
         try:
-            made = None if target is None else plan(target, known.drafter, where, load)
+            made = None if own is None else plan(own.target, known.drafter, where, load)
         except UsageError:  # an option that this target cannot have
             made = None
         found.append(VariantPlan(variant, made))

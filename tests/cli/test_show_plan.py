@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_hub import FakeHub
 
-from dflash_local.catalog import bundled
+from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.shapes import shape
+from dflash_local.cli import fit
+from dflash_local.cli.resolve import of_row
 from dflash_local.config.quantizers import USUAL
+from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 
 GIB = 2**30
@@ -241,6 +245,17 @@ def test_of_variants_with_room_for_a_conversation_the_largest_weights_are_named(
     """Every plan takes the context that fits, so what it needs in all says nothing of its weights."""
     failed = cli("plan", "qwen3.6-27b", "--gpu-memory", gib)
     assert failed.code == 5 and f"--variant {name};" in failed.err
+
+
+def test_a_damaged_download_of_a_variant_keeps_no_pair_from_being_planned(tmp_path: Path) -> None:
+    """It is planned by the registry's recipe; loading it tells what is wrong."""
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    row = registry.load().find("qwen3.5-9b")
+    assert row is not None
+    known, here = fit.shapes(of_row(row), None), SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path))
+    assert known is not None
+    found, damaged = (fit.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
+    assert damaged == found and found[0].fits
 
 
 def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
