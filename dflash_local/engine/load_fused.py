@@ -96,16 +96,20 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         drafter = FusedDrafter(_drafter_config(pair), parts, target, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
-    say("measuring", 0.85)
-    choose_configs([*weights.products, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.05 * part))
-    notices += without_kernel(weights.products)
+
+    def measuring(text: str, part: float) -> None:
+        say(text, 0.85 + 0.05 * part)
+
+    measuring("measuring", 0.0)
+    choose_configs([*weights.products, *stored], target.rows, measuring)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
-        chosen = choose_precision(drafter, config.drafter_precision, target.rows)
+        chosen = choose_precision(drafter, config.drafter_precision, target.rows, measuring)
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
+    notices += without_kernel([*weights.products, *(drafter.products if drafter is not None else ())])
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
