@@ -96,17 +96,15 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         drafter = FusedDrafter(_drafter_config(pair), parts, target, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
-
-    def measuring(text: str, part: float) -> None:
-        say(text, 0.85 + 0.05 * part)
-
-    measuring("measuring", 0.0)
-    choose_configs([*weights.products, *stored], target.rows, measuring)
+    say("measuring", 0.85)
+    choose_configs([*weights.products, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
-        chosen = choose_precision(drafter, config.drafter_precision, target.rows, measuring)
+        chosen = choose_precision(
+            drafter, config.drafter_precision, target.rows, lambda text, part: say(text, 0.88 + 0.02 * part)
+        )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
     notices += without_kernel([*weights.products, *(drafter.products if drafter is not None else ())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -22,6 +23,7 @@ from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadC
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
 
 PAIRS = ("demo", "demo-hybrid")
@@ -188,6 +190,16 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     assert {isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices} == {
         DRAFTER_PRECISIONS[left].weights == "8bit"
     }
+
+
+def test_products_of_a_drafter_are_told_of_where_they_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(layers: Iterable[Linear | GateUp]) -> tuple[str, ...]:
+        return (f"{sum(isinstance(layer.weight, IntWeight) for layer in layers)} in eight bits",)
+
+    monkeypatch.setattr(load_fused, "without_kernel", told)
+    wanted = LoadConfig(dtype="float32", device="cpu", engine="fused", drafter_precision="8bit")
+    session = load(bundled.find("demo"), wanted)
+    assert f"{len(drafter_of(session).products)} in eight bits" in session.facts.notices
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:

@@ -64,7 +64,8 @@ def work(limit: int) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(limit)
     yield from packed_weights()
-    yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
+    types = {"table": BF16, "ids": "*i64"}
+    yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
