@@ -3,6 +3,7 @@
     PYTHONPATH=TREE python3 benchmarks/pinned_bench.py FILE bench MODEL --weights random --json
 
 Two versions of the engine are comparable only where both run the same kernels, and measuring picks among near-equals.
+Versions that had kernels of their own for 8-bit drafters are compared with ``--drafter-precision full``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ CHOICES = ("dflash_local.models.fused.kernel_choice", "dflash_local.models.fused
 GEMM = (("dflash_local.kernels.skinny_gemm", "GemmConfig"), ("dflash_local.kernels.skinny_gemm", "Tile"))
 GEMM_FIELDS = 4
 FEW_ROW = (("dflash_local.kernels.few_row_gemm", "FewRowConfig"),)
-INT8 = (("dflash_local.kernels.int8_gemm", "Int8Config"), ("dflash_local.kernels.eight_bit", "Way"))
 
 
 def pin(file: Path) -> None:
@@ -54,8 +54,6 @@ def _values(config: Any) -> Any:
 def _config(values: Any) -> Any:
     if values is None:
         return None
-    if isinstance(values[0], list):
-        return _class(INT8)(_class(GEMM)(*values[0]), *values[1:])
     return _class(GEMM if len(values) == GEMM_FIELDS else FEW_ROW)(*values)
 
 

@@ -23,7 +23,6 @@ from dflash_local.config.quantizers import USUAL
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     **USUAL,
     "autoround-g128": {"quant_method": "auto-round", "bits": 4, "sym": True, "group_size": 128},
-    "awq-g128": {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 128, "version": "gemm"},
     "pack-g32-zeros": {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",

@@ -42,6 +42,11 @@ class DrafterPrecision:
     weights: Literal["full", "8bit"] = "full"
     head: Literal["full", "8bit", "frequent"] = "full"
 
+    @property
+    def coded(self) -> bool:
+        """True where drafts are computed with codes of eight bits."""
+        return "8bit" in (self.weights, self.head)
+
 
 DRAFTER_PRECISIONS: Mapping[str, DrafterPrecision] = {
     "full": DrafterPrecision(),

@@ -180,6 +180,6 @@ def build(
     parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
-    choose_configs([*weights.products, *drafter.products], block, say)
+    choose_configs([*weights.measured, *drafter.products], block, say)
     chosen = choose_precision(drafter, precision, block)
     return FusedRunner(target, drafter, context), chosen

@@ -192,7 +192,9 @@ def check_bitsandbytes(version: str | None) -> Check:
     """Optional: weights in 4 and 8 bits."""
     if version:
         return Check("bitsandbytes", "ok", version)
-    return Check("bitsandbytes", "info", "not installed; 4-bit and 8-bit loading need it", "pip install bitsandbytes")
+    return Check(
+        "bitsandbytes", "info", "not installed; --quantize bnb-int8 and bnb-nf4 need it", "pip install bitsandbytes"
+    )
 
 
 def check_fla(version: str | None) -> Check:

@@ -247,10 +247,22 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
 
 
 def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
-    """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows."""
+    """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows.
+
+    A pre-quantised target that is published of it counts as the pair.
+    """
     from dflash_local.cli.resolve import of_row
 
-    return ("fits", None) if row.bundled else verdict(row, shapes(of_row(row), None), where)
+    if row.bundled:
+        return "fits", None
+    known = shapes(of_row(row), None)
+    word, found = verdict(row, known, where)
+    if word in ("fits", "server") or known is None:
+        return word, found
+    variant = fitting_variant(variant_plans(row, known, where))
+    if variant is None or variant.plan is None:
+        return word, found
+    return f"fits in {variant.plan.format.partition(' ')[0]}", variant.plan
 
 
 def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
@@ -264,19 +276,11 @@ def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str,
     found = plan(known.target, known.drafter, where)
     if found.fits:
         return "fits", found
-    variant = fitting_variant(variant_plans(row, known, where)) if _is_own(row, known) else None
-    if variant is not None and variant.plan is not None:
-        return f"fits in {variant.plan.format.partition(' ')[0]}", variant.plan
     near = nearest(known.target, known.drafter, where)
     if near is not None:
         return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
     least = least_needed(known, where)
     return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
-
-
-def _is_own(row: Row | None, known: Shapes) -> bool:
-    """True where the shapes are of a row's own target, which its variants are other forms of."""
-    return row is not None and row.target is not None and known.target.source == row.target.id
 
 
 def least_needed(known: Shapes, where: Machine) -> int | None:

@@ -240,7 +240,9 @@ def _size(choice: Choice, roles: Sequence[str]) -> str:
     row = choice.row
     if row is None or not choice.own_drafter:
         return ""
-    sizes = [row.target_gib if role == "target" else row.drafter_gib for role in roles]
+    variant = row.variant(choice.name)
+    target = row.target_gib if variant is None else variant.size_gib
+    sizes = [target if role == "target" else row.drafter_gib for role in roles]
     known = [size for size in sizes if size is not None]
     return f" ({gib(sum(known))})" if len(known) == len(sizes) else ""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.errors import UsageError
+from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -77,14 +78,16 @@ def precision_of(name: str, vocab_size: int) -> DrafterPrecision | None:
     return DRAFTER_PRECISIONS[name]
 
 
-def choose_precision(drafter: FusedDrafter, name: str, rows: int) -> ChosenPrecision:
+def choose_precision(
+    drafter: FusedDrafter, name: str, rows: int, say: Say = lambda text, part: None
+) -> ChosenPrecision:
     """Give a drafter, fresh from loading, the precision that was asked for; ``auto`` measures and chooses.
 
     The products of a precision that is not full are chosen here; those of the full one are the caller's, before.
     ``auto`` is ``full`` without CUDA and in float32.
 
     Args:
-        rows: verified in a cycle.
+        rows: verified in a cycle. say: see ``choose_configs``.
 
     Raises:
         UsageError: not for this target. torch.OutOfMemoryError: a precision that was asked for by name does not fit.
@@ -94,11 +97,11 @@ def choose_precision(drafter: FusedDrafter, name: str, rows: int) -> ChosenPreci
     if precision is not None:
         apply(drafter, precision)
         if name != "full":
-            choose_configs(drafter.products, rows)
+            choose_configs(drafter.products, rows, say)
         return ChosenPrecision(name, {})
     if target.device.type != "cuda" or target.dtype == torch.float32:
         return ChosenPrecision("full", {})
-    return _measured(drafter, rows)
+    return _measured(drafter, rows, say)
 
 
 def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
@@ -126,7 +129,7 @@ def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) ->
         drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
-def _measured(drafter: FusedDrafter, rows: int) -> ChosenPrecision:
+def _measured(drafter: FusedDrafter, rows: int, say: Say = lambda text, part: None) -> ChosenPrecision:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
     max_seq_len = min(MAX_SEQ_LEN, target.capacity)
@@ -144,7 +147,7 @@ def _measured(drafter: FusedDrafter, rows: int) -> ChosenPrecision:
             if DRAFTER_PRECISIONS[name].weights == "8bit":
                 drafter.quantize()
             _use_head(drafter, DRAFTER_PRECISIONS[name].head, coarse)
-            choose_configs(drafter.products, rows)
+            choose_configs(drafter.products, rows, say)
             times[name] = draft_ms()
             best = name if times[best] - times[name] >= GAIN * cycle_ms else best
     except torch.OutOfMemoryError:

@@ -98,15 +98,17 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     say("measuring", 0.85)
-    choose_configs([*weights.products, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.05 * part))
-    notices += without_kernel(weights.products)
+    choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
-        chosen = choose_precision(drafter, config.drafter_precision, target.rows)
+        chosen = choose_precision(
+            drafter, config.drafter_precision, target.rows, lambda text, part: say(text, 0.88 + 0.02 * part)
+        )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
+    notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)

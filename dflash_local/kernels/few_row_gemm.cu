@@ -3,8 +3,8 @@
 // The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays the
 // codes out as [tile of 16 features][step of 128 along K][16-byte load][lane]: a lane loads what it multiplies itself.
 // Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP tiles; the K of a unit is shared by WARPS_K warps,
-// whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, which at the end wait for each other
-// and add their sums in a fixed order, each for a share of the units. A result depends on its own row alone.
+// whose sums are added in a fixed order through shared memory, and by SPLIT_K blocks, which at the end wait for each
+// other and add their sums in a fixed order, each for a share of the units. A result depends on its own row alone.
 //
 // Codes become bfloat16 by few bit operations, each exactly.
 // int4: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group.
@@ -12,9 +12,10 @@
 // e4m3, e2m1: their bits are those of a bfloat16 2^120 or 2^126 times smaller; x is multiplied by 2^60 beforehand, and
 // sums or scales by the rest.
 //
-// Scales of groups multiply the group's sums, which are kept apart: four additions for each instruction of the tensor
-// core that ends a group. Groups of 16 (NVFP4) end with each, so there the scale multiplies the decoded codes: half as
-// many operations at 16 rows, no sums apart, and exact, since the product of two and of four significant bits has six.
+// Scales of groups multiply the group's sums, which are kept apart: at a group's end four multiply-adds of a lane for
+// eight rows. Of a group of 16 (NVFP4) only half of the lanes hold columns, so that no instruction sums one alone: its
+// scale multiplies the decoded codes, four multiplications for any number of rows. Sums by 16 columns would take twice
+// as many at 16 rows, and registers. It is exact: the product of two and of four significant bits has six.
 // Scales of rows multiply what a warp has summed up for a unit.
 //
 // A weight may have a tail: features below the coded ones that are bfloat16, too few for a launch of their own. Each of
@@ -28,7 +29,7 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
-enum { INT4, INT8, E4M3, E2M1 };                                              // CODES
+enum { INT4, INT8, E4M3, E2M1 };  // CODES
 enum { NO_SCALE, BF16_SCALE, FP16_SCALE, FP32_SCALE, E8M0_SCALE, E4M3_SCALE };  // SCALE_TYPE, ROW_SCALE_TYPE
 constexpr int STEP_K = 128, TILE_N = 16;
 constexpr int WEIGHT_BITS = CODES == INT4 || CODES == E2M1 ? 4 : 8;
@@ -39,9 +40,10 @@ constexpr bool SCALED = GROUP_SIZE > 0, ROW_SCALED = ROW_SCALE_TYPE != NO_SCALE;
 constexpr bool SCALES_CODES = SCALE_TYPE == E4M3_SCALE, SCALES_SUMS = SCALED && !SCALES_CODES;
 constexpr bool SUMS_X = CODES == INT4 || HAS_ZEROS;
 constexpr bool SMALL_CODES = CODES == E4M3 || CODES == E2M1;  // x is multiplied by 2^60
-constexpr int STEP_GROUP = SCALED && STEP_K % (SCALED ? GROUP_SIZE : 1) == 0 ? GROUP_SIZE : STEP_K;  // columns of a
-constexpr int GROUPS = STEP_K / STEP_GROUP;                               // step that share a scale; such groups
-constexpr int GROUP_STEPS = SCALED ? (GROUP_SIZE + STEP_K - 1) / STEP_K : 1;  // steps that share a scale
+// Columns of a step that share a scale, how many such groups a step has, and steps that share a scale.
+constexpr int STEP_GROUP = SCALED && STEP_K % (SCALED ? GROUP_SIZE : 1) == 0 ? GROUP_SIZE : STEP_K;
+constexpr int GROUPS = STEP_K / STEP_GROUP;
+constexpr int GROUP_STEPS = SCALED ? (GROUP_SIZE + STEP_K - 1) / STEP_K : 1;
 constexpr int K16_OF_GROUP = STEP_GROUP / 16;
 constexpr int SCALE_BYTES = SCALE_TYPE == FP32_SCALE ? 4 : SCALE_TYPE == E8M0_SCALE || SCALE_TYPE == E4M3_SCALE ? 1 : 2;
 // A lane has two features of a tile, g and g + 8. Scales of groups of one feature lie as
@@ -69,6 +71,9 @@ constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
 constexpr int TAIL_STEP_BYTES = STEP_K * TILE_N * 2;  // of a tile, as eight loads of 16 bytes
 constexpr i64 TAIL_TILE_BYTES = (i64)STEPS * TAIL_STEP_BYTES;
 constexpr int TAIL_STRIDE = TILE_N + 4, TAIL_OUTPUTS = ROWS * TILE_N;  // as SUM_STRIDE, OUTPUTS
+// What codes are too small by and x, 2^60 times too large, has not made up for; NVFP4's scales have made up for 2^7.
+constexpr float TWO_60 = 1152921504606846976.0f, REST_E4M3 = TWO_60, REST_NVFP4 = TWO_60 / 2;
+constexpr int REST_E2M1 = 66;  // 2^66
 static_assert(WARPS * ROWS * TAIL_STRIDE <= 2 * SUM_FLOATS, "room for the sums of a tile of the tail");
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
 static_assert(!SCALED || BLOCK_ROWS == 1 || (BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS), "scales");
@@ -234,12 +239,9 @@ __device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) 
   a[0] = multiply_pairs(a[0], both_of_first), a[2] = multiply_pairs(a[2], both_of_first);
   a[1] = multiply_pairs(a[1], both_of_second), a[3] = multiply_pairs(a[3], both_of_second);
 }
-constexpr float REST_E4M3 = 1152921504606846976.0f;    // 2^60, that x has not made up for
-constexpr float TWO_MINUS_60 = 1.0f / REST_E4M3;
-constexpr int REST_E2M1 = 66;                          // 2^66
-constexpr float REST_NVFP4 = 576460752303423488.0f;    // 2^59, beside the scales' 2^7
 
-__device__ __forceinline__ float zero_point(u32 points) {  // of the lowest byte, less what decoded codes are less
+// The lowest byte as a zero point of codes as they are decoded: int4's are 128 too large, int8's 128 too small.
+__device__ __forceinline__ float zero_point(u32 points) {
   const float offset = CODES == INT4 ? -128.0f : 128.0f;
   return __uint_as_float(and_or(points, 0xffu, 0x4b000000u)) - (8388608.0f + offset);
 }
@@ -529,7 +531,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
       float value = 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; k++) value += warp_sums[(k * ROWS + row) * TAIL_STRIDE + column];
-      return SMALL_CODES ? value * TWO_MINUS_60 : value;
+      return SMALL_CODES ? value * (1.0f / TWO_60) : value;
     };
     if (SPLIT_K == 1) {
       store<TILE_N, false>(tail_output, tile, block_sum);

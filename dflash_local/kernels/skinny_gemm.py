@@ -28,11 +28,6 @@ class GemmConfig:
     num_stages: int = 4
     num_warps: int = 4
 
-    @property
-    def gemm(self) -> GemmConfig:
-        """Itself: as configurations of other formats hold one."""
-        return self
-
     def fits(self, out_features: int, in_features: int) -> bool:
         """True when it divides a weight of that shape."""
         return out_features % self.block_n == 0 and in_features % self.block_k == 0

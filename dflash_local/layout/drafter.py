@@ -9,13 +9,14 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
-from dflash_local.layout.linear import INT8, UNQUANTIZED, LinearSpec, Part, WeightFormat, linear_buffers
+from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, Part, eight_bits, linear_buffers
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import FREQUENT, DrafterPrecision
 
 OWNER = "drafter"
 LOGITS = f"{OWNER}.logits"
 GROUP: Group = "drafter weights"
+FULL = DrafterPrecision()
 
 
 def heads_of(config: DrafterConfig) -> AttentionConfig:
@@ -115,16 +116,21 @@ def vectors(config: DrafterConfig, dtype: str) -> Vectors:
 
 
 def weight_buffers(
-    config: DrafterConfig, target_hidden: int, dtype: str, matrix_format: WeightFormat = UNQUANTIZED
+    config: DrafterConfig, target_hidden: int, dtype: str, precision: DrafterPrecision = FULL
 ) -> Iterator[Buffer]:
     """Matrices, norms and biases.
 
     Args:
-        target_hidden: numbers of a tap. matrix_format: of every matrix; norms and biases keep the dtype.
+        target_hidden: numbers of a tap. precision: of the matrices; norms and biases keep the dtype.
     """
     for product in products(config, target_hidden).all():
-        yield from linear_buffers(product, lambda _module: matrix_format, dtype, GROUP)
+        yield from _matrix(product, precision, dtype)
     yield from vectors(config, dtype).all()
+
+
+def _matrix(product: LinearSpec, precision: DrafterPrecision, dtype: str) -> Iterator[Buffer]:
+    form = eight_bits(product.in_features) if precision.weights == "8bit" else UNQUANTIZED
+    return linear_buffers(product, lambda _module: form, dtype, GROUP)
 
 
 class SharedBuffers(NamedTuple):
@@ -192,10 +198,6 @@ def draft_logits(block_size: int, drafted_ids: int, dtype: str) -> Buffer:
 
 def head_buffers(vocab_size: int, hidden_size: int, dtype: str, precision: DrafterPrecision) -> Iterator[Buffer]:
     """A copy of the target's head for drafting, where there is one."""
-    if precision.head == "8bit":
-        yield from INT8.buffers("draft_head", vocab_size, hidden_size, dtype, "head for drafting")
-
-
-def matrix_format(precision: DrafterPrecision) -> WeightFormat:
-    """Of the drafter's matrices."""
-    return INT8 if precision.weights == "8bit" else UNQUANTIZED
+    form = eight_bits(hidden_size) if precision.head == "8bit" else UNQUANTIZED
+    if form != UNQUANTIZED:
+        yield from form.buffers("draft_head", vocab_size, hidden_size, dtype, "head for drafting")

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dflash_local.config.quantization import (
     WHOLE,
+    IntDialect,
     Quantization,
     StoredFormat,
     StoredFp4,
@@ -22,7 +23,9 @@ from dflash_local.config.quantization import (
 from dflash_local.layout.buffer import Buffer, Group
 
 WORD_BITS = 32  # of the words that integer codes and those of four bits are kept in
-INT4_PER_WORD = WORD_BITS // 4
+INT4_PER_WORD, INT8_PER_WORD = WORD_BITS // 4, WORD_BITS // 8
+KEPT_AS: IntDialect = "pack-quantized"  # of what is quantised here: its words are in the order of our own
+INT8_ROWS = StoredInt(KEPT_AS, WHOLE, bits=8)
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DECODED_SLICE = 2**25  # that a kernel decodes at a time to two bytes each, for a prompt's products
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
@@ -55,24 +58,6 @@ class Unquantized:
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """One tensor."""
         return [Buffer(f"{name}.weight", (out_features, in_features), dtype, group)]
-
-
-@dataclass(frozen=True, slots=True)
-class Int8PerChannel:
-    """Symmetric codes of eight bits, with a float32 scale for each output."""
-
-    name: str = "int8"
-
-    def joins(self, out_features: int) -> bool:
-        """Always."""
-        return True
-
-    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes and scales."""
-        return [
-            Buffer(f"{name}.codes", (out_features, in_features), "int8", group),
-            Buffer(f"{name}.scales", (out_features,), "float32", group),
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +181,7 @@ class QuantizedAtLoad:
         return self.kept.buffers(name, out_features, in_features, dtype, group)
 
 
-UNQUANTIZED, INT8 = Unquantized(), Int8PerChannel()
+UNQUANTIZED = Unquantized()
 FormatOf = Callable[[str], WeightFormat]  # of a module by the name that the checkpoint has for it
 
 
@@ -228,6 +213,11 @@ def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: st
     if isinstance(stored, StoredFp8):
         return Fp8Blocks(stored, scale_dtype or "bfloat16", scales)
     return IntGroups(stored, scale_dtype or ("float16" if scales == "scales" else "bfloat16"), scales)
+
+
+def eight_bits(in_features: int) -> WeightFormat:
+    """Of a matrix that is kept in eight bits with a scale for each output; plain where its inputs fill no words."""
+    return UNQUANTIZED if in_features % INT8_PER_WORD else weight_format(INT8_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
     host_embedding = "embedding" in spec.offloaded
     yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
-        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, drafter.matrix_format(spec.precision))
+        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, spec.precision)
         if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
             yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 

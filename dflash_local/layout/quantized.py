@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.module_names import DECAY
-from dflash_local.config.quantization import WHOLE, IntDialect, Quantization, Rule, StoredFp8, StoredInt, StoredPlain
+from dflash_local.config.quantization import Quantization, Rule, StoredFp8, StoredInt, StoredPlain
+from dflash_local.layout.linear import INT8_ROWS, KEPT_AS
 from dflash_local.layout.target import PARTS, part_layout
 from dflash_local.load_config import QUANTIZED
 
 GROUP_SIZES = (128, 64, 32)  # of four bits: the largest that divides a matrix's inputs
-KEPT_AS: IntDialect = "pack-quantized"  # whose words are in the order of our own
 FP8_BLOCK = (128, 128)  # as published files have it
 
 
@@ -62,4 +62,4 @@ def _kept(quantize: str, in_features: int) -> StoredInt | StoredFp8 | None:
     group = next((size for size in GROUP_SIZES if in_features % size == 0), None)
     if group is None:
         return None
-    return StoredInt(KEPT_AS, WHOLE, bits=8) if quantize == "int8" else StoredInt(KEPT_AS, group)
+    return INT8_ROWS if quantize == "int8" else StoredInt(KEPT_AS, group)

@@ -141,6 +141,8 @@ def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> 
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = text_model_config(facts.model.family, facts.text_config)
+    if facts.model.quantization is not None and facts.model.quantization.at_load:
+        _check_size(files, config)
     home = torch.device("cpu" if where.device == SHARDED else where.device)
     tensors = decoded_tensors(files, facts, home, where.dtype)
     found: tuple[Any, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(

@@ -42,7 +42,8 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     spec = engine_spec(drafter, load)
     held = _held(target, drafter, spec)
     standing = Ledger(tuple(held), Line("loading", 0)).running or 0
-    loading = _loading(target, held, standing + _making_tables(target, drafter, spec))
+    beside = max(_making_tables(target, drafter, spec), _rounding(drafter, spec))
+    loading = _loading(target, held, standing + beside)
     moments = [Ledger((*held, *_moment(target, drafter, spec, load, phase)), loading) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
@@ -110,6 +111,11 @@ def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: Eng
     return 3 * 4 * max(wide, default=0)
 
 
+def _rounding(drafter: DrafterConfig | None, spec: EngineSpec) -> int:
+    """The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest."""
+    return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
+
+
 def _attentions(target: ModelConfig) -> Iterable[AttentionConfig]:
     return {layer.mixer for layer in target.layers if isinstance(layer.mixer, AttentionConfig)}
 
@@ -122,8 +128,7 @@ def _moment(
     if "snapshots" in spec.offloaded:
         copies = 0
     if phase == "prefill":
-        decoded = decoding_bytes(target, spec, load.device, recorded=False)
-        steps = {name: size + decoded for name, size in prefill_steps(target, drafter, spec).items()}
+        steps = prefill_steps(target, drafter, spec, load.device)
     else:
         steps = {"choice of tokens": choice_bytes(target, spec.rows)}
     note = max(steps, key=lambda name: steps[name])
@@ -140,10 +145,13 @@ def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
     return sum(part_layout(layer.mixer).snapshot_bytes(item) for layer in target.layers)
 
 
-def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> dict[str, int]:
+def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, device: str) -> dict[str, int]:
     """The steps of a prompt's chunk, each with what lives beside it."""
     item, rows = ITEM_BYTES[spec.dtype], min(memory.PREFILL_CHUNK, spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
+    decoded = decoding_bytes(spec, device, recorded=False)
+    if target.quantization is not None:
+        beside += decoded
     steps: dict[str, int] = {}
     for part in parts(target):
         name = f"{part.title} of a prompt chunk"
@@ -151,7 +159,9 @@ def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: Engi
     if drafter is not None:
         context_kv = 2 * drafter.num_layers * drafter.attention(0).kv_size
         kept = target.hidden_size * (1 + spec.num_taps)
-        steps["drafter's rows of a prompt chunk"] = rows * (kept + drafter.hidden_size + context_kv) * item
+        taken = rows * (kept + drafter.hidden_size + context_kv) * item
+        coded = spec.precision.weights == "8bit"
+        steps["drafter's rows of a prompt chunk"] = taken + (decoded if coded else 0)
     return steps
 
 
@@ -162,17 +172,17 @@ def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
     if device != "cuda":
         return 0
     products = max(part.scratch_bytes(spec.rows, ITEM_BYTES[spec.dtype]) for part in parts(target))
-    return 2 * memory.library_workspace(device) + products + decoding_bytes(target, spec, device, recorded=True)
+    coded = target.quantization is not None or spec.precision.coded
+    decoded = decoding_bytes(spec, device, recorded=True) if coded else 0
+    return 2 * memory.library_workspace(device) + products + decoded
 
 
-def decoding_bytes(target: ModelConfig, spec: EngineSpec, device: str, recorded: bool) -> int:
+def decoding_bytes(spec: EngineSpec, device: str, recorded: bool) -> int:
     """The slice of a quantised matrix that a product decodes at a time.
 
     Args:
         recorded: in a block of a graph, whose rows kernels multiply with the codes themselves.
     """
-    if target.quantization is None:
-        return 0
     if device == "cuda" and spec.dtype == "bfloat16":  # what the kernels are for
         return 0 if recorded else DECODED_SLICE * ITEM_BYTES[spec.dtype]
     return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES

@@ -12,7 +12,11 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 
 from quantised_checkpoints import quantise  # noqa: E402
 
-from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from dflash_local import settings  # noqa: E402
+from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
+from dflash_local.cli import fidelity  # noqa: E402
+from dflash_local.cli.console import Console  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 
@@ -115,3 +119,20 @@ def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli:
 def test_fidelity_needs_two_targets(cli: Cli, argv: tuple[str, ...], word: str) -> None:
     done = cli("bench", *argv)
     assert done.code == 2 and word in done.err
+
+
+def test_the_original_of_a_published_variant_is_its_rows_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    pair = Pair("Intel/Qwen3.5-9B-int4-AutoRound", FOLDER, None, bundled=False)
+
+    def resolved(model: str, *_rest: object, draft: bool) -> Pair:
+        asked.append(model)
+        assert not draft
+        return pair
+
+    monkeypatch.setattr(fidelity, "resolve", resolved)
+    user = settings.load({})
+    for named, quantize in ((None, None), ("other/name", None), ("other/name", "int4"), (None, "int4")):
+        load = LoadConfig(quantize=quantize)
+        assert fidelity.original_of(pair.name, pair, named, load, user, Console(user.environ)) is pair
+    assert asked == ["Qwen/Qwen3.5-9B", "other/name", "other/name"], "what is rounded at load is its own original"

@@ -185,3 +185,12 @@ def test_a_model_is_changed_by_name_inside_a_chat(cli: Cli, toy_hub: FakeHub, op
     assert talked.code == 0 and f"now talking to {TARGET}" in talked.err
     assert "error: moonshotai/Kimi-K2.5 runs on a server only" in talked.err
     assert [pair.name for pair in opened.pairs] == ["demo", TARGET]
+
+
+def test_a_variant_is_offered_with_its_own_size_and_the_drafter_of_its_row(cli: Cli, toy_hub: FakeHub) -> None:
+    """The drafter's 3.22 GiB and the variant's own 16.8, not the 51.75 of the target it is a form of."""
+    by_name = cli("run", "qwen3.6-27b", "--variant", "autoround-int4", "--no-fit-check", "hi")
+    repo = "Lorbus/Qwen3.6-27B-int4-AutoRound"
+    assert by_name.code == 4 and f"{repo} is not on this machine (20.0" in by_name.err
+    assert f"dflash pull {repo}" in by_name.err
+    assert cli("run", repo, "--no-fit-check", "hi").err == by_name.err and not toy_hub.requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -17,12 +18,12 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
-from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
-from dflash_local.kernels.skinny_gemm import GemmConfig
+from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
 
 PAIRS = ("demo", "demo-hybrid")
@@ -52,15 +53,12 @@ def alone(pair: str) -> tuple[list[int], ...]:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("word", [*DRAFTER_PRECISIONS, "w8a8"])
+@pytest.mark.parametrize("word", list(DRAFTER_PRECISIONS))
 def test_l1_no_drafter_precision_changes_a_reply(pair: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_precision, "FREQUENT", FEW)
     session = fresh(pair)
     drafter = drafter_of(session)
-    choose_precision(drafter, "8bit" if word == "w8a8" else word, session.facts.block_size)
-    if word == "w8a8":
-        for product in drafter.products:
-            product.config = Int8Config(GemmConfig(), w8a8=True)
+    choose_precision(drafter, word, session.facts.block_size)
     for how, want in zip(SAMPLINGS, alone(pair), strict=True):
         reply = ask(session, random_prompt(13), 20, sampling=how, mode="dflash")
         assert reply.ids == want, (word, how)
@@ -77,8 +75,8 @@ def test_a_drafter_precision_is_what_drafts_are_computed_with(word: str, monkeyp
     choose_precision(drafter, word, session.facts.block_size)
     drafter.block(200)
     side = DRAFTER_PRECISIONS[word]
-    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {side.weights == "8bit"}
-    assert isinstance(drafter.head.weight, Int8Weight) == (side.head == "8bit")
+    assert {isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices} == {side.weights == "8bit"}
+    assert isinstance(drafter.head.weight, IntWeight) == (side.head == "8bit")
     width = FEW if side.head == "frequent" else before.shape[1]
     assert drafter.drafts.shape == (len(before), width)
     change = float((drafter.drafts - before[:, :width]).abs().max() / before.abs().max())
@@ -146,7 +144,7 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     assert chosen.cycle_ms == 6.0
     assert chosen.gain == pytest.approx((1.2 - chosen.draft_ms[word]) / 6.0)
     assert (word in chosen.notice) == (word != "full")
-    assert isinstance(drafter.head.weight, Int8Weight) == (DRAFTER_PRECISIONS[word].head == "8bit")
+    assert isinstance(drafter.head.weight, IntWeight) == (DRAFTER_PRECISIONS[word].head == "8bit")
     if word != "8bit":
         assert all(matrix.weight is weight for matrix, weight in zip(drafter.matrices, stored, strict=True))
     want = alone("demo-hybrid")[0]
@@ -161,8 +159,8 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     times_of(monkeypatch, *milliseconds)
     chosen = drafter_precision._measured(drafter, 8)
     assert chosen.name == word and "no room" in chosen.notice
-    assert not any(isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices)
-    assert isinstance(drafter.head.weight, Int8Weight) == (word == "8bit-head")
+    assert not any(isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices)
+    assert isinstance(drafter.head.weight, IntWeight) == (word == "8bit-head")
 
 
 @pytest.mark.parametrize(("word", "left"), [("8bit-head", "full"), ("8bit", "8bit-drafter")])
@@ -181,7 +179,7 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     monkeypatch.setattr(load_fused, "reserve", reserve)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, word)  # asked for by name
-    assert runner.drafter_precision == word and isinstance(drafter.head.weight, Int8Weight)
+    assert runner.drafter_precision == word and isinstance(drafter.head.weight, IntWeight)
     with pytest.raises(torch.OutOfMemoryError):
         load_fused._reserve(runner, "auto")  # without the copy, too
     choose_precision(drafter, word, session.facts.block_size)
@@ -189,9 +187,19 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     faults.append(torch.OutOfMemoryError("no room for both"))
     load_fused._reserve(runner, "auto")
     assert runner.drafter_precision == left and drafter.head is drafter.target.weights.head
-    assert {isinstance(matrix.weight, Int8Weight) for matrix in drafter.matrices} == {
+    assert {isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices} == {
         DRAFTER_PRECISIONS[left].weights == "8bit"
     }
+
+
+def test_products_of_a_drafter_are_told_of_where_they_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(layers: Iterable[Linear | GateUp]) -> tuple[str, ...]:
+        return (f"{sum(isinstance(layer.weight, IntWeight) for layer in layers)} in eight bits",)
+
+    monkeypatch.setattr(load_fused, "without_kernel", told)
+    wanted = LoadConfig(dtype="float32", device="cpu", engine="fused", drafter_precision="8bit")
+    session = load(bundled.find("demo"), wanted)
+    assert f"{len(drafter_of(session).products)} in eight bits" in session.facts.notices
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:

@@ -26,14 +26,12 @@ from dflash_local.kernels import (
     delta_step,
     fragment_decode,
     gather_rows,
-    int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
     split_kv,
 )
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.int8_gemm import Int8Weight
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
@@ -64,10 +62,10 @@ def work(limit: int) -> Iterator[Work]:
     for config in candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
-    yield from int8_products(limit)
     yield from chunks(limit)
     yield from packed_weights()
-    yield "gathered rows", gather_rows._gather_kernel, {"ids": "*i64"}, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
+    types = {"table": BF16, "ids": "*i64"}
+    yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
@@ -126,30 +124,6 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]
     types = {"start": "*i32", "gates": BF16}
     yield "combine", decode_attention._combine_splits_kernel, types, {**sizes, **combine, **mask}, 4, 3
-
-
-def int8_products(limit: int) -> Iterator[Work]:
-    """The products with weights in eight bits."""
-
-    def empty(*sizes: int) -> Int8Weight:
-        codes, scales = torch.empty(sizes, dtype=torch.int8, device="meta"), torch.empty(sizes[0], device="meta")
-        return Int8Weight(codes, scales, torch.bfloat16)
-
-    types = {"weight": "*i8", **dict.fromkeys(("row_scales", "weight_scales", "sums"), "*fp32"), "counters": "*i32"}
-    for layer, kernel in (
-        (Linear(empty(4096, 4096)), int8_gemm._linear_kernel),
-        (GateUp(empty(8192, 4096)), int8_gemm._swiglu_kernel),
-    ):
-        for config in candidates(layer, limit, 16):
-            gemm = config.gemm
-            constants = {"BLOCK_M": 16, "BLOCK_N": gemm.block_n, "BLOCK_K": gemm.block_k, "W8A8": config.w8a8}
-            constants |= {"PACKED": True} | (
-                {"SPLIT_K": config.split_k, "ADD": True} if isinstance(layer, Linear) else {}
-            )
-            kinds = {**types, "x": "*i8" if config.w8a8 else BF16}
-            yield f"{config} {type(layer).__name__}", kernel, kinds, constants, gemm.num_warps, gemm.num_stages
-    wide = {"codes": "*i8", "scales": "*fp32"}
-    yield "codes", int8_gemm._quantise_kernel, wide, {"BLOCK_K": 16384}, 8, 1
 
 
 def chunks(limit: int) -> Iterator[Work]:

@@ -19,7 +19,6 @@ from dflash_local.kernels import (
     delta_step,
     fragment_decode,
     gather_rows,
-    int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -27,7 +26,6 @@ from dflash_local.kernels import (
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
-from dflash_local.kernels.int8_gemm import Int8Config, Int8Weight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
@@ -41,7 +39,6 @@ MODULES = (
     delta_step,
     fragment_decode,
     gather_rows,
-    int8_gemm,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -71,37 +68,14 @@ def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         gated = skinny_gemm.swiglu(x, torch.randn(96, 64), torch.empty(rows, 48), GemmConfig(16, 32))
         return out, gated
 
-    for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
-        yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
-
-
-def int8_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(rows: int, w8a8: bool, split_k: int, residual: bool) -> tuple[torch.Tensor, ...]:
-        x, weight, out = torch.randn(rows, 256), Int8Weight.of(torch.randn(48, 256)), torch.randn(rows, 48)
-        config = Int8Config(GemmConfig(16, 32), w8a8, split_k)
-        int8_gemm.linear(x, weight, out, config, out if residual else None)
-        gated = int8_gemm.swiglu(x, Int8Weight.of(torch.randn(96, 256) / 16), torch.empty(rows, 48), config)
-        again = int8_gemm.linear(x, weight, torch.empty(rows, 48), config)  # the counters are as they were
-        return out, gated, again
-
-    def part_of_rows(split_k: int) -> tuple[torch.Tensor, ...]:
-        x, rows = torch.randn(5, 256), torch.randn(5, 128)
-        config, residual = GemmConfig(16, 32), rows.clone()
-        skinny_gemm.linear(x, torch.randn(48, 256), rows[:, 16:64], config, residual[:, 16:64])
-        codes = Int8Weight.of(torch.randn(48, 256))
-        int8_gemm.linear(x, codes, rows[:, 64:112], Int8Config(config, False, split_k), None)
+    def part_of_rows() -> tuple[torch.Tensor, ...]:
+        x, rows = torch.randn(5, 64), torch.randn(5, 128)
+        skinny_gemm.linear(x, torch.randn(48, 64), rows[:, 16:64], GemmConfig(16, 32), rows.clone()[:, 16:64])
         return (rows,)
 
-    def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return int8_gemm.quantise_rows(x)
-
-    for case in ((1, False, 1, False), (5, False, 2, True), (16, True, 1, True), (20, True, 4, False)):
-        rows, w8a8, split_k, _ = case
-        name = f"products of {rows} rows in eight bits, w8a8 {w8a8}, split_k {split_k}"
-        yield name, lambda case=case: run(*case)
-    for split_k in (1, 2):
-        yield f"products into a part of each row, split_k {split_k}", lambda split_k=split_k: part_of_rows(split_k)
-    yield "codes of rows", lambda: rows_of(torch.cat((torch.randn(5, 100), torch.zeros(1, 100))))
+    yield "products into a part of each row", part_of_rows
+    for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
+        yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
 
 
 PACKED = {
@@ -110,7 +84,7 @@ PACKED = {
     "int4, zeros, ragged": int4(56, 160, 32, True),
     "int8": int8(64, 256, 64),
     "int8, zeros": int8(64, 256, 128, True),
-    "int8, rows, ragged": int8(56, 160, 160),
+    "int8, rows, ragged": int8(56, 160, 160, scales=torch.float32),
     "fp8": fp8(64, 256, (16, 128)),
     "fp8, ragged": fp8(72, 160, (32, 160)),
     "fp8, rows": fp8_rows(72, 160),
@@ -334,7 +308,6 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
 def main() -> None:
     groups = (
         products,
-        int8_products,
         decodes,
         gathered,
         decoded_products,

@@ -11,7 +11,6 @@ from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, Sto
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import (
-    INT8,
     UNQUANTIZED,
     LinearSpec,
     Part,
@@ -37,18 +36,20 @@ def test_a_format_is_decided_for_each_part() -> None:
     """As checkpoints have it: b and a of Gated DeltaNet stay in 16 bits beside quantised q, k, v and z."""
     in_proj, _ = GatedDeltaNetLayout(DELTA).projections("layers.1.linear_attn", 32)
 
+    coded = weight_format(StoredInt("pack-quantized", WHOLE, bits=8))
+
     def format_of(module: str) -> WeightFormat:
-        return INT8 if module.endswith(("_qkv", "_z")) else UNQUANTIZED
+        return coded if module.endswith(("_qkv", "_z")) else UNQUANTIZED
 
     runs = segments(in_proj, format_of)
     assert [(run.format.name, [part.out_features for part in run.parts]) for run in runs] == [
-        ("int8", [DELTA.conv_dim, DELTA.value_size]),
+        ("int8 per channel", [DELTA.conv_dim, DELTA.value_size]),
         ("unquantized", [4, 4]),
     ]
     buffers = list(linear_buffers(in_proj, format_of, "bfloat16", "target weights"))
     assert [(buffer.shape, buffer.dtype) for buffer in buffers] == [
-        ((DELTA.conv_dim + DELTA.value_size, 32), "int8"),
-        ((DELTA.conv_dim + DELTA.value_size,), "float32"),
+        ((DELTA.conv_dim + DELTA.value_size, 8), "int32"),
+        ((DELTA.conv_dim + DELTA.value_size, 1), "float32"),
         ((8, 32), "bfloat16"),
     ]
     assert len({buffer.name for buffer in buffers}) == 3

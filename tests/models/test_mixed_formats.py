@@ -9,15 +9,16 @@ import torch
 from families import save_model
 from safetensors.torch import load_file, save_file
 
+from dflash_local.config.quantization import WHOLE, StoredInt
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.int8_gemm import Int8Weight
-from dflash_local.layout.linear import INT8, UNQUANTIZED, WeightFormat
+from dflash_local.layout.linear import UNQUANTIZED, WeightFormat, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 
 CPU = torch.device("cpu")
+INT8 = weight_format(StoredInt("int-quantized", WHOLE, bits=8))
 # One part of attention's three, of the Gated-DeltaNet inputs those that checkpoints quantise, one half of a gate.
 CODED = ("q_proj", "in_proj_qkv", "in_proj_z", "gate_proj", "down_proj")
 
@@ -26,16 +27,22 @@ def format_of(module: str) -> WeightFormat:
     return INT8 if module.endswith(CODED) else UNQUANTIZED
 
 
+def rounded(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [N, K] int8 and scales [N, 1], as published files have them."""
+    scales = matrix.abs().amax(1, keepdim=True) / 127
+    return (matrix / scales).round().to(torch.int8), scales
+
+
 def rewrite(folder: Path, coded: bool) -> None:
     """Put codes, or what they stand for, in place of the chosen matrices."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name in [name for name in tensors if name.removesuffix(".weight").endswith(CODED)]:
-        weight = Int8Weight.of(tensors.pop(name).float())
+        codes, scales = rounded(tensors.pop(name).float())
         if coded:
-            tensors |= {name: weight.codes, f"{name}_scale": weight.scales[:, None].contiguous()}
+            tensors |= {name: codes, f"{name}_scale": scales}
         else:
-            tensors[name] = weight.codes.float() * weight.scales[:, None]
+            tensors[name] = codes.float() * scales
     save_file(tensors, file, metadata={"format": "pt"})
 
 
@@ -73,7 +80,7 @@ def test_codes_where_numbers_are_wanted_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith("q_proj.weight"))
-    tensors[name] = Int8Weight.of(tensors[name].float()).codes
+    tensors[name] = rounded(tensors[name].float())[0]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=f"{name} is stored as I8, expected torch.float32"):
         target(tmp_path, coded=False)

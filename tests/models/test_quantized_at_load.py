@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from families import save_model
 from quantised_checkpoints import CODED, SIZES
 from safetensors.torch import load_file, save_file
 
-from dflash_local.errors import UsageError
+from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.kernels.quantize_weight import quantize as quantize_matrix
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.layout.quantized import quantized
@@ -111,6 +112,14 @@ def test_a_matrix_that_no_group_divides_stays_plain(tmp_path: Path) -> None:
     folder = save_model("qwen3", tmp_path, **{**SIZES, "hidden_size": 48})
     kinds = {each.weight.shape[1]: type(each.weight) for each in fused_weights(folder, "int4").products}
     assert kinds.pop(48) is torch.Tensor and set(kinds.values()) == {IntWeight}
+
+
+def test_a_model_larger_than_its_files_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **SIZES)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 2**20}))
+    with pytest.raises(CheckpointError, match="config.json describes"):
+        load_target(*facts_of(folder, "int8"), Placement("cpu", torch.float32))
 
 
 def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:

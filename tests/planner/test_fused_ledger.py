@@ -26,7 +26,7 @@ from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
-from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats  # noqa: E402
+from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.layout.spec import EngineSpec  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  # noqa: E402
@@ -295,3 +295,25 @@ def test_narrow_formats_take_what_they_say() -> None:
     for name in ("target KV", "drafter KV"):
         assert 2 * narrow[name] == wide[name]
     assert narrow["target weights"] == wide["target weights"] and narrow["head"] == wide["head"]
+
+
+def test_room_to_decode_a_slice_of_a_drafter_in_eight_bits_is_counted() -> None:
+    """Its products with a prompt's taps decode two bytes for each; a copy of the head is for a few rows alone."""
+    pair = PAIRS["Qwen/Qwen3-8B"]
+    own = "drafter's rows of a prompt chunk"
+
+    def spec_of(precision: str, dtype: str = "bfloat16") -> EngineSpec:
+        load = Load.of("cuda", LoadConfig(drafter_precision=precision, dtype=dtype), 8256, 16)
+        return fused_memory.engine_spec(pair.config, load)
+
+    def steps(precision: str) -> dict[str, int]:
+        return fused_memory.prefill_steps(pair.model, pair.config, spec_of(precision), "cuda")
+
+    assert steps("8bit-head") == steps("full")
+    assert steps("8bit-drafter") == {**steps("full"), own: steps("full")[own] + 2 * DECODED_SLICE}
+
+    def scratch(precision: str, dtype: str) -> int:
+        return fused_memory.scratch_bytes(pair.model, spec_of(precision, dtype), "cuda")
+
+    assert scratch("8bit-head", "bfloat16") == scratch("full", "bfloat16"), "kernels multiply a block with the codes"
+    assert scratch("8bit-head", "float32") - scratch("full", "float32") == DEQUANTIZED_SLICE * DEQUANTIZED_BYTES

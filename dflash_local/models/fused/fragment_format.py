@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -79,9 +78,6 @@ class _Fragments:
         if runs_kernels(weight):
             return right_configs((weight, paired), rows, shared_memory)
         return few_row_gemm.candidates(weight, paired, rows, shared_memory)
-
-    def penalty(self, config: Any) -> float:
-        return 1.0
 
 
 FRAGMENTS = _Fragments()

@@ -86,13 +86,11 @@ def _fastest(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
     x = torch.randn(rows, first.weight.shape[1], device=device, dtype=dtype)
     out = torch.empty(rows, first.out_features, device=device, dtype=dtype)
     configs = candidates(first, device_properties(device).shared_memory, rows)
-    kind = format_of(first.weight)
-    if kind.has_library:
+    if format_of(first.weight).has_library:
         configs = [LIBRARY, *configs]
     times: dict[KernelConfig | None, float] = {}
     for config in configs:
         for member in members:
             member.config = config
-        spent = replay_ms(lambda: [member(x, out) for member in members], REPLAYS)
-        times[config] = spent * kind.penalty(config)
+        times[config] = replay_ms(lambda: [member(x, out) for member in members], REPLAYS)
     return min(times, key=lambda config: times[config], default=LIBRARY)

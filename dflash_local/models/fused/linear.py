@@ -9,16 +9,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, SIGNS, FragmentFormat, FragmentWeight
-from dflash_local.kernels.int8_gemm import Int8Weight
-from dflash_local.kernels.quantized_weight import IntWeight
-from dflash_local.layout.linear import LinearSpec, segments
+from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
+from dflash_local.kernels.quantize_weight import quantize
+from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
 from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
-from dflash_local.models.fused.fragment_format import takes
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
-INT8_PER_WORD = 4
 Kind = tuple[bool, type | FragmentFormat, torch.Size]  # of a product: paired, format and shape of its weight
 
 
@@ -219,19 +217,23 @@ def quantise_layer(layer: Linear | GateUp) -> None:
 
 def int8_copy(layer: Linear) -> Linear:
     """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
-    return Linear(in_eight_bits(layer.weight)) if isinstance(layer.weight, torch.Tensor) else layer
+    if not isinstance(layer.weight, torch.Tensor):
+        return layer
+    coarse = in_eight_bits(layer.weight)
+    return layer if coarse is layer.weight else Linear(coarse)
 
 
-def in_eight_bits(weight: torch.Tensor) -> Weight:
-    """A weight in eight bits, in fragments where kernels take them."""
-    coded = Int8Weight.of(weight)
-    if coded.shape[1] % INT8_PER_WORD:
-        return coded
-    words = IntWeight(coded.codes.view(torch.int32), coded.scales.unsqueeze(1), None, coded.dtype, bits=8)
-    if not takes(words):
-        return coded
-    words.codes.bitwise_xor_(SIGNS)
-    return format_of(words).finish(words)
+def in_eight_bits(plain: torch.Tensor) -> Weight:
+    """The codes of a weight as ``layout.linear.eight_bits`` keeps them; beside both a slice is held."""
+    out_features, in_features = plain.shape
+    form = eight_bits(in_features)
+    if form == UNQUANTIZED:
+        return plain
+    buffers = form.buffers("coarse", out_features, in_features, dtype_name(plain.dtype), "drafter weights")
+    weight = FORMATS[type(form)].weight(form, Tensors(buffers, plain.device).take(buffers), plain.dtype)
+    quantize(plain, weight)
+    finished: Weight = format_of(weight).finish(weight)
+    return finished
 
 
 def first_out_features(layer: Linear, out_features: int) -> Linear:

@@ -88,9 +88,6 @@ class _Decoded:
     def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
         return []
 
-    def penalty(self, config: Any) -> float:
-        return 1.0
-
 
 def stored_size(form: WeightFormat, shape: Size) -> Size:
     """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""

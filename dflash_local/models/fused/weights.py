@@ -96,6 +96,12 @@ class TargetWeights:
         """All matrices of the layers."""
         return tuple(product for layer in self.layers for product in layer.products)
 
+    @property
+    def measured(self) -> tuple[Linear | GateUp, ...]:
+        """Products whose kernel is to be chosen; a plain head stays the library's, and nothing is faster."""
+        coded = () if isinstance(self.head.weight, torch.Tensor) else (self.head,)
+        return (*self.products, *coded)
+
     def finish(self) -> None:
         """Once all places are filled: from what is stored to what is used."""
         for layer in self.layers:

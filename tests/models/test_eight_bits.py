@@ -1,0 +1,108 @@
+"""Layers whose plain weights are kept in eight bits for drafting: what they hold, and what they multiply with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.quantized_weight import IntWeight, codes_of
+from dflash_local.kernels.skinny_gemm import swiglu_reference
+from dflash_local.layout.linear import eight_bits
+from dflash_local.models.fused import fragment_format
+from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.linear import GateUp, Linear, first_out_features, int8_copy, quantise_layer
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def codes(layer: Linear | GateUp) -> IntWeight:
+    assert isinstance(layer.weight, IntWeight) and layer.weight.bits == 8
+    return layer.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_are_within_half_a_step_of_their_weight(dtype: torch.dtype) -> None:
+    plain = (random(40, 96) * torch.logspace(-6, 3, 40)[:, None]).to(dtype)
+    layer, before = Linear(plain), plain.clone()
+    quantise_layer(layer)
+    weight = codes(layer)
+    assert ((weight.dequantized() - plain.float()).abs() <= weight.scales * (0.5 + 1e-4)).all()
+    largest = (codes_of(weight.codes, 8).flatten(1) - 128).abs().amax(1)
+    assert (largest == 127).all(), "the largest of each row has the largest code"
+    assert torch.equal(plain, before), "the weight itself stays"
+    assert (weight.dtype, weight.shape, weight.scales.dtype) == (dtype, plain.shape, torch.float32)
+
+
+def test_what_is_held_is_what_the_layout_says() -> None:
+    layer = Linear(random(40, 96))
+    quantise_layer(layer)
+    buffers = eight_bits(96).buffers("codes", 40, 96, "float32", "drafter weights")
+    assert codes(layer).nbytes == sum(buffer.nbytes for buffer in buffers) == 40 * 96 + 40 * 4
+
+
+@pytest.mark.parametrize("rows", [1, 5, 80])
+def test_a_layer_multiplies_with_what_its_codes_stand_for(rows: int) -> None:
+    layer, x, residual = Linear(random(48, 64)), random(rows, 64, seed=1), random(rows, 48, seed=2)
+    quantise_layer(layer)
+    want = x @ codes(layer).dequantized().t()
+    assert torch.allclose(layer(x, torch.empty(rows, 48)), want, atol=1e-4)
+    assert torch.allclose(layer.prefill(x), want, atol=1e-4)
+    added = layer(x, torch.empty(rows, 48), residual)
+    assert torch.allclose(added, want + residual, atol=1e-4)
+    assert torch.equal(layer(x, residual, residual), added), "the result may be the residual"
+    assert choose_configs([layer], 16) == {}, "nothing is measured on the CPU"
+
+
+def test_a_gated_layer_multiplies_with_what_its_codes_stand_for() -> None:
+    layer, x = GateUp(random(96, 64)), random(5, 64, seed=1)
+    quantise_layer(layer)
+    want = swiglu_reference(x, codes(layer).dequantized(), torch.empty(5, 48))
+    assert layer.out_features == 48
+    assert torch.allclose(layer(x, torch.empty(5, 48)), want, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(layer.prefill(x), want, rtol=1e-4, atol=1e-3)
+
+
+def test_other_heads_leave_the_first_one_as_it_is() -> None:
+    head, x = Linear(random(64, 32)), random(3, 32, seed=1)
+    copy, first = int8_copy(head), first_out_features(head, 24)
+    assert isinstance(head.weight, torch.Tensor) and isinstance(first.weight, torch.Tensor)
+    assert first.weight.data_ptr() == head.weight.data_ptr(), "no memory of its own"
+    assert torch.allclose(first.prefill(x), head.prefill(x)[:, :24])
+    assert codes(copy).shape == head.weight.shape and int8_copy(copy) is copy
+    assert torch.equal(first_out_features(copy, 24).prefill(x), copy.prefill(x)[:, :24])
+
+
+def test_inputs_that_fill_no_words_stay_plain() -> None:
+    layer = Linear(random(48, 66))
+    plain = layer.weight
+    quantise_layer(layer)
+    assert layer.weight is plain and int8_copy(layer) is layer
+
+
+@pytest.mark.parametrize("make", [Linear, GateUp])
+def test_codes_are_packed_where_they_lie_for_the_kernels(
+    make: Callable[[torch.Tensor], Linear | GateUp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = random(96, 256).bfloat16()
+    want, layer = make(plain), make(plain)
+    quantise_layer(want)
+    monkeypatch.setattr(fragment_format, "runs_kernels", lambda weight: True)
+    places: list[int] = []
+    of = FragmentWeight.of
+
+    def watched(weight: IntWeight, in_place: bool = False) -> FragmentWeight:
+        places.append(weight.codes.data_ptr())
+        return of(weight, in_place)
+
+    monkeypatch.setattr(FragmentWeight, "of", watched)
+    quantise_layer(layer)
+    packed = layer.weight
+    assert isinstance(packed, FragmentWeight) and places == [packed.codes.data_ptr()]
+    assert packed.format.codes == "int8" and packed.format.block is None
+    assert torch.equal(packed.dequantized(), codes(want).dequantized())
+    assert packed.nbytes == codes(want).nbytes
