@@ -85,6 +85,16 @@ FORMATS = {
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
 }
+# The same formats as humming-kernels names them; its products neither gate nor add.
+HUMMING: dict[str, dict[str, Any]] = {
+    "int4 g128": {"dtype": "int4", "group_size": 128},
+    "int4 g32": {"dtype": "int4", "group_size": 32},
+    "int4 g32 zeros": {"dtype": "uint4", "group_size": 32, "has_zero_point": True},
+    "int8 rows": {"dtype": "int8"},
+    "fp8": {"dtype": "float8e4m3", "group_size": 128, "group_size_n": 128},
+    "fp8 rows": {"dtype": "float8e4m3"},
+    "MXFP4": {"dtype": "float4e2m1", "group_size": 32, "scale_dtype": "float8e8m0"},
+}
 MORE = tuple(  # beside those that are chosen from at load
     FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
     for layout, stages, blocks in (
@@ -257,6 +267,27 @@ def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) 
     return found
 
 
+def humming_times(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[int, float]:
+    """Microseconds of the library's product by rows, over copies like ours; its kernels compile at their first use."""
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+    n, k = shape.out_features, shape.in_features
+    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+    copies = math.ceil(COLD_BYTES / FragmentWeight.of(random_weight(name, shape)).nbytes)
+    layers = []
+    for _ in range(copies):
+        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=dict(HUMMING[name]), torch_dtype=torch.bfloat16).cuda()
+        layer.load_from_unquantized(weight)
+        layer.transform()
+        layers.append(layer)
+    found = {}
+    for rows in rows_list:
+        x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+        found[rows] = microseconds([partial(layer, x, outputs=out) for layer in layers])
+    return found
+
+
 def configs(weight: FragmentWeight, paired: bool, rows: int, more: bool) -> list[FewRowConfig]:
     """Those that are chosen from at load, and more of them."""
     usual = few_row_gemm.candidates(weight, paired, rows, shared_memory())
@@ -311,6 +342,7 @@ def main() -> None:
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--more", action="store_true", help="more configurations than are chosen from at load")
+    parser.add_argument("--humming", action="store_true", help="humming-kernels beside ours, where it is installed")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
     shapes = [shape for shape in SHAPES if str(shape) in wish.shapes]
@@ -340,6 +372,11 @@ def main() -> None:
                 best = "; ".join(f"{us:.1f} {config}" for config, us in list(every.items())[:3])
                 gain = bf16[rows] / min(every.values())
                 print(f"  {name} {rows} rows: x{gain:.2f}: {best}", flush=True)
+            if wish.humming and name in HUMMING:
+                library = times[str(shape)][f"{name}, humming"] = humming_times(shape, name, wish.rows)
+                print(
+                    "    humming: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in library.items()), flush=True
+                )
         print(f"  {time.perf_counter() - began:.0f} s", flush=True)
         if wish.out is not None:
             wish.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
