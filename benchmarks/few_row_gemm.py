@@ -26,6 +26,7 @@ from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
 
@@ -303,7 +304,7 @@ def shown(config: FewRowConfig) -> str:
 
 def shared_memory() -> int:
     """Bytes for one block."""
-    return int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return device_properties(torch.device("cuda", 0)).shared_memory
 
 
 def _compile(job: tuple[tuple[str, ...], tuple[int, int], int]) -> None:

@@ -26,6 +26,7 @@ from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
+from dflash_local.planner.parameters import target_parameters
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
@@ -35,7 +36,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
         drafter_biased=pair.contract is not None and pair.contract.drafter.attention_bias,
-        target=fused_refusal(pair.facts.model),
+        target=fused_refusal(pair.facts.model, pair.where.device),
     )
     return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
 
@@ -74,7 +75,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         lambda part: say("target", 0.1 + 0.6 * part),
         host_embedding="embedding" in offloaded,
     )
-    settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
+    settle_torch(target_parameters(facts.model).total, device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
     kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
