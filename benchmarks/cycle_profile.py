@@ -1,6 +1,6 @@
 """Where the time of a plain step and of a cycle goes on one CUDA GPU, kernel by kernel, over random weights.
 
-PYTHONPATH=. python benchmarks/cycle_profile.py qwen3.5-9b --stored int4-g128 --rows 1 16
+``PYTHONPATH=. python benchmarks/cycle_profile.py qwen3.5-9b --stored int4-g128 --rows 1 16 --out FILE.json``
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.random_pair import build, read_pair
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
@@ -22,18 +23,20 @@ from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.kernels.timing import replay_ms
 
 REPLAYS = 10
+BETWEEN_REPLAYS_US = 100  # a longer pause is none of a replay's own
 
 
 def runner_of(model: str, stored: str, precision: str, room: int) -> FusedRunner:
     """Random weights of a pair of the registry."""
     row = registry.load().find(model)
     if row is None or row.target is None or row.drafter is None:
-        raise SystemExit(f"{model} is no pair of the registry")
-    config = dict(known_shape(row.target.id) or {})
+        raise SystemExit(f"{model} is no pair of the registry: dflash list shows them")
+    target, drafter = known_shape(row.target.id), known_shape(row.drafter.id)
+    if target is None or drafter is None:
+        raise SystemExit(f"the shapes of {model} are not kept: choose another pair")
     if stored:
-        config["quantization_config"] = USUAL[stored]
-    drafter = row.drafter.id, known_shape(row.drafter.id) or {}
-    pair = read_pair((row.target.id, config), drafter, row.fingerprints)
+        target["quantization_config"] = USUAL[stored]
+    pair = read_pair((row.target.id, target), (row.drafter.id, drafter), row.fingerprints)
     return build(pair, room, torch.device("cuda"), torch.bfloat16, precision)[0]
 
 
@@ -61,14 +64,16 @@ def spans(runner: FusedRunner, rows: int, context: int) -> tuple[float, list[tup
 
 
 def table(kernels: list[tuple[str, float, float]]) -> dict[str, dict[str, float]]:
-    """By kernel: launches of a replay, microseconds of it, and microseconds from the last kernel's end to its begin."""
+    """By kernel, of one replay: launches, and in microseconds its time (``us``), what of that came after the end of all
+    earlier kernels (``exposed``), and the pauses before it (``gap``). The largest exposed time comes first.
+    """
     found: dict[str, dict[str, float]] = defaultdict(lambda: {"launches": 0.0, "us": 0.0, "gap": 0.0, "exposed": 0.0})
     last = None
     for name, begin, end in kernels:
         one = found[name]
         one["launches"] += 1 / REPLAYS
         one["us"] += (end - begin) / REPLAYS
-        if last is not None and begin - last < 100:
+        if last is not None and begin - last < BETWEEN_REPLAYS_US:
             one["gap"] += max(begin - last, 0) / REPLAYS
             one["exposed"] += max(end - max(begin, last), 0) / REPLAYS
         last = end if last is None else max(last, end)
@@ -101,6 +106,7 @@ def main() -> None:
                 f"gap {one['gap']:6.1f}  {name[:60]}"
             )
     if asked.out is not None:
+        report |= {"machine": machine(), "versions": versions()}
         asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

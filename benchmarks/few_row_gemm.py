@@ -26,6 +26,7 @@ from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.formats import GEMM_CONFIGS, SWIGLU_CONFIGS
 
@@ -61,6 +62,9 @@ SHAPES = (
     Shape(4096, 4096),
     Shape(12352, 4096),
     Shape(12352, 4096, tail=64),
+    Shape(34816, 5120, paired=True),
+    Shape(5120, 17408, residual=True),
+    Shape(16480, 5120, tail=96),
 )
 # With one more group of columns.
 RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True), Shape(1064, 1024, residual=True, tail=40))
@@ -81,6 +85,16 @@ FORMATS = {
     "fp8 rows": FragmentFormat("e4m3", None, False, FP32),
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
+}
+# The same formats as humming-kernels names them; its products neither gate nor add.
+HUMMING: dict[str, dict[str, Any]] = {
+    "int4 g128": {"dtype": "int4", "group_size": 128},
+    "int4 g32": {"dtype": "int4", "group_size": 32},
+    "int4 g32 zeros": {"dtype": "uint4", "group_size": 32, "has_zero_point": True},
+    "int8 rows": {"dtype": "int8"},
+    "fp8": {"dtype": "float8e4m3", "group_size": 128, "group_size_n": 128},
+    "fp8 rows": {"dtype": "float8e4m3"},
+    "MXFP4": {"dtype": "float4e2m1", "group_size": 32, "scale_dtype": "float8e8m0"},
 }
 MORE = tuple(  # beside those that are chosen from at load
     FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
@@ -254,6 +268,27 @@ def kernel_times(shape: Shape, name: str, rows_list: Sequence[int], more: bool) 
     return found
 
 
+def humming_times(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[int, float]:
+    """Microseconds of the library's product by rows, over copies like ours; its kernels compile at their first use."""
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+    n, k = shape.out_features, shape.in_features
+    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+    copies = math.ceil(COLD_BYTES / FragmentWeight.of(random_weight(name, shape)).nbytes)
+    layers = []
+    for _ in range(copies):
+        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=dict(HUMMING[name]), torch_dtype=torch.bfloat16).cuda()
+        layer.load_from_unquantized(weight)
+        layer.transform()
+        layers.append(layer)
+    found = {}
+    for rows in rows_list:
+        x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+        found[rows] = microseconds([partial(layer, x, outputs=out) for layer in layers])
+    return found
+
+
 def configs(weight: FragmentWeight, paired: bool, rows: int, more: bool) -> list[FewRowConfig]:
     """Those that are chosen from at load, and more of them."""
     usual = few_row_gemm.candidates(weight, paired, rows, shared_memory())
@@ -269,7 +304,7 @@ def shown(config: FewRowConfig) -> str:
 
 def shared_memory() -> int:
     """Bytes for one block."""
-    return int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return device_properties(torch.device("cuda", 0)).shared_memory
 
 
 def _compile(job: tuple[tuple[str, ...], tuple[int, int], int]) -> None:
@@ -293,23 +328,31 @@ def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> 
     return len(jobs)
 
 
+def _record(checks: dict[str, Any], times: dict[str, Any]) -> dict[str, Any]:
+    what = "few-row products with quantised weights: faults found, and microseconds as medians of CUDA graph replays"
+    return {"what": what, "checks": checks, "us": times, "machine": machine(), "versions": versions()}
+
+
 @torch.inference_mode()
 def main() -> None:
     """Check, measure, print, and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
+    parser.add_argument("--shapes", nargs="+", default=[str(shape) for shape in SHAPES], help="as they are printed")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--more", action="store_true", help="more configurations than are chosen from at load")
+    parser.add_argument("--humming", action="store_true", help="humming-kernels beside ours, where it is installed")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
+    shapes = [shape for shape in SHAPES if str(shape) in wish.shapes]
     torch.backends.cuda.matmul.allow_tf32 = False
     began = time.perf_counter()
-    count = compile_ahead(wish.formats, [*SHAPES, *(() if wish.no_check else RAGGED)], wish.more)
+    count = compile_ahead(wish.formats, [*shapes, *(() if wish.no_check else RAGGED)], wish.more)
     print(f"{count} kernels compiled in {time.perf_counter() - began:.0f} s", flush=True)
     checks: dict[str, Any] = {}
-    for shape in () if wish.no_check else (*RAGGED, *SHAPES):
+    for shape in () if wish.no_check else (*RAGGED, *shapes):
         for name in wish.formats:
             found = checks[f"{shape} {name}"] = faults(shape, name, wish.rows)
             errors = ", ".join(f"{kind} {error:.1e}" for kind, error in found["errors"].items())
@@ -318,7 +361,9 @@ def main() -> None:
             for line in found["wrong"][:6]:
                 print("  WRONG", line, flush=True)
     times: dict[str, Any] = {}
-    for shape in () if wish.no_times else SHAPES:
+    if wish.out is not None:
+        wish.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
+    for shape in () if wish.no_times else shapes:
         bf16 = bf16_times(shape, wish.rows)
         times[str(shape)] = {"bf16": bf16}
         print(f"{shape} bf16: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in bf16.items()), flush=True)
@@ -328,11 +373,14 @@ def main() -> None:
                 best = "; ".join(f"{us:.1f} {config}" for config, us in list(every.items())[:3])
                 gain = bf16[rows] / min(every.values())
                 print(f"  {name} {rows} rows: x{gain:.2f}: {best}", flush=True)
+            if wish.humming and name in HUMMING:
+                library = times[str(shape)][f"{name}, humming"] = humming_times(shape, name, wish.rows)
+                print(
+                    "    humming: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in library.items()), flush=True
+                )
         print(f"  {time.perf_counter() - began:.0f} s", flush=True)
-    what = "few-row products with quantised weights: faults found, and microseconds as medians of CUDA graph replays"
-    result = {"what": what, "checks": checks, "us": times, "machine": machine(), "versions": versions()}
-    if wish.out is not None:
-        wish.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        if wish.out is not None:
+            wish.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
 
-FAMILIES = ("qwen3", "llama", "mistral", "mistral_full", "gemma2_full", "qwen3_5")
+FAMILIES = ("qwen3", "llama", "mistral", "mistral_full", "gemma2_full", "qwen3_5", "qwen3_moe", "qwen3_5_moe")
 TAPS = (0, 2)
 ROWS = 16
 

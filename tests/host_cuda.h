@@ -22,10 +22,12 @@ typedef unsigned char u8;
 using std::max;
 using std::min;
 struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct Index { int x; };
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
@@ -38,8 +40,9 @@ struct Fiber {
   int block, thread;
   bool done;
 };
-struct Operands {  // of a warp's mma, by lane
+struct Operands {  // of a warp's mma, or of its shuffle, by lane
   u32 a[32][4], b[32][2];
+  float value[32];
 };
 static Index threadIdx, blockIdx, gridDim;
 static u8* shared_memory;
@@ -77,6 +80,9 @@ template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcg(const T* p) { return *p; }
 template <class T> static void __stcg(T* p, T value) { *p = value; }
 #define __expf expf
+#define __fmaf_rn fmaf
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fadd_rn(float a, float b) { return a + b; }
 static float __uint_as_float(u32 bits) {
   float value;
   memcpy(&value, &bits, 4);
@@ -135,6 +141,16 @@ static void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     c[i] = sum;
   }
   __syncwarp();
+}
+
+static float __shfl_xor_sync(u32, float value, int mask) {
+  const int lane = threadIdx.x & 31;
+  Operands& all = operands[warp()];
+  all.value[lane] = value;
+  __syncwarp();
+  const float found = all.value[lane ^ mask];
+  __syncwarp();
+  return found;
 }
 
 static void run_fiber() {

@@ -74,7 +74,7 @@ def read_pair(
     (target_name, given), (drafter_name, wanted) = target, drafter
     known, of_target = filled(given, {})
     facts = _facts(known, target_name, of_target)
-    if why := fused_refusal(facts.model):
+    if why := fused_refusal(facts.model, "cuda"):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = DrafterConfig.from_json(filled_in, Path(drafter_name))
@@ -180,6 +180,6 @@ def build(
     parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
-    choose_configs([*weights.products, *drafter.products], block, say)
+    choose_configs([*weights.measured, *drafter.products], block, say)
     chosen = choose_precision(drafter, precision, block)
     return FusedRunner(target, drafter, context), chosen

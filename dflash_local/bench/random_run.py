@@ -191,7 +191,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[
         say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
         at.append(at_context(runner, context, measures.rows, place))
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
-    products, notices = chosen_products(runner), without_kernel(runner.target.weights.products)
+    products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)
     runner.close()
     return Found(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
 

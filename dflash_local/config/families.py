@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import shown
+from dflash_local.config.features import Scoring
 from dflash_local.errors import PairError
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -58,7 +59,9 @@ class Experts:
         sparse_step: ``decoder_sparse_step`` and ``mlp_only_layers`` leave layers dense; no experts leave all so.
         first_dense: ``first_k_dense_replace`` layers are dense.
         shared: of the width of the expert that every token takes; as many times the width of a routed one where it is
-            ``n_shared_experts``. bias: experts and router have biases.
+            ``n_shared_experts``. bias: experts and router have biases. scoring: what makes probabilities of the
+            router's logits. norm_topk_prob: what that flag is where it is not told; None for a family without it, whose
+            weights of the chosen experts always sum to one.
     """
 
     width: str = "moe_intermediate_size"
@@ -67,6 +70,8 @@ class Experts:
     sparse_step: bool = False
     first_dense: bool = False
     bias: bool = False
+    scoring: Scoring = "softmax"
+    norm_topk_prob: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ TABLE = (
         pattern=all_sliding,
         window_flag=True,
         qk_norm=True,
-        experts=Experts(sparse_step=True),
+        experts=Experts(sparse_step=True, norm_topk_prob=False),
     ),
     Family(
         "qwen3_next",
@@ -173,7 +178,9 @@ TABLE = (
         gated=True,
         partial_rotary_factor=0.25,
         split_projections=False,
-        experts=Experts(shared="shared_expert_intermediate_size", shared_gate=True, sparse_step=True),
+        experts=Experts(
+            shared="shared_expert_intermediate_size", shared_gate=True, sparse_step=True, norm_topk_prob=True
+        ),
         norm_plus_one=True,
     ),
     Family(
@@ -215,7 +222,7 @@ TABLE = (
         ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         ("deepseek_v3", "kimi_k2", "kimi_k25"),
         latent=True,
-        experts=Experts(shared="n_shared_experts", first_dense=True),
+        experts=Experts(shared="n_shared_experts", first_dense=True, scoring="sigmoid", norm_topk_prob=True),
     ),
 )
 

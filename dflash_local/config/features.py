@@ -6,6 +6,7 @@ Whoever builds, plans or loads a layer asks its features; the family's name deci
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dflash_local.config.quantization import Quantization
 from dflash_local.config.rope_parameters import RopeParameters
@@ -128,6 +129,9 @@ class MLPConfig:
     bias: bool = False
 
 
+Scoring = Literal["softmax", "sigmoid"]
+
+
 @dataclass(frozen=True, slots=True)
 class MoEConfig:
     """A mixture of experts.
@@ -136,6 +140,8 @@ class MoEConfig:
         num_experts_per_tok: None where it is not told. intermediate_size: of a routed expert.
         shared_intermediate_size: of the expert that every token takes; 0 is none. shared_gate: its result is weighed
             by a sigmoid of the token. expert_bias, router_bias: of their products.
+        scoring: what makes probabilities of the router's logits. norm_topk_prob: those of the chosen experts are
+            divided by their sum.
     """
 
     num_experts: int
@@ -146,6 +152,8 @@ class MoEConfig:
     expert_bias: bool = False
     router_bias: bool = False
     activation: str = "silu"
+    scoring: Scoring = "softmax"
+    norm_topk_prob: bool = True
 
 
 Mixer = AttentionConfig | LatentAttentionConfig | GatedDeltaNetConfig

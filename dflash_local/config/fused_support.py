@@ -20,10 +20,18 @@ CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
 ACTIVATION = "silu"
 
 
-def fused_refusal(model: ModelConfig) -> str:
-    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason."""
+def fused_refusal(model: ModelConfig, device: str) -> str:
+    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason.
+
+    Args:
+        device: as a session names it.
+    """
+    if not model.dense and not device.startswith("cpu"):
+        return "it is a mixture of experts, whose kernels are missing"
     if reason := _first(_unknown_kind, model):
         return reason
+    if not model.dense and model.quantization is not None:
+        return "its experts are quantised"
     if model.quantization is not None and model.quantization.unread:
         return f"its weights are in the format {model.quantization.unread}"
     if reason := _first(_unknown_variant, model):
@@ -40,8 +48,6 @@ def _first(why: Callable[[LayerConfig], str], model: ModelConfig) -> str:
 
 
 def _unknown_kind(layer: LayerConfig) -> str:
-    if isinstance(layer.mlp, MoEConfig):
-        return "it is a mixture of experts"
     if isinstance(layer.mixer, LatentAttentionConfig):
         return "its attention is latent"
     if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
@@ -57,6 +63,8 @@ def _unknown_variant(layer: LayerConfig) -> str:
     biased = attention is not None and (attention.qkv_bias or attention.output_bias)
     if biased or (isinstance(mlp, MLPConfig) and mlp.bias):
         return "its projections have biases"
+    if isinstance(mlp, MoEConfig) and (reason := _unknown_mixture(mlp)):
+        return reason
     if mlp.activation != ACTIVATION:
         return f"its activation is {mlp.activation}"
     if attention is not None and attention.logit_softcap is not None:
@@ -64,3 +72,11 @@ def _unknown_variant(layer: LayerConfig) -> str:
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:
         return f"its convolution is {mixer.conv_kernel_size} wide, {CONV_KERNEL_SIZE} is known"
     return ""
+
+
+def _unknown_mixture(mixture: MoEConfig) -> str:
+    if mixture.expert_bias or mixture.router_bias:
+        return "its experts have biases"
+    if mixture.scoring != "softmax":
+        return f"its router takes the {mixture.scoring} of its logits"
+    return "" if mixture.num_experts_per_tok else "its num_experts_per_tok is not known"

@@ -200,6 +200,8 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
         expert_bias=experts.bias,
         router_bias=experts.bias,
         activation=activation,
+        scoring=experts.scoring,
+        norm_topk_prob=experts.norm_topk_prob is None or bool(values.get("norm_topk_prob", experts.norm_topk_prob)),
     )
 
 

@@ -26,6 +26,7 @@ from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
+from dflash_local.planner.parameters import target_parameters
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
@@ -35,7 +36,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
         drafter_biased=pair.contract is not None and pair.contract.drafter.attention_bias,
-        target=fused_refusal(pair.facts.model),
+        target=fused_refusal(pair.facts.model, pair.where.device),
     )
     return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
 
@@ -74,7 +75,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         lambda part: say("target", 0.1 + 0.6 * part),
         host_embedding="embedding" in offloaded,
     )
-    settle_torch(sum(layer.weight.numel() for layer in weights.products), device)
+    settle_torch(target_parameters(facts.model).total, device)
     block = contract.drafter.block_size if contract is not None else 1
     taps = contract.drafter.taps if contract is not None else ()
     kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
@@ -97,7 +98,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     say("measuring", 0.85)
-    choose_configs([*weights.products, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
+    choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
@@ -107,7 +108,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
-    notices += without_kernel([*weights.products, *(drafter.products if drafter is not None else ())])
+    notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)

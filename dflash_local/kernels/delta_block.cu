@@ -7,7 +7,7 @@
 // whether it was run as a part of a block or committed later.
 //
 // From the compiler's command line: K_HEADS, V_HEADS, K_DIM, V_DIM.
-constexpr int WARPS = 4, LANES_K = 8, V_OF_WARP = 4, V_OF_BLOCK = WARPS * V_OF_WARP;
+constexpr int WARPS = 4, LANES_K = 8, V_OF_WARP = 4, V_OF_BLOCK = WARPS * V_OF_WARP, THREADS = WARPS * 32;
 constexpr int VECTORS = K_DIM / (4 * LANES_K);  // of four columns, of a lane
 static_assert(K_DIM % (4 * LANES_K) == 0 && V_DIM % V_OF_BLOCK == 0 && V_HEADS % K_HEADS == 0, "whole warps");
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ float advance(float4 (&state)[VECTORS], const Row& ro
 }
 
 // Arguments as of delta_step.GatedDeltaState; out: [rows, V_HEADS, V_DIM]. A block: V_OF_BLOCK dimensions of one head.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(THREADS)
 delta_block(float* state, const float* __restrict__ queries, const float* __restrict__ keys,
             const float* __restrict__ values, const float* __restrict__ gates, float* out, const int* cycle,
             const int* kept, int rows, int max_rows) {

@@ -17,7 +17,8 @@ import torch
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.store.atomic import write_atomic
 
-# uncompiled: the compiler refused it. untried: others of its format failed in such numbers that it was left out.
+# uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
+# format failed that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
 RECORD_NAME = "kernels-{}.json"
 LAUNCHING = ("few_row_gemm.py", "cuda_driver.py", "fragment_packing.py")

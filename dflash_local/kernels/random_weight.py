@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight, is_whole
-from dflash_local.kernels.quantized_weight import WORD_BITS, Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.layout.linear import WORD_BITS
 
 NOT_A_NUMBER = 0x7F  # the code of e4m3 whose other sign is another one
 # About the root mean square of random codes, as what they stand for.

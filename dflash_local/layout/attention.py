@@ -57,7 +57,7 @@ class AttentionLayout:
         yield from self.partials(owner, spec)
         yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
 
-    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+    def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """The projection and the queries, the output, a gate and the gated output; and a float32 a row and head.
 
         With a window a mask besides, and what the library makes of it.

@@ -86,7 +86,7 @@ class GatedDeltaNetLayout:
             Buffer(f"{owner}.mixed.{mixed}", (rows, mixed), dtype, "buffers"),
         )
 
-    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+    def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """The projection; the convolved rows with norms and gates; two of each chunk's three matrices, the output."""
         config, values = self.config, self.config.num_value_heads
         rows = -(-rows // CHUNK) * CHUNK

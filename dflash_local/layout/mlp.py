@@ -39,7 +39,7 @@ class MLPLayout:
         """The rows between the products, for one layer after the other."""
         yield from block_buffers(owner, self.config, spec.rows, spec.dtype)
 
-    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+    def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """The result is there before the two products."""
         return rows * 3 * self.config.intermediate_size * item_bytes
 

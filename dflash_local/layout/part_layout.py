@@ -61,7 +61,7 @@ class PartLayout(Protocol):
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
         """What a block's rows take on their way through it."""
 
-    def prefill_bytes(self, rows: int, item_bytes: int) -> int:
+    def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Of a prompt's rows on their way through it, the most that lives at once beside the residual stream.
 
         Args:

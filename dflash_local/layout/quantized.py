@@ -41,7 +41,8 @@ def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
 
 
 def _is_known(model: ModelConfig) -> bool:
-    return all(type(config) in PARTS for layer in model.layers for config in (layer.mixer, layer.mlp))
+    known = all(type(config) in PARTS for layer in model.layers for config in (layer.mixer, layer.mlp))
+    return known and model.dense
 
 
 def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:

@@ -6,13 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
+from dflash_local.config.features import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
 from dflash_local.layout.mlp import MLPLayout
+from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
@@ -22,6 +30,7 @@ PARTS: Mapping[type, Any] = {
     AttentionConfig: AttentionLayout,
     GatedDeltaNetConfig: GatedDeltaNetLayout,
     MLPConfig: MLPLayout,
+    MoEConfig: MoELayout,
 }
 
 

@@ -155,7 +155,7 @@ def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: Engi
     steps: dict[str, int] = {}
     for part in parts(target):
         name = f"{part.title} of a prompt chunk"
-        steps[name] = max(steps.get(name, 0), beside + part.prefill_bytes(rows, item))
+        steps[name] = max(steps.get(name, 0), beside + part.prefill_bytes(rows, target.hidden_size, item))
     if drafter is not None:
         context_kv = 2 * drafter.num_layers * drafter.attention(0).kv_size
         kept = target.hidden_size * (1 + spec.num_taps)

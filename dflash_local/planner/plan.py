@@ -154,12 +154,13 @@ def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: M
     Raises:
         UsageError: an engine was asked for that cannot run this.
     """
+    device = machine.device if machine.kind == "cuda" else machine.kind
     why = engine_rule.refusal(
         bitsandbytes=config.bitsandbytes,
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
-        device=machine.device if machine.kind == "cuda" else machine.kind,
+        device=device,
         drafter_biased=drafter is not None and drafter.attention_bias,
-        target=fused_refusal(target),
+        target=fused_refusal(target, device),
     )
     fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
     return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))

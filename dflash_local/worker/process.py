@@ -132,17 +132,21 @@ class WorkerProcess:
 
     def _start(self, cancelled: Callable[[], bool] = lambda: False) -> subprocess.Popen[bytes]:
         _end(self._children)
-        # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds
-        # nothing of ours because code that breaks out must find no token in it.
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(_RUNNER), *self._words, *_folders(self._libraries)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=None if sys.platform == "win32" else self._environ,
-            start_new_session=True,  # Ctrl-C is for the parent
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
-        )
+        command = [sys.executable, "-I", str(_RUNNER), *self._words, *_folders(self._libraries)]
+        # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds what was given
+        # and no more, because code that breaks out must find no token in it.
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=None if sys.platform == "win32" else self._environ,
+                start_new_session=True,  # Ctrl-C is for the parent
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+            )
+        except OSError as error:  # no memory, or too many processes or open files
+            raise WorkerError(late=False) from error
         self._children.append(process)
         try:
             self._exchange(process, None, Limits(START_S), cancelled)
@@ -171,7 +175,7 @@ class WorkerProcess:
             if answer is None or watch.cancelled or watch.late:
                 _end(self._children)
         if watch.cancelled:
-            raise Interrupted("cancelled while the prompt was prepared")
+            raise Interrupted("cancelled while a child process was at work")
         if answer is None:
             raise WorkerError(watch.late) if taken or watch.late else _NotTakenError
         return answer

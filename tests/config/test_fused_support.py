@@ -22,6 +22,7 @@ from dflash_local.config.quantization import Quantization, StoredFp8
 ATTENTION = AttentionConfig(4, 2, 8, rotary_dim=8)
 DELTA = GatedDeltaNetConfig(2, 4, 8, 8, conv_kernel_size=4)
 MLP = MLPConfig(48)
+MIXTURE = MoEConfig(8, 2, 16)
 DENSE = ModelConfig(
     source="x",
     family="a name that decides nothing",
@@ -54,7 +55,7 @@ def last(**changes: Any) -> ModelConfig:
     ],
 )
 def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
-    assert fused_refusal(model) == ""
+    assert fused_refusal(model, "cpu") == "" == fused_refusal(model, "cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,15 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (last(mixer=LatentAttentionConfig(4, 16, 16, 8, 4, 8)), "its attention is latent"),
         (last(mixer=replace(ATTENTION, sinks=True)), "its attention has sinks"),
         (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
-        (last(mlp=MoEConfig(8, 2, 16)), "it is a mixture of experts"),
+        (last(mlp=replace(MIXTURE, expert_bias=True)), "its experts have biases"),
+        (last(mlp=replace(MIXTURE, router_bias=True)), "its experts have biases"),
+        (last(mlp=replace(MIXTURE, scoring="sigmoid")), "its router takes the sigmoid of its logits"),
+        (last(mlp=replace(MIXTURE, num_experts_per_tok=None)), "its num_experts_per_tok is not known"),
+        (last(mlp=replace(MIXTURE, activation="gelu")), "its activation is gelu"),
+        (
+            replace(last(mlp=MIXTURE), quantization=Quantization("fp8", default=StoredFp8((128, 128)))),
+            "its experts are quantised",
+        ),
         (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
         (replace(DENSE, quantization=Quantization("awq", unread="awq")), "its weights are in the format awq"),
         (replace(DENSE, quantization=Quantization("fp8", default=StoredFp8((128, 128)))), ""),
@@ -77,4 +86,11 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
     ],
 )
 def test_what_it_does_not_know_is_named(model: ModelConfig, why: str) -> None:
-    assert fused_refusal(model) == why
+    assert fused_refusal(model, "cpu") == why
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", "balanced"])
+@pytest.mark.parametrize("mixture", [MIXTURE, replace(MIXTURE, shared_intermediate_size=16, shared_gate=True)])
+def test_a_mixture_runs_on_a_cpu_and_has_no_kernels_yet(mixture: MoEConfig, device: str) -> None:
+    assert fused_refusal(last(mlp=mixture), "cpu") == ""
+    assert fused_refusal(last(mlp=mixture), device) == "it is a mixture of experts, whose kernels are missing"

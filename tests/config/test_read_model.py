@@ -154,12 +154,30 @@ def test_experts_stand_where_transformers_puts_them() -> None:
     assert mixtures("DeepseekV3ForCausalLM", **LATENT, **ROUTED) == [False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "told", "normed"),
+    [
+        ("Qwen3MoeForCausalLM", {}, False),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}, True),
+        ("Qwen3NextForCausalLM", {}, True),
+        ("Qwen3NextForCausalLM", {"norm_topk_prob": False}, False),
+        ("Qwen3_5MoeForCausalLM", {"norm_topk_prob": False}, True),  # has no such flag
+    ],
+)
+def test_weights_of_experts_are_normed_as_transformers_does(
+    architecture: str, told: dict[str, Any], normed: bool
+) -> None:
+    shared = {"shared_expert_intermediate_size": 24} if architecture != "Qwen3MoeForCausalLM" else {}
+    mixture = read(architecture, **LINEAR, **EXPERTS, **shared, **told).layers[0].mlp
+    assert isinstance(mixture, MoEConfig) and mixture.norm_topk_prob is normed
+
+
 def test_a_shared_expert_is_told_by_its_width_or_by_a_count() -> None:
     shared = {**EXPERTS, "shared_expert_intermediate_size": 24}
     model = read("Qwen3_5MoeForCausalLM", **LINEAR, **shared)
     assert model.layers[0].mlp == MoEConfig(8, 2, 16, shared_intermediate_size=24, shared_gate=True)
     deep = read("DeepseekV3ForCausalLM", **LATENT, **ROUTED)
-    assert deep.layers[3].mlp == MoEConfig(8, None, 16, shared_intermediate_size=32)
+    assert deep.layers[3].mlp == MoEConfig(8, None, 16, shared_intermediate_size=32, scoring="sigmoid")
 
 
 def test_latent_attention_may_do_without_a_rank_of_queries() -> None:
@@ -201,7 +219,7 @@ def test_the_text_model_of_a_wrapper_is_read() -> None:
 def test_what_may_be_unknown_is_none() -> None:
     model = read("Qwen3MoeForCausalLM", num_experts=8, moe_intermediate_size=16, rope_theta=None, rms_norm_eps=None)
     assert (model.rope, model.rms_norm_eps, model.max_position_embeddings) == (None, None, None)
-    assert model.layers[0].mlp == MoEConfig(8, None, 16)
+    assert model.layers[0].mlp == MoEConfig(8, None, 16, norm_topk_prob=False)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

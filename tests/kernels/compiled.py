@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import triton
-from cuda_cards import SHARED_MEMORY
+from cuda_cards import SHARED_MEMORY, TRITON_CARDS
 from quantized_weights import fp8, int4, int8, nvfp4
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -37,8 +37,7 @@ from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
 
-CARDS = (80, 86, 89, 90, 120)
-LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in CARDS}
+LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in TRITON_CARDS}
 BF16 = "*bf16"
 EIGHT, READS_EIGHT = "*fp8e4nv", 89  # which older cards take as bytes
 # HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, and the drafters.
@@ -183,6 +182,6 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    every = ((card, item) for card in map(int, sys.argv[1:] or CARDS) for item in work(LIMITS[card]))
+    every = ((card, item) for card in map(int, sys.argv[1:] or LIMITS) for item in work(LIMITS[card]))
     fit = [(card, item) for card, item in every if card >= READS_EIGHT or EIGHT not in item[2].values()]
     json.dump([compiled(card, item) for card, item in fit], sys.stdout)

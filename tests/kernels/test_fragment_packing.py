@@ -9,7 +9,7 @@ import pytest
 import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
-from dflash_local.kernels import few_row_gemm, fragment_decode
+from dflash_local.kernels import few_row_gemm, fragment_decode, fragment_packing
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 
@@ -66,19 +66,19 @@ def test_what_is_packed_comes_back_bit_by_bit(weight: Codable, monkeypatch: pyte
     assert bits_of(packed.unpacked()) == bits_of(weight) and packed.shape == weight.shape
     for rows in (slice(16, 32), slice(32, None)):
         assert torch.equal(packed.dequantized(rows), weight.dequantized()[rows])
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 1)  # a tile at a time
+    monkeypatch.setattr(fragment_packing, "PACKED_SLICE", 1)  # a tile at a time
     again = FragmentWeight.of(weight)
     assert torch.equal(again.codes, packed.codes)
     assert torch.equal(again.scales.view(torch.uint8), packed.scales.view(torch.uint8))
     assert torch.equal(packed.first_rows(16).dequantized(), weight.dequantized()[:16])
 
 
-@pytest.mark.parametrize("weights", [1, 2**22])
+@pytest.mark.parametrize("codes", [1, fragment_packing.PACKED_SLICE])
 @pytest.mark.parametrize("weight", WHOLE)
 def test_a_weight_of_whole_tiles_is_packed_where_it_lies(
-    weight: Codable, weights: int, monkeypatch: pytest.MonkeyPatch
+    weight: Codable, codes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", weights)
+    monkeypatch.setattr(fragment_packing, "PACKED_SLICE", codes)
     given = copy_of(weight)
     packed = FragmentWeight.of(given, in_place=True)
     assert (packed.codes.data_ptr(), packed.scales.data_ptr()) == (given.codes.data_ptr(), given.scales.data_ptr())

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_cards import SHARED_MEMORY
+from cuda_cards import SHARED_MEMORY, TRITON_CARDS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXACT = ("choice", "acceptance", "committed bits", "decode")  # ids, counts, differences of none, and bits
 TOLERANCE = 1e-5
 LIMIT_S = 600  # Triton works on one core; on a busy one it takes a minute
-CARDS = (80, 86, 89, 90, 120)
 
 
 def child(script: str, *words: str, **environ: str) -> str:
@@ -45,7 +44,7 @@ def test_every_kernel_equals_its_reference_in_the_interpreter() -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", TRITON_CARDS)
 def test_every_kernel_compiles_for_every_card_within_its_shared_memory(card: int) -> None:
     """Ahead of time, without a GPU: what was tuned on one card must not fail on another."""
     found = json.loads(child("compiled.py", str(card)))

@@ -158,8 +158,10 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
 )
 def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3", tmp_path, dialect, coded=(*CODED, "lm_head"), changes=changes)
-    head = weights_of(folder)[0].head
+    weights = weights_of(folder)[0]
+    head = weights.head
     assert type(head.weight) is kept_as(dialect) and head.out_features == 96
+    assert weights.measured == (*weights.products, head), "its kernel is chosen with the others"
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
     first = first_out_features(head, 32)
     x = torch.randn(3, 64)
@@ -169,7 +171,8 @@ def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[st
 
 def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", changes={"ignore": []})
-    assert isinstance(weights_of(folder)[0].head.weight, torch.Tensor)
+    weights = weights_of(folder)[0]
+    assert isinstance(weights.head.weight, torch.Tensor) and weights.measured == weights.products
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 

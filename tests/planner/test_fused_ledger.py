@@ -12,12 +12,14 @@ pytest.importorskip("torch", reason="holds the planner to the engine, and torch 
 
 import torch  # noqa: E402
 
+from dflash_local.bench import random_pair  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
@@ -91,7 +93,7 @@ def fused_rows() -> dict[str, RandomPair]:
         try:
             found[row.name] = of_row(row)
         except DFlashError:
-            continue  # a mixture, a server's, a drafter of another kind
+            continue  # a mixture, which has no kernels, a server's, a drafter of another kind
     return found
 
 
@@ -158,6 +160,21 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert drafter is not None and found["drafter KV"] == held(drafter.keys, drafter.values)
     matrices = held(*drafter.matrices)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"])
+def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU: there are no kernels for a card."""
+    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
+    pair = of_row(registry.load().find(name))
+    runner = on_meta(pair, 4099, torch.bfloat16, "full", exact=exact)
+    load = Load.of("cpu", LoadConfig(dtype="bfloat16", exact=exact), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
+    experts = [(layer.mlp.gate_up, layer.mlp.down) for layer in runner.target.weights.layers]
+    assert covered(experts) == 2 * target_parameters(pair.model).experts > 0.9 * found["target weights"]
 
 
 @pytest.mark.parametrize("stored", USUAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -155,6 +156,23 @@ def test_nothing_is_left_of_children_that_were_killed(worker: WorkerProcess) -> 
     assert len(os.listdir("/proc/self/fd")) == before
     states = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
     assert "Z" not in states
+
+
+def test_a_system_that_starts_no_process_is_a_child_that_never_started(
+    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_named: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        worker.begin()
+        with pytest.raises(WorkerError):
+            worker.greeting()
+        with pytest.raises(WorkerError) as caught:
+            worker.request(b"echo", LIMITS)
+        assert not caught.value.late
+    assert answers(worker)
 
 
 def test_what_is_wrong_with_the_start_is_told_by_the_greeting(tmp_path: Path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, MLPConfig, ModelConfig
+from dflash_local.config.features import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.layout import target as layout
 from dflash_local.layout.linear import FormatOf, LinearSpec, stored_formats, unquantized
@@ -18,6 +25,7 @@ from dflash_local.models.fused.attention import AttentionWeights
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, randomize
 from dflash_local.models.fused.mlp import MLPWeights
+from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer, PartWeights
 from dflash_local.models.fused.weight_tensors import WeightTensors
@@ -31,6 +39,7 @@ PARTS: Mapping[type, Any] = {
     AttentionConfig: AttentionWeights,
     GatedDeltaNetConfig: GatedDeltaNetWeights,
     MLPConfig: MLPWeights,
+    MoEConfig: MoEWeights,
 }
 
 
@@ -87,6 +96,12 @@ class TargetWeights:
         """All matrices of the layers."""
         return tuple(product for layer in self.layers for product in layer.products)
 
+    @property
+    def measured(self) -> tuple[Linear | GateUp, ...]:
+        """Products whose kernel is to be chosen; a plain head stays the library's, and nothing is faster."""
+        coded = () if isinstance(self.head.weight, torch.Tensor) else (self.head,)
+        return (*self.products, *coded)
+
     def finish(self) -> None:
         """Once all places are filled: from what is stored to what is used."""
         for layer in self.layers:
@@ -118,7 +133,9 @@ def read_weights(
     """
     if format_of is None:
         format_of = formats_in(checkpoint, facts.model.quantization)
-    weights = allocate(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of, host_embedding)
+    weights = allocate(
+        facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of, host_embedding, checkpoint.tensors
+    )
     fill_places(checkpoint, text_tensors(checkpoint, facts), weights.places, on_fraction)
     weights.finish()
     return weights
@@ -153,19 +170,20 @@ def allocate(
     dtype: torch.dtype,
     format_of: FormatOf = unquantized,
     host_embedding: bool = False,
+    stored: Collection[str] = (),
 ) -> TargetWeights:
     """Uninitialised weights.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
-        host_embedding: see ``read_weights``.
+        host_embedding: see ``read_weights``. stored: names of the checkpoint's tensors.
     """
     kind = dtype_name(dtype)
     spec = layout.weight_spec(model, kind, format_of, host_embedding)
     tensors = Tensors(
         layout.weight_buffers(model, prefix, embedding_rows, kind, format_of, host_embedding), device, joined=True
     )
-    source = WeightTensors(tensors, spec, model.norm_eps)
+    source = WeightTensors(tensors, spec, model.norm_eps, stored)
     ends = layout.end_buffers(model, prefix, embedding_rows, spec)
     places: Places = {buffer.name: tensors[buffer.name] for buffer in ends}
     embedding = tensors[ends.embedding.name]

@@ -1,0 +1,257 @@
+"""A mixture of experts in the fused engine: against transformers' own, and in the corners of routing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+from families import HIDDEN, random_model, save_model
+from fused_models import fused_target
+from live_memory import LiveMemory
+from safetensors.torch import load_file, save_file
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.config.features import MoEConfig
+from dflash_local.engine.load import load
+from dflash_local.errors import CheckpointError
+from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.delta_step import CycleState
+from dflash_local.kernels.experts import Routing, experts_down, experts_prefill, experts_swiglu, route
+from dflash_local.layout.linear import unquantized
+from dflash_local.layout.moe import MoELayout
+from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.moe import MoE, MoEWeights
+from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.fused.weights import read_weights
+from dflash_local.models.target_facts import TargetFacts
+
+FAMILIES = ("qwen3_moe", "qwen3_5_moe")
+EXPERTS, CHOSEN, INNER, ROWS = 8, 2, 16, 16
+CPU = torch.device("cpu")
+
+
+def random_rows(rows: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def target_of(folder: Path) -> FusedTarget:
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    return FusedTarget(read_weights(checkpoint, facts, CPU, torch.float32), facts.model, (0, 2), 64, ROWS)
+
+
+def mixture_of(target: FusedTarget, layer: int = 1) -> MoE:
+    part = target.layers[layer].mlp
+    assert isinstance(part, MoE)
+    return part
+
+
+def set_router(weights: MoEWeights, rows: dict[int, torch.Tensor]) -> None:
+    """The router's rows; others get a logit that is never among the largest."""
+    router = weights.router.products[0].weight
+    assert isinstance(router, torch.Tensor)
+    router[:EXPERTS] = -100.0
+    for expert, row in rows.items():
+        router[expert] = row
+
+
+def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
+    """The result of a block, of a block that is added, and of a prompt."""
+    out = torch.full_like(x, torch.nan)
+    added = x.clone()
+    return [part.block(x, out, None), part.block(x, added, added).sub(x), part.prefill(x)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "changes"), [("qwen3_moe", {}), ("qwen3_moe", {"norm_topk_prob": False}), ("qwen3_5_moe", {})]
+)
+def test_a_part_is_transformers_own(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    target = target_of(save_model(family, tmp_path, **changes))
+    model = random_model(family, **changes)
+    for layer in range(4):
+        own = model.model.layers[layer].mlp
+        for rows in (1, 2, 7, ROWS):
+            x = random_rows(rows, layer)
+            want = own(x.unsqueeze(0))[0]
+            for found in by_both(mixture_of(target, layer), x):
+                assert torch.allclose(found, want, atol=2e-6)
+    many = random_rows(200)
+    assert torch.allclose(mixture_of(target, 3).prefill(many), own(many.unsqueeze(0))[0], atol=2e-6)
+
+
+def test_of_equally_likely_experts_the_first_are_taken() -> None:
+    logits = torch.zeros(3, EXPERTS)
+    logits[1, 5] = 1.0
+    logits[2, [2, 4, 6]] = 3.0
+    found = route(logits, True, Routing(torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64)))
+    assert found.experts.tolist() == [[0, 1], [5, 0], [2, 4]]
+    assert found.weights[[0, 2]].tolist() == [[0.5, 0.5]] * 2
+    assert found.weights[1].tolist() == pytest.approx([torch.e / (torch.e + 1), 1 / (torch.e + 1)])
+    shares = route(logits, False, Routing(torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64))).weights
+    assert shares[0].tolist() == [1 / EXPERTS] * 2, "shares of all experts, not of the chosen"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_expert_that_nobody_picks_is_not_read(family: str, tmp_path: Path) -> None:
+    part = mixture_of(target_of(save_model(family, tmp_path)))
+    x = random_rows(ROWS).abs()  # a row of the router of -100 gives the least of all logits
+    router = part.weights.router.products[0].weight
+    assert isinstance(router, torch.Tensor)
+    router[3] = -100.0
+    want = by_both(part, x)
+    part.weights.gate_up[3], part.weights.down[3] = torch.nan, torch.nan
+    for found, before in zip(by_both(part, x), want, strict=True):
+        assert torch.equal(found, before) and bool(found.isfinite().all())
+    router[3] = 100.0
+    assert all(bool(found.isnan().all()) for found in by_both(part, x)), "one that all pick is read"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_rows_on_the_same_experts(family: str, tmp_path: Path) -> None:
+    part = mixture_of(target_of(save_model(family, tmp_path)))
+    set_router(part.weights, {6: torch.full((HIDDEN,), 2.0), 1: torch.full((HIDDEN,), 1.0)})
+    own = random_model(family).model.layers[1].mlp
+    own.gate.weight.copy_(part.weights.router.products[0].weight[:EXPERTS])
+    x = random_rows(ROWS).abs()
+    for found in by_both(part, x):
+        assert torch.allclose(found, own(x.unsqueeze(0))[0], atol=2e-6)
+    part.block(x, torch.empty_like(x), None)
+    assert part._routed.experts.tolist() == [[6, 1]] * ROWS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    gate_up, down = random(EXPERTS, 2 * INNER, HIDDEN), random(EXPERTS, HIDDEN, INNER)
+    x, logits = random(ROWS, HIDDEN), random(ROWS, EXPERTS)
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        routing = Routing(torch.empty(count, CHOSEN, dtype=dtype), torch.empty(count, CHOSEN, dtype=torch.int64))
+        route(logits[rows], True, routing)
+        inner = experts_swiglu(x[rows], gate_up, routing.experts, torch.empty(count, CHOSEN, INNER, dtype=dtype))
+        return experts_down(inner, down, routing, torch.empty(count, HIDDEN, dtype=dtype))
+
+    whole = run(torch.arange(ROWS))
+    order = torch.randperm(ROWS, generator=generator)
+    assert torch.equal(run(order), whole[order])
+    for row in range(ROWS):
+        assert torch.equal(run(torch.tensor([row]))[0], whole[row])
+
+
+def test_permuted_experts_change_nothing_but_the_order_of_the_sum() -> None:
+    generator = torch.Generator().manual_seed(4)
+    gate_up = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator)
+    down = torch.randn(EXPERTS, HIDDEN, INNER, generator=generator)
+    x, logits = random_rows(40), torch.randn(40, EXPERTS, generator=generator)
+    order = torch.randperm(EXPERTS, generator=generator)
+
+    def run(where: torch.Tensor) -> torch.Tensor:
+        routing = Routing(torch.empty(40, CHOSEN), torch.empty(40, CHOSEN, dtype=torch.int64))
+        return experts_prefill(x, gate_up[where], down[where], route(logits[:, where], True, routing))
+
+    assert torch.allclose(run(order), run(torch.arange(EXPERTS)), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_of_one_row_has_the_bits_of_a_longer_ones_in_exact_mode(family: str) -> None:
+    target = fused_target(family, 64, exact=True)
+    target.clear()
+    target.prefill(torch.arange(5, 16), False)
+    alone = target.verify(torch.tensor([3]), False).hidden[0]
+    among = target.verify(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), False).hidden[0]
+    assert torch.equal(alone, among)
+    assert torch.equal(target.verify(torch.tensor([3, 3, 3]), False).hidden[0], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "config",
+    [
+        MoEConfig(32, 4, 96, shared_intermediate_size=96, shared_gate=True),
+        MoEConfig(8, 1, 1024),
+        MoEConfig(256, 8, 16),
+        MoEConfig(8, 2, 16, shared_intermediate_size=512, shared_gate=True),
+    ],
+    ids=["results", "one expert", "order", "shared expert"],
+)
+def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dtype) -> None:
+    """In the worst case, all rows on the same experts; each of these has its fullest moment somewhere else."""
+    hidden, rows, kind, layout = 256, 512, dtype_name(dtype), MoELayout(config)
+    spec, run = WeightSpec(hidden, kind, False, unquantized), EngineSpec(kind, 64)
+    source = WeightTensors(Tensors(layout.weights("mlp", spec), CPU), spec, 1e-6)
+    weights = MoEWeights.of(config, "mlp", source)
+    weights.randomize(torch.Generator().manual_seed(0))
+    router = weights.router.products[0].weight
+    assert isinstance(router, torch.Tensor)
+    router[:] = -1.0
+    router[: layout.top_k] = 1.0
+    start = torch.zeros(1, dtype=torch.int32)
+    buffers = Tensors(layout.activations("target", run), CPU)
+    part = weights.bind("mlp", RunState("target", buffers, run, start, CycleState(start, start)))
+    x = torch.rand(rows, hidden).to(dtype)
+    with LiveMemory() as memory:
+        part.prefill(x)
+    assert memory.peak == pytest.approx(layout.prefill_bytes(rows, hidden, dtype.itemsize), rel=0.01)
+
+
+def joined_experts(folder: Path) -> None:
+    """Store the experts of each layer together, as published qwen3_5_moe files do."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(4):
+        at = f"model.layers.{layer}.mlp.experts"
+
+        def taken(expert: int, part: str, at: str = at) -> torch.Tensor:
+            return tensors.pop(f"{at}.{expert}.{part}_proj.weight")
+
+        both = [torch.cat([taken(e, "gate"), taken(e, "up")]) for e in range(EXPERTS)]
+        tensors[f"{at}.gate_up_proj"] = torch.stack(both)
+        tensors[f"{at}.down_proj"] = torch.stack([taken(e, "down") for e in range(EXPERTS)])
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_read_one_by_one_or_together(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    apart = mixture_of(target_of(tmp_path)).weights
+    joined_experts(tmp_path)
+    together = mixture_of(target_of(tmp_path)).weights
+    assert len(apart.places) > 3 * EXPERTS > len(together.places)
+    assert torch.equal(apart.gate_up, together.gate_up) and torch.equal(apart.down, together.down)
+
+
+@pytest.mark.parametrize("lost", ["0.gate_proj.weight", "5.up_proj.weight", "7.down_proj.weight"])
+def test_a_missing_matrix_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
+    file = save_model("qwen3_moe", tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"model.layers.2.mlp.experts.{lost}"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"lacks the tensor model.layers.2.mlp.experts.{lost}"):
+        target_of(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_session_runs_on_the_fused_engine_where_it_is_asked_for(family: str, tmp_path: Path) -> None:
+    pair = Pair(family, save_model(family, tmp_path), None, False)
+    replies = {}
+    for engine in ("fused", "reference", "auto"):
+        session = load(pair, LoadConfig(device="cpu", dtype="float32", engine=engine, draft=False, context=64))
+        assert session.facts.engine == ("fused" if engine == "fused" else "reference")
+        replies[engine] = ask(session, random_prompt(9), 12, mode="ar").ids
+    assert replies["fused"] == replies["reference"] == replies["auto"]
