@@ -18,19 +18,25 @@ PROMPT = torch.arange(5, 16)
 TOKENS = 12
 
 
-def weights_of(folder: Path) -> tuple[TargetWeights, TargetFacts]:
+def facts_of(folder: Path, quantize: str | None = None) -> tuple[Checkpoint, TargetFacts]:
     checkpoint = Checkpoint.open(folder)
-    facts = TargetFacts.from_checkpoint(checkpoint)
-    return read_weights(checkpoint, facts, CPU, torch.float32), facts
+    return checkpoint, TargetFacts.from_checkpoint(checkpoint).quantized(quantize)
 
 
-def fused(folder: Path) -> FusedTarget:
-    weights, facts = weights_of(folder)
+def weights_of(
+    folder: Path, quantize: str | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[TargetWeights, TargetFacts]:
+    checkpoint, facts = facts_of(folder, quantize)
+    return read_weights(checkpoint, facts, CPU, dtype), facts
+
+
+def fused(folder: Path, quantize: str | None = None) -> FusedTarget:
+    weights, facts = weights_of(folder, quantize)
     return FusedTarget(weights, facts.model, (0, 2), 64, 4)
 
 
-def fused_tokens(folder: Path) -> list[int]:
-    model = fused(folder)
+def fused_tokens(folder: Path, quantize: str | None = None) -> list[int]:
+    model = fused(folder, quantize)
     token = int(model.head(model.prefill(PROMPT, False).hidden[-1:]).argmax())
     found = [token]
     while len(found) < TOKENS:
@@ -40,13 +46,12 @@ def fused_tokens(folder: Path) -> list[int]:
     return found
 
 
-def reference(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    checkpoint = Checkpoint.open(folder)
-    return load_target(checkpoint, TargetFacts.from_checkpoint(checkpoint), Placement("cpu", dtype, **options))
+def reference(folder: Path, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> Any:
+    return load_target(*facts_of(folder, quantize), Placement("cpu", dtype))
 
 
-def reference_tokens(folder: Path) -> list[int]:
-    model, ids = reference(folder), PROMPT.tolist()
+def reference_tokens(folder: Path, quantize: str | None = None) -> list[int]:
+    model, ids = reference(folder, quantize=quantize), PROMPT.tolist()
     for _ in range(TOKENS):
         with torch.inference_mode():
             ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))

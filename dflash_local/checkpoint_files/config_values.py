@@ -124,6 +124,13 @@ class Fields:
             raise CheckpointError(f"{self.where}: {key} has {len(value)} entries, at most {longest} are allowed")
         return value
 
+    def optional_names(self, key: str, longest: int) -> list[str] | None:
+        """Like ``optional_list``, of words only."""
+        names = self.optional_list(key, longest)
+        if names is not None and not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{self.where}: {key} must be names, got {shown(names)}")
+        return names
+
     def inner(self, key: str) -> dict[str, Any]:
         """A nested object, empty when the key is absent or null."""
         value = self.values.get(key)

@@ -28,7 +28,7 @@ GROUP_SIZES = (32, 64, 128)
 LONGEST = 2**20  # of a group or a block
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
 MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 1000, 6
-NESTED_REPEAT = re.compile(r"[+*}][^()]*\)[+*{]")  # a repeated group that repeats inside: may never end
+NO_SYNTAX = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?")  # escapes, classes of characters, (?
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
 _GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
@@ -369,10 +369,7 @@ def _ignored(activations: Iterable[int], values: Mapping[str, Any]) -> tuple[str
 
 
 def _names(settings: Fields, key: str) -> list[str]:
-    names: list[Any] = settings.optional_list(key, MAX_NAMES) or []
-    if not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{settings.where}: {key} must be names, got {shown(names)}")
-    return names
+    return settings.optional_names(key, MAX_NAMES) or []
 
 
 def _wildcard(settings: Fields, wildcard: str) -> str:
@@ -388,13 +385,30 @@ def _pattern(settings: Fields, pattern: str) -> str:
     """
     where = f"{settings.where}: the pattern {shown(pattern)} of quantization_config"
     repeats = len(re.findall(r"(?<!\\)[+*{]", pattern))
-    if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or NESTED_REPEAT.search(pattern):
+    if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or _may_not_end(pattern):
         raise CheckpointError(f"{where} is too long or repeats too much", "name the modules by a simpler one")
     try:
         compiled(pattern)
     except re.error as error:
         raise CheckpointError(f"{where} is no regular expression: {error}") from None
     return pattern
+
+
+def _may_not_end(pattern: str) -> bool:
+    """True where a repeated group repeats or chooses inside: matching may take time exponential in a name's length."""
+    plain = NO_SYNTAX.sub(lambda found: "(" if found[0] == "(?" else "x", pattern)
+    varies = [False]  # of the whole, and of each group that is open
+    for at, char in enumerate(plain):
+        if char == "(":
+            varies.append(False)
+        elif char == ")" and len(varies) > 1:
+            inside = varies.pop()
+            if inside and plain[at + 1 : at + 2] in ("+", "*", "{"):
+                return True
+            varies[-1] |= inside
+        elif char in "+*{?|":
+            varies[-1] = True
+    return False
 
 
 def _few(settings: Fields, patterns: list[Rule]) -> tuple[Rule, ...]:

@@ -8,9 +8,11 @@ cycle's number, how many rows of the other half are committed from the device's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -104,16 +106,13 @@ def run_block(
     """Commit what was kept of the last cycle; then outputs [M, value heads, value head dim] of the rows in the log."""
     if not runs_kernels(out):
         return _run_block_reference(rows, state, shape, cycle_state, out)
-    tensors = (
-        state.state, state.queries, state.keys, state.values, state.gates, out, cycle_state.cycle, cycle_state.kept,
-    )  # fmt: skip
     kernel = _native_kernel(out.device, shape) if out.is_cuda else None
     if kernel is not None:
-        blocks = shape.num_value_heads * shape.value_head_dim // NATIVE_BLOCK_V
-        return kernel.launch(blocks, (*tensors, rows, state.keys.shape[1]))
+        return _launch(kernel, rows, state, shape, cycle_state, out)
     block_v = min(BLOCK_V, shape.value_head_dim)
     _block_kernel[(shape.num_value_heads, shape.value_head_dim // block_v)](
-        *tensors, rows, state.keys.shape[1], shape.num_key_heads, shape.num_value_heads, shape.key_head_dim,
+        state.state, state.queries, state.keys, state.values, state.gates, out, cycle_state.cycle, cycle_state.kept,
+        rows, state.keys.shape[1], shape.num_key_heads, shape.num_value_heads, shape.key_head_dim,
         shape.value_head_dim, power_of_two(shape.key_head_dim), block_v, num_warps=1,
     )  # fmt: skip
 
@@ -129,18 +128,63 @@ def compile_options(shape: GatedDeltaNetConfig) -> list[str]:
     return ["--std=c++17", *(f"-D{name}={size}" for name, size in sizes.items())]
 
 
+class _Launchable(Protocol):
+    def launch(self, blocks: int, arguments: Sequence[torch.Tensor | int]) -> None: ...
+
+
+def _launch(
+    kernel: _Launchable,
+    rows: int,
+    state: GatedDeltaState,
+    shape: GatedDeltaNetConfig,
+    cycle_state: CycleState,
+    out: torch.Tensor,
+) -> None:
+    blocks = shape.num_value_heads * shape.value_head_dim // NATIVE_BLOCK_V
+    log = (state.state, state.queries, state.keys, state.values, state.gates)
+    kernel.launch(blocks, (*log, out, cycle_state.cycle, cycle_state.kept, rows, state.keys.shape[1]))
+
+
 @cache
 def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_driver.Kernel | None:
-    """``delta_block.cu`` for a layer; None where there is no compiler for the card, or heads of other sizes."""
+    """``delta_block.cu`` for a layer; None where there is no compiler for the card, for heads of other sizes, and where
+    it gives other numbers than PyTorch: then Triton's kernel does the same."""
     capability = torch.cuda.get_device_capability(device)
     if shape.key_head_dim % NATIVE_KEYS or shape.value_head_dim % NATIVE_BLOCK_V or nvrtc.why_not(capability):
         return None
     source = SOURCE.read_text(encoding="utf-8")
     try:
         compiled = nvrtc.cubin(source, compile_options(shape), capability, cuda_driver.driver_version())
-    except RuntimeError:  # a compiler that does not take it: Triton's kernel does the same
+    except RuntimeError:
         return None
-    return cuda_driver.Kernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
+    kernel = cuda_driver.Kernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
+    return kernel if _is_right(kernel, shape, device) else None
+
+
+def _is_right(kernel: _Launchable, shape: GatedDeltaNetConfig, device: torch.device) -> bool:
+    """True where a kernel commits two rows and runs three more as the reference does, to rounding."""
+    generator, rows, kept = torch.Generator().manual_seed(0), 3, 2
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator) / sizes[-1] ** 0.5
+
+    keys, values = (shape.num_key_heads, shape.key_head_dim), (shape.num_value_heads, shape.value_head_dim)
+    gates = torch.rand(2, rows, 2, shape.num_value_heads, generator=generator)
+    gates[:, :, 0].neg_()
+    state = random(*values, shape.key_head_dim)
+    tensors = (random(2, rows, *keys), random(2, rows, *values), gates, random(rows, *keys))
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for place in (torch.device("cpu"), device):
+        unused = torch.empty(0)
+        log = GatedDeltaState(state.to(place, copy=True), unused, unused, *(each.to(place) for each in tensors))
+        counts = CycleState(*torch.tensor([1, kept], dtype=torch.int32, device=place).split(1))
+        out = torch.full((rows, *values), float("nan"), device=place)
+        if not results:
+            _run_block_reference(rows, log, shape, counts, out)
+        else:
+            _launch(kernel, rows, log, shape, counts, out)
+        results.append((out.cpu(), log.state.cpu()))
+    return all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in zip(*results))
 
 
 def gated_norm(

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.module_names import DECAY, HEAD
-from dflash_local.errors import CheckpointError, MissingDependencyError
+from dflash_local.errors import MissingDependencyError
+from dflash_local.models.transformers_config import check_kept
 
 KEPT_WHOLE = (HEAD, *DECAY)  # in 16 bits
 STORAGE = ("uint8", "int8", "float16", "bfloat16", "float32")  # dtypes that four-bit codes may lie in
@@ -42,12 +43,12 @@ def stored_config(settings: Fields, dtype: torch.dtype) -> dict[str, Any]:
     """The ``quantization_config`` of weights that are stored so, as far as reading them needs it.
 
     Raises:
-        CheckpointError: a value is of the wrong type. MissingDependencyError: bitsandbytes is not installed.
+        CheckpointError: a value is of the wrong type, or is no name of a module.
+        MissingDependencyError: bitsandbytes is not installed.
     """
     require("a target that bitsandbytes quantised")
-    skipped = settings.optional_list("llm_int8_skip_modules", MAX_SKIPPED)
-    if skipped is not None and not all(isinstance(name, str) for name in skipped):
-        raise CheckpointError(f"{settings.where}: llm_int8_skip_modules must list names, got {shown(skipped)}")
+    skipped = settings.optional_names("llm_int8_skip_modules", MAX_SKIPPED)
+    check_kept(skipped or (), settings.where)
     found: dict[str, Any] = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": skipped}
     if settings.optional_flag("load_in_8bit"):
         threshold = settings.optional_number("llm_int8_threshold", 0, 1e6)

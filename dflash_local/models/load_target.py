@@ -20,7 +20,7 @@ from dflash_local.models.bitsandbytes_config import config_at_load, stored_confi
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts, settings_of
-from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
+from dflash_local.models.transformers_config import BUILD_ERRORS, check_kept, text_model_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARDED = "balanced"
@@ -125,6 +125,7 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     if quantized is not None and quantized.bitsandbytes:
         stored = stored_config(settings_of(files), where.dtype)
     elif quantized is not None:
+        check_kept(facts.kept_whole, str(files.folder))
         stored = {"quant_method": quantized.method, "modules_to_not_convert": list(facts.kept_whole)}
     config = text_model_config(facts.model.family, facts.text_config, stored)
     if stored is None:

@@ -79,7 +79,9 @@ class TargetFacts:
             text_config={**text, "tie_word_embeddings": model.tie_word_embeddings},
             embedding_rows=rows,
             eos_ids=_eos_ids(checkpoint, fields.values),
-            kept_whole=_kept_whole(quantization_settings(top, fields)),
+            kept_whole=tuple(
+                quantization_settings(top, fields).optional_names("modules_to_not_convert", MAX_KEPT) or ()
+            ),
         )
 
     def quantized(self, quantize: str | None) -> TargetFacts:
@@ -153,13 +155,6 @@ def _check_layers(checkpoint: Checkpoint, prefix: str, layers: int) -> None:
             f"{checkpoint.folder}: tensors of layer {layers - 1} are missing, its config.json counts {layers} layers",
             "config.json and weights do not belong together, or a file is missing: download the target again",
         )
-
-
-def _kept_whole(fields: Fields) -> tuple[str, ...]:
-    names = fields.optional_list("modules_to_not_convert", MAX_KEPT) or []
-    if not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{fields.where}: modules_to_not_convert must list names, got {shown(names)}")
-    return tuple(names)
 
 
 def _eos_ids(checkpoint: Checkpoint, text: Mapping[str, Any]) -> frozenset[int]:

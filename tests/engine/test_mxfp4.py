@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.errors import CheckpointError
 
 EXPERTS, WIDTH, GROUP = 4, 64, 32
 # e2m1: one sign, two exponent, one mantissa bit (OCP Microscaling Formats 1.0)
@@ -68,6 +71,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(folder: Path, dtype: str) -> Session:
     return load(find(str(folder)), LoadConfig(dtype=dtype, device="cpu", draft=False))
+
+
+@pytest.mark.parametrize("name", ["(a+)+$", "(", "model.*.*.*.x", "**"])
+def test_names_of_modules_are_no_regular_expressions(name: str, folder: Path, tmp_path: Path) -> None:
+    """transformers takes them for some, and matches each module with each."""
+    shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"].append(name)
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"leaves out '{re.escape(name)}', which is no name of a module"):
+        opened(tmp_path / "other", "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

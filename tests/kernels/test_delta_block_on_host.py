@@ -44,9 +44,7 @@ def run(kernel: HostKernel | None, rows: int, kept: int, cycle: int) -> tuple[to
     if kernel is None:
         delta_step.run_block(rows, log, SHAPE, counts, out)
     else:
-        blocks = SHAPE.num_value_heads * SHAPE.value_head_dim // delta_step.NATIVE_BLOCK_V
-        tensors = (log.state, log.queries, log.keys, log.values, log.gates, out, counts.cycle, counts.kept)
-        kernel.launch(blocks, (*tensors, rows, ROWS))
+        delta_step._launch(kernel, rows, log, SHAPE, counts, out)
     return out, log.state
 
 
@@ -59,3 +57,16 @@ def test_the_source_computes_what_the_reference_does(tmp_path: Path) -> None:
             assert torch.allclose(found[:rows], want[:rows], atol=1e-5, rtol=1e-4), (rows, kept)
             assert found[rows:].isnan().all(), "no further row is written"
             assert torch.allclose(state, left, atol=1e-5, rtol=1e-4), (rows, kept)
+
+
+def test_a_kernel_is_tried_before_it_is_used(tmp_path: Path) -> None:
+    source, cpu = delta_step.SOURCE.read_text(encoding="utf-8"), torch.device("cpu")
+    options = [*delta_step.compile_options(SHAPE), "-DSHARED_BYTES=0"]
+    assert delta_step._is_right(HostKernel.of(source, options, tmp_path), SHAPE, cpu)
+    for good, bad in (
+        ("delta, row.key[j].w", "delta, row.key[j].z"),
+        ("(i - 1) *", "i *"),
+        ("% 2, count", "% 1, count"),
+    ):
+        assert source.count(good) == 1
+        assert not delta_step._is_right(HostKernel.of(source.replace(good, bad), options, tmp_path), SHAPE, cpu)

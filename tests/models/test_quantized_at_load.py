@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from both_engines import facts_of, fused_tokens, reference, reference_tokens, weights_of
 from families import save_model
 from quantised_checkpoints import CODED, SIZES
 from safetensors.torch import load_file, save_file
@@ -16,45 +17,8 @@ from dflash_local.kernels.quantize_weight import quantize as quantize_matrix
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import QUANTIZED
-from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.fused.weights import TargetWeights, read_weights
-from dflash_local.models.load_target import Placement, load_target
-from dflash_local.models.target_facts import TargetFacts
 
-CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen3", "qwen3_5")
-PROMPT = torch.arange(5, 16)
-TOKENS = 12
-
-
-def facts_of(folder: Path, quantize: str | None) -> tuple[Checkpoint, TargetFacts]:
-    checkpoint = Checkpoint.open(folder)
-    return checkpoint, TargetFacts.from_checkpoint(checkpoint).quantized(quantize)
-
-
-def fused_weights(folder: Path, quantize: str | None, dtype: torch.dtype = torch.float32) -> TargetWeights:
-    checkpoint, facts = facts_of(folder, quantize)
-    return read_weights(checkpoint, facts, CPU, dtype)
-
-
-def fused_tokens(folder: Path, quantize: str | None) -> list[int]:
-    _, facts = facts_of(folder, quantize)
-    model = FusedTarget(fused_weights(folder, quantize), facts.model, (0, 2), 64, 4)
-    found = [int(model.head(model.prefill(PROMPT, False).hidden[-1:]).argmax())]
-    while len(found) < TOKENS:
-        row = model.verify(torch.tensor([found[-1]]), False).hidden
-        model.commit(1)
-        found.append(int(model.head(row).argmax()))
-    return found
-
-
-def reference_tokens(folder: Path, quantize: str | None) -> list[int]:
-    model, ids = load_target(*facts_of(folder, quantize), Placement("cpu", torch.float32)), PROMPT.tolist()
-    for _ in range(TOKENS):
-        with torch.inference_mode():
-            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
 
 
 def meant(matrix: torch.Tensor, quantize: str) -> torch.Tensor:
@@ -97,7 +61,7 @@ def test_both_engines_compute_what_the_codes_stand_for(family: str, quantize: st
 def test_only_the_matrices_of_layers_are_quantised(quantize: str, tmp_path: Path) -> None:
     folder = save_model("qwen3_5", tmp_path, **SIZES)
     tensors = load_file(folder / "model.safetensors")
-    weights = fused_weights(folder, quantize, torch.bfloat16)
+    weights = weights_of(folder, quantize, torch.bfloat16)[0]
     assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].bfloat16())
     assert isinstance(weights.head.weight, torch.Tensor)
     plain = {tuple(each.weight.shape) for each in weights.products if isinstance(each.weight, torch.Tensor)}
@@ -110,7 +74,7 @@ def test_only_the_matrices_of_layers_are_quantised(quantize: str, tmp_path: Path
 
 def test_a_matrix_that_no_group_divides_stays_plain(tmp_path: Path) -> None:
     folder = save_model("qwen3", tmp_path, **{**SIZES, "hidden_size": 48})
-    kinds = {each.weight.shape[1]: type(each.weight) for each in fused_weights(folder, "int4").products}
+    kinds = {each.weight.shape[1]: type(each.weight) for each in weights_of(folder, "int4")[0].products}
     assert kinds.pop(48) is torch.Tensor and set(kinds.values()) == {IntWeight}
 
 
@@ -119,7 +83,7 @@ def test_a_model_larger_than_its_files_is_refused_before_memory_is_taken(tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 2**20}))
     with pytest.raises(CheckpointError, match="config.json describes"):
-        load_target(*facts_of(folder, "int8"), Placement("cpu", torch.float32))
+        reference(folder, quantize="int8")
 
 
 def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
@@ -128,7 +92,7 @@ def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     tensors = {name: value.normal_() if name.endswith(".bias") else value for name, value in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
-    model = load_target(*facts_of(folder, "int8"), Placement("cpu", torch.float32))
+    model = reference(folder, quantize="int8")
     bias = model.get_parameter("model.layers.0.self_attn.q_proj.bias")
     assert torch.equal(bias, tensors["model.layers.0.self_attn.q_proj.bias"])
 

@@ -53,8 +53,8 @@ class Reading(Protocol):
         """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
 
 
-class Format(Reading, Protocol):
-    """What a weight format brings along."""
+class Format(Protocol):
+    """What a weight format brings along. A weight is as of ``Reading``, or what ``finish`` has made of it."""
 
     has_library: bool  # the library has a product for few rows, which kernels are measured against
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
@@ -12,9 +10,7 @@ from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, fragment_format
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
-from dflash_local.layout.linear import Part, WeightFormat
 from dflash_local.models.fused.fragment_kernels import right_configs
-from dflash_local.models.place import Places
 
 
 def takes(weight: Codable) -> bool:
@@ -30,12 +26,6 @@ def takes(weight: Codable) -> bool:
 
 class _Fragments:
     has_library = False
-
-    def weight(self, form: WeightFormat, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> FragmentWeight:
-        raise TypeError("a weight is packed once it is read")
-
-    def places(self, weight: FragmentWeight, form: WeightFormat, parts: Sequence[Part]) -> Places:
-        raise TypeError("a weight is packed once it is read")
 
     def finish(self, weight: FragmentWeight) -> FragmentWeight:
         return weight
