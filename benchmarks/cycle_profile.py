@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,15 @@ def table(kernels: list[tuple[str, float, float]]) -> dict[str, dict[str, float]
     earlier kernels (``exposed``), and the pauses before it (``gap``). The largest exposed time comes first.
     """
     found: dict[str, dict[str, float]] = defaultdict(lambda: {"launches": 0.0, "us": 0.0, "gap": 0.0, "exposed": 0.0})
-    last = None
+    last = -math.inf  # the end of all earlier kernels
     for name, begin, end in kernels:
         one = found[name]
         one["launches"] += 1 / REPLAYS
         one["us"] += (end - begin) / REPLAYS
-        if last is not None and begin - last < BETWEEN_REPLAYS_US:
+        if begin - last < BETWEEN_REPLAYS_US:
             one["gap"] += max(begin - last, 0) / REPLAYS
-            one["exposed"] += max(end - max(begin, last), 0) / REPLAYS
-        last = end if last is None else max(last, end)
+        one["exposed"] += max(end - max(begin, last), 0) / REPLAYS
+        last = max(last, end)
     return dict(sorted(found.items(), key=lambda item: -item[1]["exposed"]))
 
 

@@ -112,6 +112,7 @@ def try_kernels(
             config = replace(trial, rows=0)  # of no use once one of its kernels has failed
             verdict: Verdict = "untried"
             if failures[trial.format] < MAX_FAILURES and config not in failed:
+                _begin(process, device)  # where a new child is due: that it does not start is no kernel's fault
                 verdict = _verdict(process, trial, device)
             if verdict in BAD:
                 failures[trial.format] += 1

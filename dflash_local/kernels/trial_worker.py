@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import Verdict
@@ -34,6 +35,8 @@ def answer(data: bytes) -> bytes:
         return json.dumps({"verdict": _verdict(trial, device)}).encode()
     except torch.OutOfMemoryError:
         return json.dumps({"unable": "the device has no memory left"}).encode()
+    except MissingDependencyError as error:  # NVRTC where the parent finds it and a child does not: the user's site
+        return json.dumps({"unable": f"the child process that tries kernels says: {error.message}"}).encode()
     except RuntimeError as error:
         return json.dumps({"unable": str(error).partition("\n")[0]}).encode()
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
+from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
@@ -22,6 +23,7 @@ from dflash_local.kernels.kernel_record import KernelRecord, source_digest
 from dflash_local.kernels.kernel_trial import Request, Trial, TrialsImpossibleError, trials_of, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.random_weight import random_weight
+from dflash_local.worker.process import WorkerError
 
 CPU = torch.device("cpu")
 FORMATS = [
@@ -119,14 +121,28 @@ def test_an_error_of_the_device_is_a_fault_and_a_full_one_no_verdict(
     assert ask(trial(FORMATS[1], 1)) == answer
 
 
+def test_a_compiler_that_only_the_child_lacks_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the user's site, which a child does not look into: it was taken for a fault of every kernel."""
+
+    def missing(*args: object) -> None:
+        raise MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
+
+    monkeypatch.setattr(few_row_gemm, "compiled", missing)
+    answer = {"unable": "the child process that tries kernels says: the compiler NVRTC is not installed"}
+    assert ask(trial(FORMATS[1], 1), compile_only=True) == answer
+
+
 class _Answers:
     """In place of the process: verdicts by configuration; counts what it is asked."""
 
     def __init__(self, verdicts: dict[int, str], unable: str = "") -> None:
         self.verdicts, self.unable, self.tried, self.closed = verdicts, unable, 0, 0
+        self.starts = True  # again, once it has been closed
 
     def request(self, data: bytes, limits: object) -> bytes:
         asked = pickle.loads(data)
+        if self.closed and not self.starts:
+            raise WorkerError(late=False)
         if self.unable:
             return json.dumps({"unable": self.unable}).encode()
         if asked.compile_only:
@@ -157,6 +173,15 @@ def test_a_failed_configuration_is_not_tried_with_more_rows_and_a_format_that_ke
     assert verdicts.count("fault") == kernel_trial.MAX_FAILURES and "right" not in verdicts
     assert record.is_right(other.kernel) and answers.tried == kernel_trial.MAX_FAILURES + 1
     assert answers.closed == kernel_trial.MAX_FAILURES + 1, "a new child after each failure"
+
+
+def test_a_child_that_does_not_start_again_is_no_fault_of_the_next_kernel(
+    record: KernelRecord, answers: _Answers
+) -> None:
+    answers.verdicts, answers.starts = {5: "fault"}, False
+    with pytest.raises(TrialsImpossibleError, match="does not start"):
+        try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, nobody)
+    assert record.verdicts == {trial(FORMATS[0], 5).kernel: "fault"}
 
 
 def test_a_device_that_no_child_can_use_gives_no_verdicts(record: KernelRecord, answers: _Answers) -> None:
@@ -192,7 +217,7 @@ def test_ctrl_c_ends_a_child_that_hangs(tmp_path: Path, record: KernelRecord) ->
         "asked = []\n"
         "def answer(data):\n"
         "    asked.append(data)\n"
-        "    if len(asked) == 3:\n"  # it has started and compiled
+        "    if len(asked) == 4:\n"  # it has started and compiled
         f"        open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
         "        threading.Event().wait()\n"
         "    return b'{}'\n"
