@@ -28,10 +28,8 @@ def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
     if variant.format == "awq-int4":
         numbers = {"bits": 4, "group_size": group, "zero_point": True}
         return {"quant_method": "awq", "version": "gemm", **numbers, "modules_to_not_convert": list(kept)}
-    if variant.format == "gptq-int8":
-        return {**_gptq(group, kept), "bits": 8}
-    if variant.format == "gptq-int4":
-        return _gptq(group, kept)
+    if variant.format in ("gptq-int4", "gptq-int8"):
+        return _gptq(4 if variant.format == "gptq-int4" else 8, group, kept)
     if variant.format == "nvfp4":
         weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group}
         return _compressed_tensors("nvfp4-pack-quantized", weights, kept)
@@ -50,13 +48,7 @@ def _compressed_tensors(layout: str, weights: Mapping[str, Any], kept: Sequence[
     }
 
 
-def _gptq(group: int, kept: Sequence[str]) -> dict[str, Any]:
+def _gptq(bits: int, group: int, kept: Sequence[str]) -> dict[str, Any]:
     dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
-    return {
-        "quant_method": "gptq",
-        "bits": 4,
-        "sym": True,
-        "desc_act": False,
-        "group_size": group,
-        "dynamic": dynamic,
-    }
+    numbers = {"bits": bits, "group_size": group, "sym": True, "desc_act": False}
+    return {"quant_method": "gptq", **numbers, "dynamic": dynamic}

@@ -113,6 +113,10 @@ def bench(
         )
         return random_bench(model, options, user, console)
     _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None)
+    if fidelity and block_size is not None:
+        raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
+    if original is not None and not fidelity:
+        raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")
     load = replace(load, context=context[0]) if context else load
@@ -125,11 +129,8 @@ def bench(
     chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
     if fidelity:
         asked = Asked(chosen, length, thinking, report, as_json)
-        return measure_fidelity(
-            pair, original_of(model, pair, original, load, user, console), load, asked, user, console
-        )
-    if original is not None:
-        raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
+        plain = original_of(model, pair, original, load, user, console)
+        return measure_fidelity(pair, plain, load, asked, user, console)
     _compare(pair, load, user, chosen, length, block_size, thinking, console, report, as_json)
 
 

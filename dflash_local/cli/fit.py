@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dflash_local.settings import Settings
 
 Config = TypeVar("Config")
+ROOMY = 32_768  # tokens of context, for which a pre-quantised target may have fewer bits than would fit with less
+TARGET_LINES = ("target weights", "head", "embedding")  # of a ledger: what the target's files hold, wherever it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,6 @@ def variant_plans(
     """
     from dflash_local.catalog.row import Repo
     from dflash_local.cli.resolve import Choice
-    from dflash_local.config.read_model import read_model
     from dflash_local.errors import UsageError
     from dflash_local.planner.plan import plan
 
@@ -169,10 +170,9 @@ def variant_plans(
     found = []
     for variant in row.variants if row is not None else ():
         choice = Choice(variant.repo, Repo(variant.repo, variant.revision), None, row)
-        config = configuration(Repo(variant.repo), None, places) or _of_variant(choice)
-        target = None if config is None else _known(read_model, config, variant.repo)
+        own = shapes(choice, places)
         try:
-            made = None if target is None else plan(target, known.drafter, where, load)
+            made = None if own is None else plan(own.target, known.drafter, where, load)
         except UsageError:  # an option that this target cannot have
             made = None
         found.append(VariantPlan(variant, made))
@@ -180,12 +180,14 @@ def variant_plans(
 
 
 def fitting_variant(plans: tuple[VariantPlan, ...]) -> VariantPlan | None:
-    """Of those that fit with a usable context the one with most bits; else the one with most context."""
-    from dflash_local.planner.plan import USABLE
+    """Of those that fit with ``ROOMY`` tokens of context the one with the largest weights; else that with the most."""
 
     def order(one: VariantPlan) -> tuple[int, int]:
-        total, context = (0, 0) if one.plan is None else (one.plan.ledger.total or 0, one.plan.context or 0)
-        return min(context, USABLE), total
+        if one.plan is None:
+            return 0, 0
+        book = one.plan.ledger
+        weights = sum(line.bytes or 0 for line in (*book.lines, *book.host) if line.name in TARGET_LINES)
+        return min(one.plan.context or 0, ROOMY), weights
 
     return max((one for one in plans if one.fits), key=order, default=None)
 

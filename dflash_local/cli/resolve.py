@@ -123,10 +123,8 @@ def of_variant(model: str, variant: str, user: Settings) -> str:
     Raises:
         UnknownModelError: no such model. UsageError: no such variant; lists those that there are.
     """
-    row = registry(user).find(model)
+    row = choose(model, None, user).row
     if row is None or not row.variants:
-        if row is None and not os.path.isdir(os.path.expanduser(model)) and model not in BUNDLED:
-            raise unknown(model, registry(user))
         raise UsageError(f"no pre-quantised variants of {model} are known", "leave --variant out")
     found = row.variant(variant)
     if found is None:

@@ -41,14 +41,14 @@ def warm(
     """Load a pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
     user = settings.load()
     console = Console(user.environ)
-    pair = resolve(model, drafter, user, console, allow_mismatch=load.allow_mismatch)
+    draft = mode is opt.ModeChoice.dflash
+    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.kernels import kernel_record
     if again:
         kernel_record.forget_all()
     begin = time.monotonic()
-    draft = mode is opt.ModeChoice.dflash
     with loaded_engine(pair, replace(load, draft=draft), user, console) as session:
         seconds, facts = time.monotonic() - begin, session.facts
     found = _report(pair.name, facts, kernel_record.used_records(), seconds)

@@ -34,7 +34,7 @@ def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpe
         yield from drafter.run_buffers(draft, model.vocab_size, spec)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # a plan of a pair asks for each format, variant, drafter precision and offload: about 80
 def _weight_bytes(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Mapping[Group, int]:
     return group_bytes(weight_buffers(model, draft, spec))
 

@@ -21,7 +21,9 @@ def formats_of(config: LoadConfig) -> tuple[str | None, ...]:
 def alternatives(config: LoadConfig, machine: Machine) -> Iterator[LoadConfig]:
     """Configurations ever further from this one."""
     smaller = [each for each in SMALLER if each in formats_of(config)]
-    tried = [config.quantize, *smaller[smaller.index("int4") :]] if config.quantize else [None, *smaller]
+    if config.quantize:
+        smaller = smaller[smaller.index("int4") :]
+    tried = dict.fromkeys((config.quantize, *smaller))
     for draft in dict.fromkeys((config.draft, False)):
         for quantize in tried:
             other = replace(config, quantize=quantize, draft=draft, context=None)

@@ -6,6 +6,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 from __future__ import annotations
 
 from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.config.quantization import WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import Parameters, target_parameters
 
@@ -13,9 +14,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # bitsandbytes nf4 with double quantisation: 4 bits, an 8-bit scale per 64 weights, float32 per 256 scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 INT8_BYTES = 1.0  # and one float32 per output row, far below a thousandth
-# Native formats pack the routed experts: four bits, and a scale of one byte (mxfp4) or two (int4) per 32.
-NATIVE_BYTES = {"mxfp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 32}
-INT4_METHODS = ("compressed-tensors",)  # what its publishers call it
+MXFP4_BYTES = 0.5 + 1 / 32  # of gpt-oss: four bits, and a scale of one byte per 32
+SCALE_BYTES = 2  # of groups of integer codes
 
 
 def default_dtype(kind: str) -> str:
@@ -26,13 +26,6 @@ def default_dtype(kind: str) -> str:
 def resolved_dtype(dtype: str, kind: str) -> str:
     """A dtype, ``auto`` being what it means on a kind of machine."""
     return default_dtype(kind) if dtype == "auto" else dtype
-
-
-def native_format(model: ModelConfig) -> str | None:
-    """The format of weights that are published quantised; None for plain ones."""
-    if model.quantization is None:
-        return None
-    return "int4" if model.quantization.method in INT4_METHODS else model.quantization.method
 
 
 def refusal(model: ModelConfig, quantize: str | None) -> str:
@@ -67,13 +60,23 @@ def published_bytes(model: ModelConfig) -> int | None:
     """Bytes of the text model's weights as its publisher stores them; None for a format that is not known here."""
     counts = target_parameters(model)
     size = DTYPE_BYTES.get(model.stored_dtype, 2)
-    native = native_format(model)
-    if native is None:
+    if model.quantization is None:
         return counts.total * size
-    if native not in NATIVE_BYTES:
+    each = _expert_weight_bytes(model.quantization)
+    if each is None or not counts.experts:
         return None
     weights = counts.experts - _expert_biases(model)
-    return round(weights * NATIVE_BYTES[native]) + (counts.total - weights) * size
+    return round(weights * each) + (counts.total - weights) * size
+
+
+def _expert_weight_bytes(stored: Quantization) -> float | None:
+    """Bytes of a weight of the routed experts, its share of a scale included, where these alone are quantised."""
+    if stored.method == "mxfp4":
+        return MXFP4_BYTES
+    match stored.formats:
+        case (StoredInt(group_size=group, zeros=False, bits=bits),) if group != WHOLE:
+            return bits / 8 + SCALE_BYTES / group
+    return None
 
 
 def _expert_biases(model: ModelConfig) -> int:

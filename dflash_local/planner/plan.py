@@ -110,8 +110,14 @@ def plan(
 def nearest(
     target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
-    """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter."""
-    for other in alternatives(config or LoadConfig(), machine):
+    """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter.
+
+    Of a format that the target cannot be rounded to, the nearest to the target as it is.
+    """
+    config = config or LoadConfig()
+    if quantize_refusal(target, config.quantize):
+        config = replace(config, quantize=None)
+    for other in alternatives(config, machine):
         found = plan(target, drafter, machine, other)
         if found.fits:
             return found
@@ -230,7 +236,9 @@ class _Case:
         return max(fitting, key=lambda each: each.context or 0, default=found[-1])
 
     def offloads(self, what: Offloaded) -> bool:
-        """True where the target has such a thing that would lie on the device."""
+        """True where the target has such a thing that would lie on the device, and that is a GPU."""
+        if self.machine.kind not in ("cuda", "named"):
+            return False
         return self.target.recurrent if what == "snapshots" else not self.target.tie_word_embeddings
 
     def with_enough(self, found: Plan, context: int) -> Plan:
@@ -278,7 +286,7 @@ def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:
     published = formats.published_bytes(target)
     sizes = Ledger(
         (
-            Line("target weights", published, formats.native_format(target) or target.stored_dtype),
+            Line("target weights", published, target.quantization.name if target.quantization else target.stored_dtype),
             Line("target KV", kv_bytes_per_token(target) * limit, f"{limit} tokens"),
         ),
         Line("loading", 0),

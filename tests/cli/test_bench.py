@@ -113,6 +113,8 @@ def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli:
     [
         (("demo", "--fidelity"), "demo is not known as a quantised target"),
         (("demo", "--original", "demo"), "it goes with --fidelity"),
+        (("owner/name", "--original", "demo"), "it goes with --fidelity"),
+        (("demo", "--quantize", "int4", "--fidelity", "--block-size", "4"), "--block-size does not go with --fidelity"),
         (("demo", "--weights", "random", "--fidelity"), "--fidelity does not go with --weights random"),
     ],
 )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_hub import FakeHub
 
-from dflash_local.catalog import bundled
+from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.shapes import shape
+from dflash_local.cli import fit
+from dflash_local.cli.resolve import of_row
 from dflash_local.config.quantizers import USUAL
+from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 
 GIB = 2**30
@@ -234,12 +238,35 @@ def test_variants_are_planned_and_the_one_that_fits_is_the_first_hint(cli: Cli) 
     assert plans["fp8"]["plan"]["ledger"]["lines"][0]["bytes"] > 20 * GIB
 
 
+@pytest.mark.parametrize(
+    ("gib", "name"), [("24", "autoround-int4"), ("28", "pack-quantized-int4"), ("40", "gptq-int8")]
+)
+def test_of_variants_with_room_for_a_conversation_the_largest_weights_are_named(cli: Cli, gib: str, name: str) -> None:
+    """Every plan takes the context that fits, so what it needs in all says nothing of its weights."""
+    failed = cli("plan", "qwen3.6-27b", "--gpu-memory", gib)
+    assert failed.code == 5 and f"--variant {name};" in failed.err
+
+
+def test_a_damaged_download_of_a_variant_keeps_no_pair_from_being_planned(tmp_path: Path) -> None:
+    """It is planned by the registry's recipe; loading it tells what is wrong."""
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    row = registry.load().find("qwen3.5-9b")
+    assert row is not None
+    known, here = fit.shapes(of_row(row), None), SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path))
+    assert known is not None
+    found, damaged = (fit.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
+    assert damaged == found and found[0].fits
+
+
 def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
     by_name = cli("plan", "qwen3.6-27b", "--variant", "AutoRound-Int4", "--gpu-memory", "24", "--json").json
     by_repo = cli("plan", "Lorbus/Qwen3.6-27B-int4-AutoRound", "--gpu-memory", "24", "--json").json
     assert by_name == by_repo and by_name["plan"]["format"] == "int4 g128" and by_name["variants"] == []
     wrong = cli("plan", "qwen3.6-27b", "--variant", "int3")
     assert wrong.code == 2 and "has no variant 'int3'" in wrong.err and "autoround-int4" in wrong.err
+    of_another = cli("plan", "Lorbus/Qwen3.6-27B-int4-AutoRound", "--variant", "pack-quantized-int4", "--json")
+    assert "cyankiwi/Qwen3.6-27B-AWQ-INT4" in of_another.out + of_another.err
+    assert cli("plan", "no-such", "--variant", "fp8").err.startswith("error: unknown model 'no-such'")
     none = cli("plan", "demo", "--variant", "fp8")
     assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
     for command in ("run", "chat", "serve", "bench", "pull", "plan"):

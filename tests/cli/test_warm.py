@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import warm
 from dflash_local.kernels import kernel_record
 from dflash_local.kernels.kernel_record import KernelRecord
 from tests.cli.conftest import Cli
@@ -30,6 +33,18 @@ def test_without_a_card_there_is_nothing_to_try(cli: Cli) -> None:
     assert done.code == 0 and done.json["cards"] == [] and done.json["seconds"] > 0
     assert done.json["versions"]["dflash-local"] and done.json["loaded_as"] == "reference float32 cpu"
     assert "no products that kernels are tried" in cli("warm", "demo", "--mode", "ar").out
+
+
+def test_without_drafts_no_drafter_is_asked_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def resolved(*names: object, draft: bool = True, **_named: object) -> Pair:
+        asked.append(draft)
+        return bundled.find("demo")
+
+    monkeypatch.setattr(warm, "resolve", resolved)
+    assert cli("warm", "demo", "--mode", "ar").code == cli("warm", "demo").code == 0
+    assert asked == [False, True]
 
 
 def test_what_is_known_is_told(cli: Cli, record: KernelRecord) -> None:

@@ -16,8 +16,8 @@ from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.load_config import LoadConfig
-from dflash_local.planner.alternatives import COARSER
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.planner.alternatives import COARSER, alternatives
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import (
@@ -223,6 +223,27 @@ def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None
     bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False, offload="all"), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
     assert near is not None and not near.load.draft and "--mode ar" in near.options()
+
+
+def test_the_nearest_to_a_format_that_the_target_cannot_have_is_the_target_as_it_is() -> None:
+    """A stored target that fits as it lies was told to fit in no format when it was to be rounded once more."""
+    stored = read_model({**(shape("Qwen/Qwen3-8B") or {}), "quantization_config": USUAL["int4-g128"]}, "Qwen/Qwen3-8B")
+    wish, machine = LoadConfig(quantize="int8"), card(16 * GIB)
+    refused, near = plan(stored, DENSE_DRAFTER, machine, wish), nearest(stored, DENSE_DRAFTER, machine, wish)
+    assert not refused.fits and refused.reason == "int8 on top of int4 g128 is not supported"
+    assert near is not None and near.load.quantize is None and near.stored == "int4 g128" and near.load.draft
+
+
+@pytest.mark.parametrize("quantize", [None, *LOAD_OPTIONS["quantize"].choices])
+def test_no_alternative_is_tried_twice(quantize: str | None) -> None:
+    tried = list(alternatives(LoadConfig(quantize=quantize), card(GIB)))
+    assert len(set(tried)) == len(tried) and tried[0].quantize == quantize
+
+
+def test_a_cpu_has_no_other_memory_to_offload_to() -> None:
+    machine = Machine("CPU", "cpu", 8 * GIB, 8 * GIB, "test", "cpu")
+    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(engine="fused"))
+    assert not found.fits and found.load.offload == "auto" and found.ledger.host == ()
 
 
 def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:

@@ -86,6 +86,28 @@ def test_what_cannot_be_loaded_is_said_before_a_download(settings: Any, quantize
     assert formats.refusal(target(SHAPE, settings), quantize) == said
 
 
+def test_published_bytes_are_those_of_the_format_that_experts_are_stored_in() -> None:
+    """compressed-tensors is a container: its int4, int8 and fp4 are told apart, and what is not counted is unknown."""
+    repo = "Qwen/Qwen3.5-35B-A3B"
+    plain, *packed = (formats.published_bytes(target(repo, settings)) for settings in (None, *map(_packed, (4, 8))))
+    experts = (plain or 0) - (packed[0] or 0)
+    assert experts / ((plain or 0) - (packed[1] or 0)) == pytest.approx((2 - 0.5 - 2 / 32) / (2 - 1 - 2 / 32))
+    assert formats.published_bytes(target(repo, USUAL["mxfp4"])) is None
+    assert formats.published_bytes(target(SHAPE, USUAL["int4-g128"])) is None, "no expert is what is stored so"
+    found = plan(target(repo, _packed(4)), None, named("H200", None), runs_on="server")
+    assert found.ledger.lines[0].note == "int4 g32"
+
+
+def _packed(bits: int) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+
+
 def test_quantised_experts_are_decoded_for_the_reference_engine() -> None:
     model = target("Qwen/Qwen3.5-35B-A3B", USUAL["fp8"])
     assert formats.refusal(model, None) == ""
