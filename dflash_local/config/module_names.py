@@ -6,5 +6,5 @@ from __future__ import annotations
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 HEAD = "lm_head"
 HEAD_MODULES = (HEAD, f"language_model.{HEAD}")  # it does not lie below the text model's prefix
-# Decay projections of Gated DeltaNet: small, and errors in them grow. Hardly a quantiser takes them.
+# Decay projections of Gated DeltaNet: small, and errors in them grow. Few quantisers take them.
 DECAY = ("in_proj_a", "in_proj_b", "in_proj_ba")

@@ -17,7 +17,7 @@ class WeightSpec:
 
     Attributes:
         dtype: of matrices and activations. norm_plus_one: norms count their weight from zero, and it is float32.
-        format_of: the format of each module. host_embedding: an embedding that is not the head, too, lies in pinned
+        format_of: the format of each module. host_embedding: an embedding that is not also the head lies in pinned
             host memory.
     """
 

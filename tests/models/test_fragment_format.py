@@ -128,12 +128,16 @@ def test_what_the_kernels_do_not_take_stays(weight: Codable, card: None) -> None
     layer = Linear(weight)
     finish([layer])
     assert layer.weight is weight
+    (line,) = without_kernel([layer, layer])
+    assert f"weights of {weight.shape[0]} x {weight.shape[1]} are decoded for each product" in line
+    assert line.count("no kernel takes them (") == 1 and not line.endswith("()")
 
 
 def test_nothing_is_packed_on_the_cpu() -> None:
     layer = Linear(int4(96, 256, 32))
     finish([layer])
     assert isinstance(layer.weight, IntWeight) and candidates(layer, 99 * 1024, 16) == []
+    assert without_kernel([layer]) == (), "no card, no kernels to miss"
 
 
 def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_wheel(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, fragment_decode
+from dflash_local.kernels.allocate import dtype_name
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, fragment_format
 from dflash_local.kernels.jit import runs_kernels
@@ -14,14 +15,19 @@ from dflash_local.models.fused.fragment_kernels import right_configs
 
 
 def takes(weight: Codable) -> bool:
-    """True where kernels read fragments on the weight's device, and take its shape and its groups."""
-    if not (runs_kernels(weight) and weight.dtype == torch.bfloat16):
-        return False
+    """True where kernels read fragments on the weight's device, and take its dtype, its shape and its groups."""
+    return runs_kernels(weight) and not why_not(weight)
+
+
+def why_not(weight: Codable) -> str:
+    """Why the kernels do not take a weight, on whatever device; empty where they do."""
+    if weight.dtype != torch.bfloat16:
+        return f"they compute in bfloat16, not in {dtype_name(weight.dtype)}"
     try:
         fragment_format(weight)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class _Fragments:

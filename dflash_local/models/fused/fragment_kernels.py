@@ -34,7 +34,7 @@ def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part
     """Try the kernels that products of up to ``rows`` rows may use and that nobody has tried on this card.
 
     Args:
-        products: on one device. say: hears what is done, and the share that is done.
+        products: on one device. say: called with what is done, and with the fraction done (0..1).
     """
     each = [(weight, paired) for weight, paired in products if not _unmet(weight)]
     if not each:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
-from dflash_local.models.fused import fragment_kernels
+from dflash_local.models.fused import fragment_format, fragment_kernels
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 
@@ -29,7 +29,7 @@ def choose_configs(
     CUDA nothing is measured and the library's product is kept.
 
     Args:
-        say: hears of what takes long and is done once for a card, and the share that is done.
+        say: called with what takes long and is done once for a card, and with the fraction done (0..1).
 
     Returns:
         what was chosen, by weight shape.
@@ -47,13 +47,31 @@ def choose_configs(
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """A line on the packed weights whose products are the generic one here, and why; none where there are none."""
+    """A line on the packed weights whose products are the generic one here, one on those that are not packed, and why.
+
+    None where there are no such weights, and where no kernels run.
+    """
+    found: list[str] = []
     products = [product for layer in layers if layer.config is None and (product := _packed(layer))]
-    if not products:
-        return ()
-    shapes = ", ".join(f"{n} x {k}" for n, k in sorted({tuple(weight.shape) for weight, _ in products}))
-    why = fragment_kernels.why_none(products)
-    return (f"quantised weights of {shapes} are multiplied by a generic product in Triton, which is slow: {why}",)
+    if products:
+        shapes, why = _shapes(weight for weight, _ in products), fragment_kernels.why_none(products)
+        found.append(
+            f"quantised weights of {shapes} are multiplied by a generic product in Triton, which is slow: {why}"
+        )
+    others = [layer.weight for layer in layers if not isinstance(layer.weight, (torch.Tensor, FragmentWeight))]
+    decoded = [(each, why) for each in others if runs_kernels(each) and (why := fragment_format.why_not(each))]
+    if decoded:
+        shapes, why = _shapes(weight for weight, _ in decoded), "; ".join(dict.fromkeys(why for _, why in decoded))
+        found.append(
+            f"quantised weights of {shapes} are decoded for each product, which is very slow: "
+            f"no kernel takes them ({why})"
+        )
+    return tuple(found)
+
+
+def _shapes(weights: Iterable[Any]) -> str:
+    """Each shape once, the smallest first."""
+    return ", ".join(f"{n} x {k}" for n, k in sorted({tuple(weight.shape) for weight in weights}))
 
 
 def _packed(layer: Linear | GateUp) -> fragment_kernels.Product | None:

@@ -126,7 +126,7 @@ def read_weights(
 
     Args:
         format_of: the format of each matrix by its module's name; None for the one that it is stored in.
-        host_embedding: an embedding that is not the head, too, lies in pinned host memory.
+        host_embedding: an embedding that is not also the head lies in pinned host memory.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or not finite.
