@@ -6,6 +6,7 @@ the other. The two are loaded one after the other: the original's log-probabilit
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,13 @@ def score_original(
         kept = torch.cat([part.cpu() for part in _log_probs(session, target, ids, reply)])
         found.append(Scored(prompt.kind, ids, reply, kept))
     return found
+
+
+def give_back() -> None:
+    """Return the memory of a closed session to the device: the plan of the next load counts what is free there."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> list[Distance]:

@@ -62,6 +62,8 @@ def measure_fidelity(
         with console.progress() as line:
             texts = fidelity.score_original(session, asked.prompts, asked.max_new_tokens, asked.thinking, line)
         before = session.facts
+    del session
+    fidelity.give_back()
     with loaded_engine(pair, alone, user, console) as session:
         with console.progress() as line:
             found = fidelity.distances(session, texts, line)

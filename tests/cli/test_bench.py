@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +16,9 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 from quantised_checkpoints import quantise  # noqa: E402
 
 from dflash_local import settings  # noqa: E402
+from dflash_local.bench import fidelity as scores  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
-from dflash_local.cli import fidelity  # noqa: E402
+from dflash_local.cli import fidelity, measuring  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
@@ -97,6 +101,26 @@ def test_fidelity_of_a_toy_is_told_as_table_and_report(cli: Cli, tmp_path: Path)
     assert 0 < report["rows"][-1]["mean_kl"] < 0.1 and 0.5 < report["rows"][-1]["top_1"] <= 1
     assert report["weights"].startswith("int4") and report["original"]["weights"] == "float32"
     assert report["kept_bytes"] == 4 * 1024 * report["rows"][-1]["positions"]
+
+
+def test_the_original_gives_its_memory_back_before_the_quantised_target_is_planned(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session reserves all the context that fits: beside it, or its memory kept by the allocator, nothing would."""
+    steps: list[str] = []
+
+    @contextmanager
+    def loading(pair: Pair, load: LoadConfig, *rest: Any) -> Iterator[Any]:
+        steps.append(f"load {load.quantize}")
+        with measuring.loaded_engine(pair, load, *rest) as session:
+            yield session
+        steps.append("closed")
+
+    monkeypatch.setattr(fidelity, "loaded_engine", loading)
+    monkeypatch.setattr(scores, "give_back", lambda: steps.append("given back"))
+    done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW)
+    assert done.code == 0, done.err
+    assert steps == ["load None", "closed", "given back", "load int4", "closed"]
 
 
 def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local.cli import doctor
 from dflash_local.cli.main import main
-from dflash_local.errors import MissingDependencyError
+from dflash_local.errors import MissingDependencyError, SettingsError
 from dflash_local.kernels import kernel_record, nvrtc
 from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
 from dflash_local.planner.software import Command, Compiler
@@ -202,6 +202,19 @@ def test_the_compiler_of_kernels_is_named_with_what_is_known_of_them(monkeypatch
     monkeypatch.setattr(kernel_record, "record_of", lambda device: record)
     found = doctor.check_nvrtc("9.0")
     assert found.status == "ok" and found.value == "13.0; 2 kernels tried on this card, 1 of no use"
+
+
+def test_settings_that_are_not_read_do_not_end_the_look_at_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(_device: str) -> None:
+        raise SettingsError("settings.json is no JSON")
+
+    monkeypatch.setattr(nvrtc, "nvrtc", type("Compiler", (), {"version": (13, 0)}))
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
+    monkeypatch.setattr(kernel_record, "record_of", unread)
+    assert doctor.check_nvrtc("9.0") == doctor.Check("nvrtc", "ok", "13.0")
+
+
+def test_a_compiler_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     unmet = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: asked.append(capability) or unmet)
