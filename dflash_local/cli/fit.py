@@ -217,10 +217,8 @@ def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
             rows.append((name, "no", "-", "-", ""))
             reasons += wrapped(f"{name}: {one.plan.reason}", width)
         else:
-            host = " and ".join(line.name for line in one.plan.ledger.host)
-            note = f"with {host} in host memory" if host else ""
             context, total = tokens(one.plan.context), amount(one.plan.ledger.total)
-            rows.append((name, "yes" if one.fits else "no", context, total, note))
+            rows.append((name, "yes" if one.fits else "no", context, total, _how(one.plan)))
     return [*table(columns, rows, width), *reasons] if rows else []
 
 
@@ -363,13 +361,24 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
             reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
             continue
         fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
-        precision = plan.load.drafter_precision if plan.engine == "fused" else "auto"
-        why = rounding_remark(plan) if precision == "auto" else f"drafter precision {precision}"
-        if not plan.fits and total is not None:
-            why = f"{amount(total - plan.machine.free)} too little"
         reasons += wrapped(plan.reason, width) if total is None else []
-        rows.append((plan.format, fits, tokens(plan.context), amount(total), why))
+        rows.append((plan.format, fits, tokens(plan.context), amount(total), _how(plan)))
     return [*table(columns, rows, width), *reasons]
+
+
+def _how(found: Plan) -> str:
+    """What a plan takes beside its format to fit, or by how much it does not."""
+    total = found.ledger.total
+    if not found.fits and total is not None:
+        return f"{amount(total - found.machine.free)} too little"
+    precision = found.load.drafter_precision if found.engine == "fused" else "auto"
+    host = " and ".join(line.name for line in found.ledger.host)
+    said = (
+        rounding_remark(found),
+        "" if precision == "auto" else f"drafter precision {precision}",
+        f"{host} in host memory" if host else "",
+    )
+    return "; ".join(part for part in said if part)
 
 
 def inferred(known: Shapes) -> list[str]:

@@ -33,6 +33,7 @@ SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint
 NO_SCALE = 0
 MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
+MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, unless there is no other way
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4))
@@ -104,7 +105,10 @@ def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: i
             if config.fits(weight, paired, rows, shared_memory):
                 splits.append(config)
         found |= dict.fromkeys(splits[:2])
-    return list(found)
+    # A K is shared where shared memory is small or the weight has few rows; a head's many rows would take much room.
+    fewest = min((config.split_k for config in found), default=1)
+    most = max(fewest, MAX_SUMS // (weight.codes.shape[0] * TILE_N * SLICE_ROWS))
+    return [config for config in found if config.split_k <= most]
 
 
 def _warps_without_waste(steps: int, wanted: int) -> int:

@@ -230,6 +230,11 @@ def test_variants_are_planned_and_the_one_that_fits_is_the_first_hint(cli: Cli) 
     fits = {one["name"]: one["fits"] for one in told["variants"]}
     assert fits["autoround-int4"] and fits["pack-quantized-int4"] and not fits["fp8"] and not fits["gptq-int8"]
     assert next(one for one in told["variants"] if one["name"] == "awq-int4")["plan"] is None, "unknown is not guessed"
+    assert re.search(
+        r"fp8 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", failed.err.partition("pre-quantised")[2]
+    )
+    tight = cli("plan", "qwen3.6-27b", "--gpu-memory", "24", "--context", "32768", "--drafter-precision", "8bit")
+    assert re.search(r"autoround-int4 +yes .* embedding in host", tight.err)
     roomy = cli("plan", "qwen3.6-27b", "--gpu-memory", "80")
     assert roomy.code == 0 and "autoround-int4" in roomy.out
     shown = cli("show", "qwen3.6-27b", "--gpu-memory", "24").out

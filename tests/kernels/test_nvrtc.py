@@ -16,7 +16,7 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 
 FORMATS = {
@@ -103,6 +103,15 @@ def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tu
                     assert taken * config.blocks_per_sm <= SHARED_MEMORY[card] * 1024
                     assert config.threads <= 1024 and config.block_k(sizes[1]) * config.split_k >= sizes[1]
                     assert not paired or config.unit_tiles % 2 == 0
+
+
+@pytest.mark.parametrize("card", [86, 90])
+def test_the_sums_that_a_head_leaves_between_blocks_are_bounded(card: int) -> None:
+    for kind in FORMATS.values():
+        head = on_meta(248320, 5120, kind)
+        configs = few_row_gemm.candidates(head, False, 16, SHARED_MEMORY[card] * 1024)
+        sums = [config.split_k * head.codes.shape[0] * TILE_N * few_row_gemm.SLICE_ROWS for config in configs]
+        assert configs and max(sums) <= few_row_gemm.MAX_SUMS
 
 
 @pytest.mark.parametrize("tail", [1, 64, 96, 256])
