@@ -345,3 +345,13 @@ def test_what_does_not_belong_is_named(name: str, changes: Stored, said: str, tm
     stored, _ = LAYOUTS[name].toy
     with pytest.raises(CheckpointError, match=said):
         read(LAYOUTS[name].stored, {"a": {**stored, **changes}}, tmp_path)
+
+
+@pytest.mark.parametrize("stored", [StoredInt("gptq", GROUP), StoredInt("awq", GROUP, True), StoredFp4("nvfp4")])
+def test_groups_that_do_not_divide_a_matrix_are_refused_by_its_name(stored: StoredFormat) -> None:
+    form = weight_format(stored)
+    kind = FORMATS[type(form)]
+    buffers = form.buffers("p", ROWS, 72, "float32", "target weights")
+    weight = kind.weight(form, Tensors(buffers, CPU).take(buffers), torch.float32)
+    with pytest.raises(CheckpointError, match="^a.q_proj: groups of (16|32) do not divide a matrix of about 72 inputs"):
+        kind.places(weight, form, [Part("a.q_proj", ROWS)])

@@ -108,11 +108,10 @@ def stored_size(form: WeightFormat, shape: Size) -> Size:
 class _Int(_Decoded):
     def weight(self, form: IntGroups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> IntWeight:
         codes, scales, *zeros = tensors
-        weight = IntWeight(codes, scales, zeros[0] if zeros else None, dtype, form.stored.bits)
-        _check_groups(weight, form.stored.group_size)
-        return weight
+        return IntWeight(codes, scales, zeros[0] if zeros else None, dtype, form.stored.bits)
 
     def places(self, weight: IntWeight, form: IntGroups, parts: Sequence[Part]) -> Places:
+        _check_groups(weight, form.stored.group_size, parts)
         return _part_places(DIALECTS[form.stored.dialect], self.rows_of, weight, form, parts)
 
     def rows_of(self, weight: IntWeight, rows: slice) -> IntWeight:
@@ -157,11 +156,10 @@ class _Fp8(_Decoded):
 class _Fp4(_Decoded):
     def weight(self, form: Fp4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp4Weight:
         codes, scales, *row_scales = tensors
-        weight = Fp4Weight(codes, scales, row_scales[0] if row_scales else None, dtype)
-        _check_groups(weight, form.stored.group_size)
-        return weight
+        return Fp4Weight(codes, scales, row_scales[0] if row_scales else None, dtype)
 
     def places(self, weight: Fp4Weight, form: Fp4Groups, parts: Sequence[Part]) -> Places:
+        _check_groups(weight, form.stored.group_size, parts)
         return _part_places(_fp4_places, self.rows_of, weight, form, parts)
 
     def rows_of(self, weight: Fp4Weight, rows: slice) -> Fp4Weight:
@@ -184,11 +182,11 @@ class _Fp4(_Decoded):
 INT, FP8, FP4 = _Int(), _Fp8(), _Fp4()
 
 
-def _check_groups(weight: IntWeight | Fp4Weight, group_size: int) -> None:
+def _check_groups(weight: IntWeight | Fp4Weight, group_size: int, parts: Sequence[Part]) -> None:
     columns = weight.shape[1]
     if group_size != WHOLE and weight.scales.shape[1] * group_size != columns:
         raise CheckpointError(
-            f"groups of {group_size} do not divide a matrix of about {columns} inputs",
+            f"{parts[0].module}: groups of {group_size} do not divide a matrix of about {columns} inputs",
             "config.json and weights do not belong together: download the target again",
         )
 
