@@ -97,7 +97,7 @@ def test_reg_03_a_key_or_pair_that_stands_twice_names_both_lines(load: Load) -> 
         (of_pair("server: {vlm: null}"), "vlm", "'vllm'"),
         (of_pair("revisions: {tarqet: main}"), "tarqet", "'target'"),
         ("schema: 1\npair: []\n", "pair", "'pairs'"),
-        (of_pair("<<: {family: x}"), "<<", "allowed: target"),
+        (of_pair("<<: {family: x}"), "<<", "target, drafter, bundled"),
     ],
 )
 def test_reg_04_an_unknown_field_is_refused_with_the_nearest(load: Load, content: str, key: str, meant: str) -> None:
