@@ -11,7 +11,6 @@ import pytest
 from dflash_local.cli import doctor
 from dflash_local.cli.main import main
 from dflash_local.errors import MissingDependencyError, SettingsError
-from dflash_local.kernels import kernel_record, nvrtc
 from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
 from dflash_local.planner.software import Command, Compiler
 
@@ -193,7 +192,10 @@ class TestCommandName:
             assert doctor.check_command(command).status == "info"
 
 
+@pytest.mark.needs_torch
 def test_the_compiler_of_kernels_is_named_with_what_is_known_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_local.kernels import kernel_record, nvrtc
+
     record = kernel_record.KernelRecord(None, {})
     record.verdicts = {"a": "right", "b": "hang"}
     compiler = type("Compiler", (), {"version": (13, 0)})
@@ -204,7 +206,10 @@ def test_the_compiler_of_kernels_is_named_with_what_is_known_of_them(monkeypatch
     assert found.status == "ok" and found.value == "13.0; 2 kernels tried on this card, 1 of no use"
 
 
+@pytest.mark.needs_torch
 def test_settings_that_are_not_read_do_not_end_the_look_at_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_local.kernels import kernel_record, nvrtc
+
     def unread(_device: str) -> None:
         raise SettingsError("settings.json is no JSON")
 
@@ -214,7 +219,10 @@ def test_settings_that_are_not_read_do_not_end_the_look_at_kernels(monkeypatch: 
     assert doctor.check_nvrtc("9.0") == doctor.Check("nvrtc", "ok", "13.0")
 
 
+@pytest.mark.needs_torch
 def test_a_compiler_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_local.kernels import nvrtc
+
     asked = []
     unmet = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: asked.append(capability) or unmet)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import warm
-from dflash_local.kernels import kernel_record
-from dflash_local.kernels.kernel_record import KernelRecord
 from tests.cli.conftest import Cli
 
+if TYPE_CHECKING:
+    from dflash_local.kernels.kernel_record import KernelRecord
+
+pytestmark = pytest.mark.needs_torch
 FACTS = {"card": "A card", "capability": [9, 0], "driver": 13000, "nvrtc": [13, 0], "source": "s"}
 
 
 @pytest.fixture
 def record(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> KernelRecord:
     """What the load of a quantised pair leaves behind where there is a card."""
-    found = KernelRecord(own_home / ".cache" / "dflash-local" / "cubins", FACTS)
+    from dflash_local.kernels import kernel_record
+
+    found = kernel_record.KernelRecord(own_home / ".cache" / "dflash-local" / "cubins", FACTS)
     found.verdicts = {"one": "right", "two": "right", "three": "hang"}
     found.tried = 3
     found.choose("int4 24576 x 4096 at 16 rows", "FewRowConfig(warps_k=16)")
