@@ -5,12 +5,9 @@ Scales of four bits are searched for, since sixteen levels are few; those of eig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight, words_of
-from dflash_local.layout.linear import DEQUANTIZED_SLICE
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight, row_slices, words_of
 
 FP8_MAX = 448.0  # of e4m3fn
 # Of the scale that just reaches a group's extreme, where the search begins: below the last one too much is cut off.
@@ -22,21 +19,12 @@ def quantize(plain: torch.Tensor, weight: IntWeight | Fp8Weight) -> None:
 
     The codes are the nearest ones for the scales as they are stored. Beside both a slice is held in float32.
     """
-    for rows in _slices(weight):
+    for rows in row_slices(weight, weight.block[0] if isinstance(weight, Fp8Weight) else 1):
         part = plain[rows].to(weight.device).float()
         if isinstance(weight, IntWeight):
             _integers(part, weight, rows)
         else:
             _blocks(part, weight, rows)
-
-
-def _slices(weight: IntWeight | Fp8Weight) -> Iterator[slice]:
-    """Rows that take little memory in float32, whole blocks of them."""
-    rows, columns = weight.shape
-    whole = weight.block[0] if isinstance(weight, Fp8Weight) else 1
-    step = max(1, DEQUANTIZED_SLICE // max(columns, 1) // whole) * whole
-    for begin in range(0, rows, step):
-        yield slice(begin, min(begin + step, rows))
 
 
 def _integers(plain: torch.Tensor, weight: IntWeight, rows: slice) -> None:

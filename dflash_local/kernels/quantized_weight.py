@@ -6,12 +6,13 @@ kernel wants is packed from here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
 
-from dflash_local.layout.linear import WORD_BITS
+from dflash_local.layout.linear import DEQUANTIZED_SLICE, WORD_BITS
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
@@ -143,6 +144,14 @@ class Fp4Weight(CodedWeight):
         wide = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
         values *= wide.repeat_interleave(self.group_size, 1)
         return values if self.row_scales is None else values * self.row_scales[rows].unsqueeze(1)
+
+
+def row_slices(weight: _Shaped, multiple: int = 1) -> Iterator[slice]:
+    """The rows of a weight [N, K] in slices that take little memory decoded; all but the last hold such a multiple."""
+    rows, columns = weight.shape
+    step = max(1, DEQUANTIZED_SLICE // max(columns, 1) // multiple) * multiple
+    for begin in range(0, rows, step):
+        yield slice(begin, min(begin + step, rows))
 
 
 def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dflash_local.kernels import quantize_weight
+from dflash_local.kernels import quantized_weight
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight, codes_of, words_of
 
@@ -132,7 +132,7 @@ def test_slices_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [make() for make in makers]
     for weight in whole:
         quantize(plain, weight)
-    monkeypatch.setattr(quantize_weight, "DEQUANTIZED_SLICE", 64 * 19)
+    monkeypatch.setattr(quantized_weight, "DEQUANTIZED_SLICE", 64 * 19)
     for make, want in zip(makers, whole, strict=True):
         got = make()
         quantize(plain, got)

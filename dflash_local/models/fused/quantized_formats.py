@@ -6,7 +6,7 @@ Where ``fragment_format`` has no kernels for them, products are computed by deco
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
-from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, words_of
+from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, row_slices, words_of
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
     INT4_PER_WORD,
@@ -43,14 +43,6 @@ FP4_SPREAD = (sum(value**2 for value in E2M1) / len(E2M1)) ** 0.5
 E8M0_BIAS, E8M0_NAN = 127, 255
 # Scales of activations, which stay in 16 bits here: see ``config.quantization.Quantization.ignored``.
 OF_ACTIVATIONS: Places = dict.fromkeys(("input_scale", "input_global_scale", "input_zero_point", "output_scale"))
-
-
-def row_slices(weight: Coded) -> Iterator[slice]:
-    """The rows of a weight in slices that take little memory decoded."""
-    rows, columns = weight.shape
-    step = max(1, DEQUANTIZED_SLICE // max(columns, 1))
-    for begin in range(0, rows, step):
-        yield slice(begin, min(begin + step, rows))
 
 
 def decode(weight: Coded, out: torch.Tensor) -> torch.Tensor:
