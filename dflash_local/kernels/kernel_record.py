@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -133,7 +134,10 @@ def card_facts(device: torch.device | str) -> dict[str, Any]:
 
 def source_digest() -> str:
     """Of the kernel, of all that lays out and launches its arguments, and of what it is tried with."""
-    digest = hashlib.sha256()
-    for path in (few_row_gemm.SOURCE, *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return _digest((few_row_gemm.SOURCE, *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING))))
+
+
+@cache
+def _digest(paths: tuple[Path, ...]) -> str:
+    """Of files as this process found them first."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
