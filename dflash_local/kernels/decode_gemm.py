@@ -7,13 +7,12 @@ that Triton knows. Reads every byte of the weight once; its decoding is what mak
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.fragment_decode import decoded_runs, load_runs, tile_constants, tile_operands
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
-from dflash_local.kernels.skinny_gemm import MIN_ROWS, row_stride
+from dflash_local.kernels.skinny_gemm import MIN_ROWS, gated, row_stride
 
 
 def linear(
@@ -43,8 +42,7 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.
     Args:
         x: [M, K], M <= 64. weight: [2 I, K], the gate's rows first. out: [M, I].
     """
-    gate, up = linear(x, weight, x.new_empty(len(x), weight.shape[0])).chunk(2, -1)
-    return torch.mul(F.silu(gate), up, out=out)
+    return gated(linear(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 
 # fmt: off

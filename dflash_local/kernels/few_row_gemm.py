@@ -19,7 +19,7 @@ from dflash_local.kernels import cuda_driver, nvrtc
 from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, row_stride
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, gated, row_stride
 from dflash_local.kernels.split_kv import device_properties
 
 SOURCE = Path(__file__).with_name("few_row_gemm.cu")
@@ -176,8 +176,7 @@ def multiply_tail(
 
 def swiglu_reference(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
     """The same in plain PyTorch, for any number of rows."""
-    gate, up = linear_reference(x, weight, x.new_empty(len(x), weight.shape[0])).chunk(2, -1)
-    return torch.mul(torch.nn.functional.silu(gate), up, out=out)
+    return gated(linear_reference(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 
 def compile_options(

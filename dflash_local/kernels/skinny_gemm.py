@@ -104,7 +104,12 @@ def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: Ge
 
 def swiglu_reference(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """The same in plain PyTorch."""
-    gate, up = F.linear(x, gate_up).chunk(2, -1)
+    return gated(F.linear(x, gate_up), out)
+
+
+def gated(products: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``out = silu(gate) * up`` of ``products`` [M, 2 I], the gate's columns first; the gate is overwritten."""
+    gate, up = products.chunk(2, -1)
     return torch.mul(F.silu(gate, inplace=True), up, out=out)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, fragment_decode
 from dflash_local.kernels.allocate import dtype_name
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, fragment_format
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.skinny_gemm import MAX_ROWS
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, gated
 from dflash_local.models.fused.fragment_kernels import right_configs
 
 
@@ -64,8 +63,7 @@ class _Fragments:
             if config is None:
                 return decode_gemm.swiglu(x, weight, out)
             return few_row_gemm.swiglu(x, weight, out, config)
-        gate, up = self.prefill(x, weight).chunk(2, -1)
-        return torch.mul(F.silu(gate, inplace=True), up, out=out)
+        return gated(self.prefill(x, weight), out)
 
     def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
         return fragment_decode.linear(x, weight)

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, row_slices, words_of
+from dflash_local.kernels.skinny_gemm import gated
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
     INT4_PER_WORD,
@@ -68,8 +68,7 @@ class _Decoded:
         return out.copy_(product) if residual is None else torch.add(residual, product, out=out)
 
     def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
-        gate, up = self.prefill(x, weight).chunk(2, -1)
-        return torch.mul(F.silu(gate, inplace=True), up, out=out)
+        return gated(self.prefill(x, weight), out)
 
     def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         out = x.new_empty(len(x), weight.shape[0])
