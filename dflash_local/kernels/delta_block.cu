@@ -6,10 +6,12 @@
 // is taken side by side with the next row's. All sums are written out as fused multiply-adds: a row's bits do not tell
 // whether it was run as a part of a block or committed later.
 //
-// From the compiler's command line: K_HEADS, V_HEADS, K_DIM, V_DIM.
-constexpr int WARPS = 4, LANES_K = 8, V_OF_WARP = 4, V_OF_BLOCK = WARPS * V_OF_WARP, THREADS = WARPS * 32;
-constexpr int VECTORS = K_DIM / (4 * LANES_K);  // of four columns, of a lane
-static_assert(K_DIM % (4 * LANES_K) == 0 && V_DIM % V_OF_BLOCK == 0 && V_HEADS % K_HEADS == 0, "whole warps");
+// From the compiler's command line: K_HEADS, V_HEADS, K_DIM, V_DIM; of a block, WARPS and V_OF_BLOCK; and STEP_K, the
+// columns of which the lanes that share a row have four each.
+constexpr int LANES_K = STEP_K / 4, V_OF_WARP = V_OF_BLOCK / WARPS, THREADS = WARPS * 32;
+constexpr int VECTORS = K_DIM / STEP_K;  // of four columns, of a lane
+static_assert(LANES_K * 4 == STEP_K && V_OF_WARP * WARPS == V_OF_BLOCK && V_OF_WARP * LANES_K == 32, "whole blocks");
+static_assert(K_DIM % STEP_K == 0 && V_DIM % V_OF_BLOCK == 0 && V_HEADS % K_HEADS == 0, "whole warps");
 
 struct Row {
   float4 key[VECTORS];
@@ -24,7 +26,7 @@ struct Log {  // where a lane's numbers of row 0 lie
 
 __device__ __forceinline__ void load(float4 (&to)[VECTORS], const float* from) {
 #pragma unroll
-  for (int j = 0; j < VECTORS; j++) to[j] = *(const float4*)(from + 4 * LANES_K * j);
+  for (int j = 0; j < VECTORS; j++) to[j] = *(const float4*)(from + STEP_K * j);
 }
 
 __device__ __forceinline__ Row load_row(const Log& log, int at, bool there) {
@@ -105,7 +107,7 @@ delta_block(float* state, const float* __restrict__ queries, const float* __rest
   }
   if (count > 0)
 #pragma unroll
-    for (int j = 0; j < VECTORS; j++) *(float4*)(place + 4 * LANES_K * j) = s[j];
+    for (int j = 0; j < VECTORS; j++) *(float4*)(place + STEP_K * j) = s[j];
   if (rows == 0) return;
   row = load_row(log, fresh, true);
   for (int i = 0; i < rows; i++) {

@@ -124,6 +124,9 @@ def compile_options(shape: GatedDeltaNetConfig) -> list[str]:
         "V_HEADS": shape.num_value_heads,
         "K_DIM": shape.key_head_dim,
         "V_DIM": shape.value_head_dim,
+        "V_OF_BLOCK": NATIVE_BLOCK_V,
+        "WARPS": NATIVE_WARPS,
+        "STEP_K": NATIVE_KEYS,
     }
     return ["--std=c++17", *(f"-D{name}={size}" for name, size in sizes.items())]
 
