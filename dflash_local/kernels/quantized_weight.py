@@ -23,6 +23,11 @@ class _Shaped(Protocol):
     def shape(self) -> torch.Size: ...
 
 
+class _Scaled(_Shaped, Protocol):
+    @property
+    def scales(self) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
     """Codes and their scales; where a weight's device and size are asked for it answers like a tensor."""
@@ -52,7 +57,17 @@ class CodedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class IntWeight(CodedWeight):
+class GroupedWeight(CodedWeight):
+    """Scales [N, K / group size] are of groups along K."""
+
+    @property
+    def group_size(self: _Scaled) -> int:
+        """Elements along K that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class IntWeight(GroupedWeight):
     """A weight [N, K] as ``(code - zero) * scale`` over groups along K.
 
     Attributes:
@@ -70,11 +85,6 @@ class IntWeight(CodedWeight):
     def shape(self) -> torch.Size:
         """[N, K]."""
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // self.bits))
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale."""
-        return self.shape[1] // self.scales.shape[1]
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32."""
@@ -113,7 +123,7 @@ class Fp8Weight(CodedWeight):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp4Weight(CodedWeight):
+class Fp4Weight(GroupedWeight):
     """A weight [N, K] as ``e2m1(code) * scale * row_scale`` over groups along K: NVFP4 (16, e4m3) and MXFP4 (32, e8m0).
 
     Attributes:
@@ -130,11 +140,6 @@ class Fp4Weight(CodedWeight):
     def shape(self) -> torch.Size:
         """[N, K]."""
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // 4))
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale."""
-        return self.shape[1] // self.scales.shape[1]
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some rows [n, K] stand for, in float32."""
