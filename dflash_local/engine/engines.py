@@ -10,9 +10,8 @@ from dflash_local.catalog.engine_rule import Candidate
 from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
+from dflash_local.kernels.kernel_trial import Say
 from dflash_local.load_config import FUSED, REFERENCE
-
-Say = Callable[[str, float], None]  # a stage, and how much of the load is done (0..1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ MAX_CODES = 2**27  # of a weight that is tried: rows beyond are left out
 MAX_FAILURES = 6  # after which the rest of a format is left out
 BAD = ("wrong", "fault", "hang")
 ONCE = "on this card, once"
-Say = Callable[[str, float], None]
+Say = Callable[[str, float], None]  # what is being done, and how much of all is done (0..1)
 
 
 @dataclass(frozen=True, slots=True)
