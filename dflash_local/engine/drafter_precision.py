@@ -129,7 +129,7 @@ def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) ->
         drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
-def _measured(drafter: FusedDrafter, rows: int, say: Say = lambda text, part: None) -> ChosenPrecision:
+def _measured(drafter: FusedDrafter, rows: int, say: Say) -> ChosenPrecision:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
     max_seq_len = min(MAX_SEQ_LEN, target.capacity)

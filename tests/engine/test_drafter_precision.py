@@ -138,7 +138,7 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     drafter = drafter_of(session)
     stored = [matrix.weight for matrix in drafter.matrices]
     times_of(monkeypatch, *milliseconds)
-    chosen = drafter_precision._measured(drafter, session.facts.block_size)
+    chosen = drafter_precision._measured(drafter, session.facts.block_size, lambda text, part: None)
     assert (chosen.name, chosen.precision) == (word, DRAFTER_PRECISIONS[word])
     assert chosen.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
     assert chosen.cycle_ms == 6.0
@@ -157,7 +157,7 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     milliseconds: list[float | BaseException] = [1.2, 4.8, 1.0, 0.7]
     milliseconds[at] = torch.OutOfMemoryError("no room")
     times_of(monkeypatch, *milliseconds)
-    chosen = drafter_precision._measured(drafter, 8)
+    chosen = drafter_precision._measured(drafter, 8, lambda text, part: None)
     assert chosen.name == word and "no room" in chosen.notice
     assert not any(isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices)
     assert isinstance(drafter.head.weight, IntWeight) == (word == "8bit-head")
