@@ -14,10 +14,10 @@ import torch
 
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.trial import prompt_ids, write
-from dflash_local.engine.cycle import PREFILL_CHUNK
 from dflash_local.engine.runner import Target
 from dflash_local.engine.session import Session
 from dflash_local.errors import PairError, UsageError
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.request import Limits, Request
 
 MAX_KEPT = 8 * 2**30  # bytes of log-probabilities

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from dflash_local.bench.trial import CycleShape
-from dflash_local.engine.cycle import PREFILL_CHUNK
 from dflash_local.engine.runner import Target
+from dflash_local.layout.cycle import PREFILL_CHUNK
 
 
 @torch.inference_mode()

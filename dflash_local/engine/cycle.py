@@ -8,8 +8,7 @@ from typing import Protocol
 
 from dflash_local.engine.sampling import Likelihood
 from dflash_local.errors import NumericsError
-
-PREFILL_CHUNK = 1024
+from dflash_local.layout.cycle import PREFILL_CHUNK
 
 
 class Snapshot(Protocol):

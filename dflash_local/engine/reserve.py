@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.engine.cycle import PREFILL_CHUNK
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import KEPT_SNAPSHOTS
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.request import SamplingParams
 
 SNAPSHOTS = KEPT_SNAPSHOTS + 1  # one more lives while the oldest is being replaced

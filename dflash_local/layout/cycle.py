@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dflash_local.layout.buffer import Buffer
 
+PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
 RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified

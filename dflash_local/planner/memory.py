@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.planner.formats import DTYPE_BYTES, head_bytes, largest_matrix, weight_bytes
 from dflash_local.planner.ledger import Ledger, Line
@@ -20,7 +21,6 @@ from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_st
 
 FIRST_ROWS = 256  # of both caches
 FIRST_TABLE_ROWS = 512
-PREFILL_CHUNK = 1024
 MIB = 2**20
 GPU_RESERVE = 704 * MIB  # CUDA context and kernels' code: 686 MiB on an H200
 # Gaps between allocations: on a device cut to the predicted size a full reply of 32,768 tokens needed 2 % more.
