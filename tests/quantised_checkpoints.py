@@ -250,19 +250,18 @@ def _modelopt(algorithm: str, encode: Callable[[torch.Tensor], Encoded]) -> Dial
     return Dialect({"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ignore}, encode)
 
 
-def _blocks(weight: torch.Tensor) -> Encoded:
-    stored, meant = fp8(weight, BLOCK, BRAIN, "weight_scale_inv")
-    return stored, meant
+def fp8_blocks(block: tuple[int, int] = BLOCK) -> Dialect:
+    """Of DeepSeek and Qwen, where blocks are 128 by 128; tests of tiny models take smaller ones."""
+    config = {"quant_method": "fp8", "weight_block_size": list(block), "modules_to_not_convert": ["lm_head"]}
+    return Dialect(config, lambda weight: fp8(weight, block, BRAIN, "weight_scale_inv"))
 
 
 _ZEROS, _BRAIN = Grid(symmetric=False), Grid(scale_dtype=BRAIN)
 _ROUND = Grid(negative=True)
 _BYTES = Grid(bits=8)
 _ROWS = Grid(bits=8, group=0, scale_dtype=FULL)
-DIALECTS: Mapping[str, Dialect] = {
-    "fp8": Dialect(
-        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head"]}, _blocks
-    ),
+DIALECTS: dict[str, Dialect] = {
+    "fp8": fp8_blocks(),
     "fp8_tensor": Dialect(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
         _fp8_rows("tensor", FULL, (1,)),

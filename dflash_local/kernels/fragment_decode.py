@@ -14,9 +14,10 @@ from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, TILE_N
 from dflash_local.kernels.jit import jit, runs_kernels, tl
 from dflash_local.layout.linear import DECODED_SLICE
 
-PROGRAM_WORDS = 1024  # of codes that a program decodes: 32 bytes for each thread
+PROGRAM_WORDS = 512  # of codes that a program decodes: 32 bytes for each thread
 STEP_RUNS = 128  # of eight columns of two features
-NUM_WARPS = 4
+NUM_WARPS = 2
+GEMM_TILE = 256  # rows of a weight that a tile of torch's product may take: slices of whole tiles leave none half empty
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:
@@ -47,13 +48,22 @@ def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
         x: [M, K].
     """
     n, k = weight.coded_rows, weight.shape[1]
-    step = max(TILE_N, DECODED_SLICE // k // TILE_N * TILE_N)
+    step = slice_rows(n, k)
     out, room = x.new_empty(len(x), weight.shape[0]), x.new_empty(min(step, n), k)
     for begin in range(0, n, step):
         rows = slice(begin, min(begin + step, n))
         torch.mm(x, decode(weight, rows, room).t(), out=out[:, rows])
     few_row_gemm.multiply_tail(x, weight, out)
     return out
+
+
+def slice_rows(n: int, k: int) -> int:
+    """Rows of a weight [N, K] that are decoded at a time, so that slices are of about one size."""
+    most = max(TILE_N, DECODED_SLICE // k)
+    unit = GEMM_TILE if most >= GEMM_TILE else TILE_N
+    most = most // unit * unit
+    slices = -(-n // most)
+    return -(-n // (slices * unit)) * unit
 
 
 def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, ...]:

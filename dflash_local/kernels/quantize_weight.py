@@ -31,7 +31,7 @@ def _integers(plain: torch.Tensor, weight: IntWeight, rows: slice) -> None:
     """Symmetric codes; groups of any size that divides K."""
     half = 2 ** (weight.bits - 1)
     groups = plain.unflatten(1, (-1, weight.group_size))
-    scales = least_error_scales(groups, half) if weight.bits == 4 else groups.abs().amax(-1) / (half - 1)
+    scales = least_error_scales(groups, half) if weight.bits == 4 else _quotient(groups.abs().amax(-1), half - 1)
     stored = _settled(scales, weight.scales.dtype)
     weight.scales[rows] = stored
     codes = _nearest(groups, stored.float(), half).flatten(1).to(torch.int32).add_(half)
@@ -44,7 +44,7 @@ def _blocks(plain: torch.Tensor, weight: Fp8Weight, rows: slice) -> None:
     height, width = weight.block[0], min(weight.block[1], k)
     tall, wide = -(-n // height), -(-k // width)
     padded = torch.nn.functional.pad(plain.abs(), (0, wide * width - k, 0, tall * height - n))
-    stored = _settled(padded.view(tall, height, wide, width).amax((1, 3)) / FP8_MAX, weight.scales.dtype)
+    stored = _settled(_quotient(padded.view(tall, height, wide, width).amax((1, 3)), FP8_MAX), weight.scales.dtype)
     del padded
     first = rows.start // height
     weight.scales[first : first + tall] = stored
@@ -83,6 +83,11 @@ def least_error_scales(groups: torch.Tensor, half: int) -> torch.Tensor:
 
 def _nearest(groups: torch.Tensor, scales: torch.Tensor, half: int) -> torch.Tensor:
     return (groups / scales.unsqueeze(-1)).round_().clamp_(-half, half - 1)
+
+
+def _quotient(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """The same bits on every device: by a number, CUDA multiplies with its reciprocal instead."""
+    return values / torch.full((), divisor, device=values.device, dtype=values.dtype)
 
 
 def _settled(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import save_model
-from quantised_checkpoints import quantise
+from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
 
 from dflash_local.kernels.few_row_gemm import FewRowConfig
@@ -52,7 +52,10 @@ def read(folder: Path) -> tuple[TargetWeights, TargetFacts]:
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
-def test_a_drafted_block_has_the_bits_of_single_steps(dialect: str, tmp_path: Path) -> None:
+def test_a_drafted_block_has_the_bits_of_single_steps(
+    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DIALECTS, "fp8", fp8_blocks((128, 128)))  # which the kernels take
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
     spoil(tmp_path / "twin")
     quantise(tmp_path / "twin", tmp_path / "quantised", dialect)

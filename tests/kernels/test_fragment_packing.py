@@ -298,3 +298,14 @@ def test_references_multiply_with_what_the_weight_stands_for(weight: Codable, mo
     gated = few_row_gemm.swiglu(x, packed, torch.empty(5, 48), None)
     wanted = swiglu_reference(x, weight.dequantized(), torch.empty(5, 48))
     assert torch.allclose(gated, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(24576, 4096), (4096, 12288), (34816, 5120), (5120, 17408), (640, 2**24), (16, 32)]
+)
+def test_slices_of_a_prompts_product_are_whole_tiles_of_about_one_size(n: int, k: int) -> None:
+    step = fragment_decode.slice_rows(n, k)
+    slices = -(-n // step)
+    assert step % (fragment_decode.GEMM_TILE if k < 2**17 else 16) == 0
+    assert step * k <= fragment_decode.DECODED_SLICE or step == 16
+    assert (slices - 1) * step < n and step * slices - n < slices * fragment_decode.GEMM_TILE
