@@ -309,7 +309,7 @@ def shared_memory() -> int:
 
 def _compile(job: tuple[tuple[str, ...], tuple[int, int], int]) -> None:
     options, capability, driver = job
-    nvrtc.cubin(few_row_gemm.SOURCE.read_text(encoding="utf-8"), options, capability, driver)
+    nvrtc.cubin(few_row_gemm.source_text(few_row_gemm.SOURCE), options, capability, driver)
 
 
 def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> int:

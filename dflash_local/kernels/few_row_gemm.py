@@ -23,6 +23,7 @@ from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, g
 from dflash_local.kernels.split_kv import device_properties
 
 SOURCE = Path(__file__).with_name("few_row_gemm.cu")
+FRAGMENTS = Path(__file__).with_name("fragments.cu")  # stands before every source whose weights lie in fragments
 KERNEL_NAME = "few_row_gemm"
 ROW_TILE = 8  # rows of x that one instruction takes
 SLICE_ROWS = 16  # rows of x that a launch takes at most
@@ -179,6 +180,11 @@ def swiglu_reference(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor)
     return gated(linear_reference(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 
+def source_text(source: Path) -> str:
+    """What is compiled of a source whose weights lie in fragments."""
+    return "".join(path.read_text(encoding="utf-8") for path in (FRAGMENTS, source))
+
+
 def compile_options(
     weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> list[str]:
@@ -286,7 +292,7 @@ def compiled(
     """
     options = compile_options(weight_format, in_features, config, rows, paired)
     capability = torch.cuda.get_device_capability(device)
-    return nvrtc.cubin(SOURCE.read_text(encoding="utf-8"), options, capability, cuda_driver.driver_version())
+    return nvrtc.cubin(source_text(SOURCE), options, capability, cuda_driver.driver_version())
 
 
 @cache

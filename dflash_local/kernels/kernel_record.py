@@ -134,7 +134,13 @@ def card_facts(device: torch.device | str) -> dict[str, Any]:
 
 def source_digest() -> str:
     """Of the kernel, of all that lays out and launches its arguments, and of what it is tried with."""
-    return _digest((few_row_gemm.SOURCE, *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING))))
+    return _digest(
+        (
+            few_row_gemm.FRAGMENTS,
+            few_row_gemm.SOURCE,
+            *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING)),
+        )
+    )
 
 
 @cache

@@ -36,7 +36,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
         key = kind, in_features, config, rows, paired
         if key not in made:
             options = few_row_gemm.compile_options(kind, in_features, config, rows, paired)
-            made[key] = HostKernel.of(few_row_gemm.SOURCE.read_text(encoding="utf-8"), options, tmp_path)
+            made[key] = HostKernel.of(few_row_gemm.source_text(few_row_gemm.SOURCE), options, tmp_path)
             found.append(made[key])
         return made[key]
 

@@ -53,7 +53,7 @@ def check_compiled(
 ) -> None:
     """It compiles, takes no shared memory of its own beside what the host counts, and few numbers leave registers."""
     options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, paired)
-    source = few_row_gemm.SOURCE.read_text(encoding="utf-8")
+    source = few_row_gemm.source_text(few_row_gemm.SOURCE)
     compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
     assert compiled.startswith(b"\x7fELF") and few_row_gemm.KERNEL_NAME.encode() in compiled
     assert "warning" not in log and "bytes smem" not in log, log
