@@ -100,7 +100,7 @@ MORE = tuple(  # beside those that are chosen from at load
     FewRowConfig(*layout, num_stages=stages, blocks_per_sm=blocks)
     for layout, stages, blocks in (
         ((16, 1, 2), 3, 1), ((8, 2, 1), 3, 1), ((8, 2, 1), 4, 1), ((4, 4, 1), 4, 1), ((8, 1, 2), 2, 2),
-        ((8, 1, 1), 3, 2),
+        ((8, 1, 1), 3, 2), ((10, 2, 1), 2, 1), ((10, 2, 1), 3, 1), ((8, 2, 1), 2, 1),
     )
 )  # fmt: skip
 

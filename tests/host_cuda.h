@@ -15,6 +15,7 @@
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
+#define __shared__ static  // of sizes known to the compiler: for kernels of one block
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -76,6 +77,9 @@ static int atomicAdd(int* p, int value) {
   *p += value;
   return before;
 }
+static void atomicOr(u32* p, u32 bits) { *p |= bits; }
+static int __popc(u32 bits) { return __builtin_popcount(bits); }
+static int __ffs(u32 bits) { return __builtin_ffs(bits); }
 template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcg(const T* p) { return *p; }
 template <class T> static void __stcg(T* p, T value) { *p = value; }
@@ -143,14 +147,22 @@ static void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   __syncwarp();
 }
 
-static float __shfl_xor_sync(u32, float value, int mask) {
-  const int lane = threadIdx.x & 31;
+template <class T> static T of_lane(T value, int lane) {
+  static_assert(sizeof(T) == 4, "a register");
   Operands& all = operands[warp()];
-  all.value[lane] = value;
+  memcpy(&all.value[threadIdx.x & 31], &value, 4);
   __syncwarp();
-  const float found = all.value[lane ^ mask];
+  T found;
+  memcpy(&found, &all.value[lane], 4);
   __syncwarp();
   return found;
+}
+template <class T> static T __shfl_xor_sync(u32, T value, int mask) {
+  return of_lane(value, (threadIdx.x & 31) ^ mask);
+}
+template <class T> static T __shfl_up_sync(u32, T value, int distance) {
+  const int lane = threadIdx.x & 31;
+  return of_lane(value, lane < distance ? lane : lane - distance);
 }
 
 static void run_fiber() {

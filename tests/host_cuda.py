@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from dflash_local.kernels.cuda_driver import Argument
+
 HEADER = Path(__file__).with_name("host_cuda.h")
 KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(.*?\)\s*(\w+)\((.*?)\)\s*{', re.DOTALL)
 SHARED = re.compile(r"extern __shared__ __align__\(16\) u8 (\w+)\[\];")
 FUNCTION = re.compile(r"^__device__ __forceinline__ [^;{}]*{.*?(?:}\n|^}\n)", re.DOTALL | re.MULTILINE)
-Argument = torch.Tensor | int | ctypes.c_int64 | None
 
 
 def compiler() -> str | None:

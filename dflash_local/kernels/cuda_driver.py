@@ -21,6 +21,9 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 
 
+Argument = torch.Tensor | int | ctypes.c_int64 | ctypes.c_float | None
+
+
 class _Attribute(ctypes.Structure):
     _fields_: ClassVar = [("id", ctypes.c_int), ("_pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64)]
 
@@ -64,7 +67,7 @@ class Kernel:
             self._config.attributes = ctypes.pointer(self._overlap)
             self._config.num_attributes = 1
 
-    def launch(self, blocks: int, arguments: Sequence[torch.Tensor | int | ctypes.c_int64 | None]) -> None:
+    def launch(self, blocks: int, arguments: Sequence[Argument]) -> None:
         """Run it on the current stream. Tensors and None are pointers, a plain int is 32 bits wide."""
         values = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
@@ -73,10 +76,10 @@ class Kernel:
         check(driver().cuLaunchKernelEx(ctypes.byref(self._config), self._function, places, None))
 
 
-def _value(argument: torch.Tensor | int | ctypes.c_int64 | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_int64:
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_int64 | ctypes.c_float:
     if isinstance(argument, int):
         return ctypes.c_int(argument)
-    if isinstance(argument, ctypes.c_int64):
+    if isinstance(argument, (ctypes.c_int64, ctypes.c_float)):
         return argument
     return ctypes.c_void_p(None if argument is None else argument.data_ptr())
 

@@ -30,6 +30,7 @@ SLICE_ROWS = 16  # rows of x that a launch takes at most
 TAIL_BITS = 16
 # As the source numbers them.
 CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}
+PLAIN = 4  # bfloat16 as a checkpoint has it
 SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint8: 4, torch.float8_e4m3fn: 5}
 NO_SCALE = 0
 MAX_PARTS = 1024  # counters of a device
@@ -189,27 +190,45 @@ def compile_options(
     weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> list[str]:
     """The compiler's command line for a kernel, but for the card."""
+    return defined(
+        **fragment_constants(weight_format, in_features, config.tiles),
+        ROW_TILES=row_tiles(rows),
+        WARPS_K=config.warps_k,
+        WARPS_N=config.warps_n,
+        NUM_STAGES=config.num_stages,
+        SPLIT_K=config.split_k,
+        BLOCKS_PER_SM=config.blocks_per_sm,
+        SWIGLU=int(paired),
+        HAS_TAIL=int(weight_format.tail > 0),
+        SHARED_BYTES=config.shared_bytes(in_features, rows, weight_format),
+    )
+
+
+def fragment_constants(weight_format: FragmentFormat | None, in_features: int, tiles: int) -> dict[str, int]:
+    """What ``fragments.cu`` is compiled for; without a format: plain bfloat16.
+
+    Args:
+        tiles: of 16 features, of a warp.
+    """
+    sizes = {"IN_FEATURES": in_features, "TILES_PER_WARP": tiles}
+    if weight_format is None:
+        plain = {"CODES": PLAIN, "BLOCK_ROWS": 1, "GROUP_SIZE": 0, "HAS_ZEROS": 0}
+        return {**plain, "SCALE_TYPE": NO_SCALE, "ROW_SCALE_TYPE": NO_SCALE, **sizes}
     block, scale_type = weight_format.block, SCALE_TYPES[weight_format.scales]
     row_scale_type = SCALE_TYPES[torch.float32] if weight_format.row_scales else NO_SCALE
-    constants = {
+    return {
         "CODES": CODES[weight_format.codes],
         "BLOCK_ROWS": block[0] if block else 1,
         "GROUP_SIZE": block[1] if block else 0,
         "HAS_ZEROS": int(weight_format.zeros),
         "SCALE_TYPE": scale_type if block else NO_SCALE,
         "ROW_SCALE_TYPE": row_scale_type if block else scale_type,
-        "IN_FEATURES": in_features,
-        "ROW_TILES": row_tiles(rows),
-        "WARPS_K": config.warps_k,
-        "WARPS_N": config.warps_n,
-        "TILES_PER_WARP": config.tiles,
-        "NUM_STAGES": config.num_stages,
-        "SPLIT_K": config.split_k,
-        "BLOCKS_PER_SM": config.blocks_per_sm,
-        "SWIGLU": int(paired),
-        "HAS_TAIL": int(weight_format.tail > 0),
-        "SHARED_BYTES": config.shared_bytes(in_features, rows, weight_format),
+        **sizes,
     }
+
+
+def defined(**constants: int) -> list[str]:
+    """The compiler's command line that defines them."""
     return ["--std=c++17", *(f"-D{name}={value}" for name, value in constants.items())]
 
 

@@ -1,0 +1,367 @@
+"""A mixture of experts for a few rows, by CUDA C++: which experts they take (``route.cu``), and what those make of them
+(``expert_gate_up.cu``, ``expert_down.cu``). Each byte of an expert that occurs is read once for up to 16 rows.
+
+Nothing is read by the host: the experts that occur stand in a list on the device, which the products go through.
+Letters: M rows, E experts (a shared one is the last), S experts of a row, H wide, I wide inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_float, c_int64
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from dflash_local.kernels import cuda_driver, nvrtc
+from dflash_local.kernels.cuda_driver import WARP_SIZE
+from dflash_local.kernels.few_row_gemm import (
+    MAX_LOADED,
+    MAX_LOADING_THREADS,
+    ROW_TILE,
+    SLICE_ROWS,
+    defined,
+    fragment_constants,
+    source_text,
+)
+from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
+from dflash_local.kernels.split_kv import device_properties
+
+Name = Literal["route", "expert_gate_up", "expert_down"]
+SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("route", "expert_gate_up", "expert_down")}
+PLAIN_BITS = 16
+ROUTE_THREADS = SLICE_ROWS * WARP_SIZE
+MAX_TOP_K = 32
+
+
+class Mixture(NamedTuple):
+    """What the kernels ask of a layer.
+
+    Attributes:
+        experts: that are routed. top_k: of them, of a row. shared: 0: no expert is each row's last; 1: one is; 2: one
+            is, and its gate is the logit behind the routed ones. normed: weights are divided by their sum.
+        clamp: limit and alpha of gpt-oss's activation; None: silu.
+    """
+
+    experts: int
+    top_k: int
+    shared: int = 0
+    normed: bool = True
+    clamp: tuple[float, float] | None = None
+
+    @property
+    def slots(self) -> int:
+        """Experts of a row."""
+        return self.top_k + (self.shared > 0)
+
+    @property
+    def all_experts(self) -> int:
+        """With a shared one."""
+        return self.experts + (self.shared > 0)
+
+    def most(self, rows: int) -> int:
+        """Experts that so many rows can have."""
+        return min(self.all_experts, rows * self.top_k + (self.shared > 0))
+
+    @property
+    def list_words(self) -> int:
+        """int32 of the list of experts that occur among ``SLICE_ROWS`` rows."""
+        return 2 + 2 * self.all_experts + SLICE_ROWS * self.slots
+
+
+class ExpertMatrices(NamedTuple):
+    """One product's weights of all experts, below each other.
+
+    Attributes:
+        weight: [E * N, K], plain bfloat16 or in fragments. bias: [E, N] or None.
+    """
+
+    weight: torch.Tensor | FragmentWeight
+    bias: torch.Tensor | None = None
+
+    @property
+    def format(self) -> FragmentFormat | None:
+        """None: plain bfloat16."""
+        return self.weight.format if isinstance(self.weight, FragmentWeight) else None
+
+    def tiles(self, experts: int) -> int:
+        """Of 16 features, of an expert.
+
+        Raises:
+            ValueError: an expert does not consist of tiles.
+        """
+        features, rest = divmod(self.weight.shape[0], experts)
+        if rest or features % TILE_N:
+            raise ValueError(f"{self.weight.shape[0]} rows of {experts} experts do not consist of tiles of {TILE_N}")
+        return features // TILE_N
+
+
+@dataclass(frozen=True, slots=True)
+class GateUpConfig:
+    """How the first product is shared; see ``few_row_gemm.FewRowConfig``."""
+
+    warps_k: int
+    warps_n: int
+    tiles: int
+    num_stages: int
+    blocks_per_sm: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps_k * self.warps_n * WARP_SIZE
+
+    @property
+    def unit_tiles(self) -> int:
+        """Tiles that a block works on at a time, half of them the gate's."""
+        return self.warps_n * self.tiles
+
+    def shared_bytes(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> int:
+        """Shared memory of a block: x, its sums over groups, twice the warps' sums, and the list."""
+        steps = -(-in_features // STEP_K)
+        all_k = -(-steps // self.warps_k) * self.warps_k * STEP_K
+        group_sums = all_k // kind.step_group * rows * 4 if kind is not None and kind.sums_x else 0
+        sums = 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
+        words = 2 * mixture.most(rows) + 1 + rows * mixture.slots
+        return rows * (all_k * 2 + 64) + group_sums + sums + (words + 3) // 4 * 16
+
+    def constants(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {
+            **fragment_constants(kind, in_features, self.tiles),
+            "WARPS_K": self.warps_k,
+            "WARPS_N": self.warps_n,
+            "CLAMPED": int(mixture.clamp is not None),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DownConfig:
+    """How the second product is shared.
+
+    Attributes:
+        warps: of a block, which go through the experts. k_parts: parts of K that a warp takes one of.
+        num_stages: steps of 128 along K that a warp loads ahead. blocks_per_sm: that a multiprocessor holds at a time.
+    """
+
+    warps: int
+    k_parts: int
+    num_stages: int
+    blocks_per_sm: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP_SIZE
+
+    @property
+    def tiles(self) -> int:
+        """Of a warp."""
+        return 1
+
+    def shared_bytes(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> int:
+        """Shared memory of a block: twice the results of a tile, the list, and the weights of the slots."""
+        slots = rows * mixture.slots
+        return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 1 + 2 * slots) * 4
+
+    def constants(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        sizes = fragment_constants(kind, in_features, self.tiles)
+        return {**sizes, "WARPS": self.warps, "K_PARTS": self.k_parts}
+
+
+ExpertConfig = GateUpConfig | DownConfig
+# Worth measuring, most promising first; of benchmarks/expert_gemm.py on an H200.
+GATE_UP_CONFIGS = (
+    GateUpConfig(8, 2, 1, 2), GateUpConfig(16, 1, 2, 2), GateUpConfig(8, 1, 2, 2, 2), GateUpConfig(4, 2, 2, 2, 2),
+    GateUpConfig(4, 4, 1, 2), GateUpConfig(4, 2, 1, 4, 1), GateUpConfig(4, 2, 1, 3, 2), GateUpConfig(8, 2, 1, 3),
+)  # fmt: skip
+DOWN_CONFIGS = (
+    DownConfig(16, 1, 2), DownConfig(16, 1, 4), DownConfig(16, 2, 2), DownConfig(8, 1, 4, 2), DownConfig(8, 1, 2, 2),
+    DownConfig(16, 4, 2), DownConfig(8, 1, 4), DownConfig(8, 2, 3),
+)  # fmt: skip
+
+
+def fits(config: ExpertConfig, weight: ExpertMatrices, mixture: Mixture, rows: int, shared_memory: int) -> bool:
+    """True where a device's multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
+    kind, in_features = weight.format, weight.weight.shape[1]
+    loaded = config.tiles * config.num_stages * (PLAIN_BITS if kind is None else kind.bits) * 2
+    most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
+    if loaded > min(most, 128):
+        return False
+    if isinstance(config, GateUpConfig) and (
+        config.unit_tiles % 2 or weight.tiles(mixture.all_experts) % config.unit_tiles
+    ):
+        return False
+    taken = config.shared_bytes(kind, in_features, mixture, rows) + RESERVED_SHARED_MEMORY
+    return taken * config.blocks_per_sm <= shared_memory
+
+
+def candidates(
+    gate_up: bool, weight: ExpertMatrices, mixture: Mixture, rows: int, shared_memory: int
+) -> Iterator[ExpertConfig]:
+    """Configurations worth measuring for a product and so many rows, a multiple of 8."""
+    configs: tuple[ExpertConfig, ...] = GATE_UP_CONFIGS if gate_up else DOWN_CONFIGS
+    return (config for config in configs if fits(config, weight, mixture, rows, shared_memory))
+
+
+def slice_rows(rows: int) -> int:
+    """Rows of a launch, filled up to whole tiles of eight."""
+    return min(-(-rows // ROW_TILE) * ROW_TILE, SLICE_ROWS)
+
+
+def route(
+    logits: torch.Tensor,
+    mixture: Mixture,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    expert_list: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    distinct: torch.Tensor | None = None,
+) -> None:
+    """Of up to ``SLICE_ROWS`` rows: the experts that each takes, their weights, and the list of those that occur.
+
+    Args:
+        logits: [M, >= E] bfloat16. weights: [M, S] float32. experts: [M, S] int32. expert_list: [``list_words``] int32.
+        bias: of the router [experts]. distinct: [1] int32, gets how many routed experts occur.
+    """
+    kernel = _route_kernel(logits.device, mixture, bias is not None)
+    kernel.launch(
+        1,
+        (
+            logits, bias, weights, experts, expert_list, distinct, c_int64(logits.stride(0)), len(logits),
+            mixture.all_experts,
+        ),
+    )  # fmt: skip
+
+
+def gate_up(
+    x: torch.Tensor,
+    weight: ExpertMatrices,
+    mixture: Mixture,
+    expert_list: torch.Tensor,
+    intermediate: torch.Tensor,
+    config: GateUpConfig,
+) -> torch.Tensor:
+    """``intermediate`` [M, S, I] = act(x @ gate.T) * (x @ up.T) by the experts of a list's rows.
+
+    Args:
+        x: [M, H], M at most ``SLICE_ROWS``.
+    """
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        raise ValueError("rows of activations must begin at multiples of 16 bytes")
+    codes, scales, zeros, row_scales = _operands(weight)
+    limit, alpha = mixture.clamp or (0.0, 0.0)
+    kernel = _kernel("expert_gate_up", x.device, weight, mixture, config, slice_rows(len(x)))
+    kernel.launch(
+        device_properties(x.device).num_sms * config.blocks_per_sm,
+        (
+            x, codes, scales, zeros, row_scales, weight.bias, intermediate, expert_list, c_int64(x.stride(0)), len(x),
+            weight.weight.shape[0], weight.tiles(mixture.all_experts), mixture.all_experts, c_float(limit),
+            c_float(alpha),
+        ),
+    )  # fmt: skip
+    return intermediate
+
+
+def down(
+    intermediate: torch.Tensor,
+    weight: ExpertMatrices,
+    mixture: Mixture,
+    routed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    config: DownConfig,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``out`` [M, H] = the weighed sum of the experts' results (+ residual); ``out`` may be the residual.
+
+    Args:
+        intermediate: [M, S, I]. routed: weights, experts and the list, as ``route`` fills them.
+    """
+    weights, experts, expert_list = routed
+    codes, scales, zeros, row_scales = _operands(weight)
+    tiles, sms = weight.tiles(mixture.all_experts), device_properties(out.device).num_sms
+    kernel = _kernel("expert_down", out.device, weight, mixture, config, slice_rows(len(out)))
+    kernel.launch(
+        min(tiles, sms * config.blocks_per_sm),
+        (
+            intermediate, codes, scales, zeros, row_scales, weight.bias, weights, experts, out, residual, expert_list,
+            c_int64(out.stride(0)), len(out), weight.weight.shape[0], tiles, mixture.all_experts,
+        ),
+    )  # fmt: skip
+    return out
+
+
+def _operands(
+    weight: ExpertMatrices,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Codes, scales, zero points and scales of rows."""
+    coded = weight.weight
+    if isinstance(coded, torch.Tensor):
+        return coded, None, None, None
+    return coded.codes, coded.scales, coded.zeros, coded.scales if coded.format.block is None else coded.row_scales
+
+
+def compile_options(weight: ExpertMatrices, mixture: Mixture, config: ExpertConfig, rows: int) -> list[str]:
+    """The compiler's command line for a product, but for the card."""
+    kind, in_features = weight.format, weight.weight.shape[1]
+    return defined(
+        **config.constants(kind, in_features, mixture, rows),
+        ROW_TILES=rows // ROW_TILE,
+        NUM_STAGES=config.num_stages,
+        BLOCKS_PER_SM=config.blocks_per_sm,
+        SLOTS=mixture.slots,
+        MAX_EXPERTS=mixture.most(rows),
+        HAS_BIAS=int(weight.bias is not None),
+        SHARED_BYTES=config.shared_bytes(kind, in_features, mixture, rows),
+    )
+
+
+def route_options(mixture: Mixture, bias: bool) -> list[str]:
+    """The same for the router."""
+    return defined(
+        EXPERTS=mixture.experts,
+        TOP_K=mixture.top_k,
+        SHARED=mixture.shared,
+        NORMED=int(mixture.normed),
+        HAS_BIAS=int(bias),
+        SHARED_BYTES=0,
+    )
+
+
+_kernels: dict[tuple[object, ...], cuda_driver.Kernel] = {}
+
+
+def _kernel(
+    name: Name, device: torch.device, weight: ExpertMatrices, mixture: Mixture, config: ExpertConfig, rows: int
+) -> cuda_driver.Kernel:
+    key = (name, device, weight.format, weight.weight.shape[1], weight.bias is not None, mixture, config, rows)
+    if key not in _kernels:
+        _kernels[key] = make_kernel(
+            source_text(SOURCES[name]),
+            compile_options(weight, mixture, config, rows),
+            name,
+            config.threads,
+            config.shared_bytes(weight.format, weight.weight.shape[1], mixture, rows),
+            device,
+        )
+    return _kernels[key]
+
+
+@cache
+def _route_kernel(device: torch.device, mixture: Mixture, bias: bool) -> cuda_driver.Kernel:
+    source = SOURCES["route"].read_text(encoding="utf-8")
+    return make_kernel(source, route_options(mixture, bias), "route", ROUTE_THREADS, 0, device)
+
+
+def make_kernel(
+    source: str, options: list[str], name: str, threads: int, shared_bytes: int, device: torch.device
+) -> cuda_driver.Kernel:
+    """Compiled, or from the disk, and loaded."""
+    capability = torch.cuda.get_device_capability(device)
+    cubin = nvrtc.cubin(source, options, capability, cuda_driver.driver_version())
+    return cuda_driver.Kernel(cubin, name, threads, shared_bytes, device)
