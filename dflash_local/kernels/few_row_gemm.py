@@ -38,7 +38,7 @@ SPLITS = (1, 2, 4, 8, 16)
 MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, unless there is no other way
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
-LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4))
+LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))
 
 
 @dataclass(frozen=True, slots=True)
