@@ -50,8 +50,6 @@ def _first(why: Callable[[LayerConfig], str], model: ModelConfig) -> str:
 def _unknown_kind(layer: LayerConfig) -> str:
     if isinstance(layer.mixer, LatentAttentionConfig):
         return "its attention is latent"
-    if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
-        return "its attention has sinks"
     if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
         return "its Gated-DeltaNet projections are interleaved"
     return ""
@@ -60,9 +58,8 @@ def _unknown_kind(layer: LayerConfig) -> str:
 def _unknown_variant(layer: LayerConfig) -> str:
     mixer, mlp = layer.mixer, layer.mlp
     attention = mixer if isinstance(mixer, AttentionConfig) else None
-    biased = attention is not None and (attention.qkv_bias or attention.output_bias)
-    if biased or (isinstance(mlp, MLPConfig) and mlp.bias):
-        return "its projections have biases"
+    if isinstance(mlp, MLPConfig) and mlp.bias:
+        return "its feed-forward projections have biases"
     if isinstance(mlp, MoEConfig) and (reason := _unknown_mixture(mlp)):
         return reason
     if mlp.activation != ACTIVATION:
