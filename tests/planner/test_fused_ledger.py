@@ -34,7 +34,7 @@ from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
 from dflash_local.models.fused.drafter import FusedDrafter  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
-from dflash_local.planner import fused_memory  # noqa: E402
+from dflash_local.planner import fused_memory, memory  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.parameters import target_parameters  # noqa: E402
 
@@ -160,6 +160,49 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert drafter is not None and found["drafter KV"] == held(drafter.keys, drafter.values)
     matrices = held(*drafter.matrices)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
+
+
+@pytest.mark.parametrize("precision", ["full", "8bit"])
+@pytest.mark.parametrize("stored", [None, "int4-g128"])
+def test_sinks_and_biases_are_counted(stored: str | None, precision: str) -> None:
+    """Of the target's attention and of the drafter's, beside matrices in any format."""
+    pair = PAIRS["Qwen/Qwen3-8B"]
+    quantization = None if stored is None else read_quantization(Fields(USUAL[stored], "x"))
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, sinks=True, qkv_bias=True, output_bias=True))
+        for layer in pair.model.layers
+    )
+    pair = replace(
+        pair,
+        model=replace(pair.model, layers=layers, quantization=quantization),
+        config=replace(pair.config, attention_bias=True),
+    )
+    runner = on_meta(pair, 4099, torch.bfloat16, precision)
+    load = Load.of("cuda", LoadConfig(drafter_precision=precision), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
+    plain = lines(replace(pair.model, layers=PAIRS["Qwen/Qwen3-8B"].model.layers), PAIRS["Qwen/Qwen3-8B"].config, load)
+    of_layer = 2 * (6144 + 4096) + 4 * 32  # queries, keys, values and outputs in 16 bits; sinks in 32
+    assert found["target weights"] - plain["target weights"] == 36 * of_layer
+    drafter = pair.config
+    keys = drafter.num_kv_heads * drafter.head_dim
+    twice = 2 * (drafter.num_heads * drafter.head_dim + 2 * keys + drafter.hidden_size + 2 * keys)
+    assert found["drafter weights"] - plain["drafter weights"] == drafter.num_layers * twice
+
+
+def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
+    """One KV head's keys and values, wider by eight and longer by one, and the queries and a group's result so wide."""
+    model = PAIRS["Qwen/Qwen3-8B"].model
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, sinks=True)) for layer in model.layers)
+    spec, key = EngineSpec("bfloat16", 4099), "attention of a prompt chunk"
+    steps, plain = (
+        fused_memory.prefill_steps(replace(model, layers=each), None, spec, "cuda") for each in (layers, model.layers)
+    )
+    rows = memory.PREFILL_CHUNK
+    assert steps[key] - plain[key] == 2 * (128 + 8) * (2 * 4100 + rows * (32 + 4))
+    eight = replace(spec, kv_dtype="float8_e4m3fn")
+    assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 
 @pytest.mark.parametrize("exact", [False, True])
