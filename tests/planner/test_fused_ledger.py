@@ -206,7 +206,7 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-Next"])
 def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: there are no kernels for a card."""
     monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
