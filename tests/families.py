@@ -59,14 +59,15 @@ NAMES = {
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
     "qwen3_5": "Qwen3_5",
+    "qwen3_5_biased": "Qwen3_5",
     "qwen3_5_moe": "Qwen3_5Moe",
     "gpt_oss": "GptOss",
     "gpt_oss_dense": "GptOss",
     "deepseek_v3": "DeepseekV3",
 }
-CONFIG_NAMES = {"qwen3_5": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText"}
-BIASED = ("llama_biased", "gpt_oss", "gpt_oss_dense")
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_wrapped", "qwen3_5_moe")
+CONFIG_NAMES = {"qwen3_5": "Qwen3_5Text", "qwen3_5_biased": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText"}
+BIASED = ("llama_biased", "qwen3_5_biased", "gpt_oss", "gpt_oss_dense")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe")
 
 
 def _text_settings(family: str) -> dict[str, Any]:
@@ -98,10 +99,11 @@ def _text_settings(family: str) -> dict[str, Any]:
     if family == "qwen3_next":
         shared = {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
         return {**base, **_RECURRENT, **_EXPERTS, **shared, "rope_parameters": _PARTIAL_ROPE}
-    if family in ("qwen3_5", "qwen3_5_wrapped", "qwen3_5_moe"):
+    if family in ("qwen3_5", "qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe"):
         rope = {**_PARTIAL_ROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
         extra = {**_EXPERTS, "shared_expert_intermediate_size": 16} if family == "qwen3_5_moe" else {}
-        return {**base, **_RECURRENT, **extra, "rope_parameters": rope}
+        biased = {"attention_bias": family == "qwen3_5_biased"}  # of queries and of what gates their results
+        return {**base, **_RECURRENT, **extra, **biased, "rope_parameters": rope}
     if family in ("gpt_oss", "gpt_oss_dense"):
         types = ["sliding_attention", "full_attention"] * 2
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -153,8 +155,8 @@ def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
     model = _model(family, **changes).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
-            parameter.normal_()
-        elif name.endswith("bias") and family in BIASED:
+            parameter.normal_(mean=3.0 if family == "gpt_oss_dense" else 0.0)  # as much as a window of keys
+        elif name.endswith(("_proj.bias", "_proj_bias", "router.bias")) and family in BIASED:
             parameter.normal_(std=0.2)
     ids = torch.randint(0, VOCAB, (1, 64))
     head = model.get_output_embeddings()

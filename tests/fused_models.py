@@ -21,7 +21,7 @@ from dflash_local.request import SamplingParams
 
 FAMILIES = (
     *("qwen3", "llama", "llama_biased", "mistral", "mistral_full", "gemma2_full", "gpt_oss_dense", "qwen3_5"),
-    *("qwen3_moe", "qwen3_next", "qwen3_5_moe"),
+    *("qwen3_5_biased", "qwen3_moe", "qwen3_next", "qwen3_5_moe"),
 )
 TAPS = (0, 2)
 ROWS = 16

@@ -60,8 +60,8 @@ def _by_kv_head(
     out = queries.new_empty(rows, num_heads, head_dim)
     k, v = (queries.new_zeros(1, sink_keys + length, width) for _ in range(2))
     k[:, :sink_keys, head_dim : head_dim + SINK_PARTS] = 1  # every row sees it: it stands before all positions
-    # With a mask the library's fast kernels want a key head for each query head; without, they share one.
-    seen = (k, v) if mask is None else (k.expand(group, -1, -1), v.expand(group, -1, -1))
+    # The library's kernels for masks and for float32 want a key head for each query head: the one, again and again.
+    seen = (k, v) if mask is None and sinks is None else (k.expand(group, -1, -1), v.expand(group, -1, -1))
     for head in range(len(keys)):
         for copy, part in ((k, keys), (v, values)):
             copy[:, sink_keys:, :head_dim] = part[head : head + 1]
