@@ -16,11 +16,13 @@ from dflash_local.bench import random_pair  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
-from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.features import MLPConfig, ModelConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
@@ -189,6 +191,21 @@ def test_sinks_and_biases_are_counted(stored: str | None, precision: str) -> Non
     keys = drafter.num_kv_heads * drafter.head_dim
     twice = 2 * (drafter.num_heads * drafter.head_dim + 2 * keys + drafter.hidden_size + 2 * keys)
     assert found["drafter weights"] - plain["drafter weights"] == drafter.num_layers * twice
+
+
+@pytest.mark.parametrize("size", ["20b", "120b"])
+def test_the_ledger_of_gpt_oss_but_for_its_mixture_is_what_is_allocated(size: str) -> None:
+    """Its attention of two kinds and its drafter at their true sizes, with a dense feed-forward part in each layer."""
+    name, drafter = (shape(repo) for repo in (f"openai/gpt-oss-{size}", f"z-lab/gpt-oss-{size}-DFlash"))
+    assert name is not None and drafter is not None
+    model, config = read_model(name, size), DrafterConfig.from_shape(drafter, size)
+    layers = tuple(replace(layer, mlp=MLPConfig(2880)) for layer in model.layers)
+    model = replace(model, layers=layers, quantization=None)
+    assert not fused_refusal(model, "cuda:0") and config.attention_bias and config.head_dim == 64
+    runner = on_meta(replace(PAIRS["Qwen/Qwen3-8B"], model=model, config=config), 4099, torch.bfloat16, "full")
+    found = lines(model, config, Load.of("cuda", LoadConfig(), 4099, config.block_size))
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found["head"] == covered(runner.target.weights)
 
 
 def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
