@@ -25,6 +25,15 @@ _RECURRENT = {
     "num_hidden_layers": 4,
 }
 _PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 FAMILIES = (
     "llama",
     "mistral",
@@ -41,6 +50,7 @@ FAMILIES = (
 # transformers' own, before ``ForCausalLM`` and ``Config``.
 NAMES = {
     "llama": "Llama",
+    "llama_biased": "Llama",
     "mistral": "Mistral",
     "mistral_full": "Mistral",
     "gemma2": "Gemma2",
@@ -49,17 +59,22 @@ NAMES = {
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
     "qwen3_5": "Qwen3_5",
+    "qwen3_5_biased": "Qwen3_5",
     "qwen3_5_moe": "Qwen3_5Moe",
     "gpt_oss": "GptOss",
+    "gpt_oss_dense": "GptOss",
     "deepseek_v3": "DeepseekV3",
 }
-CONFIG_NAMES = {"qwen3_5": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText"}
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_wrapped", "qwen3_5_moe")
+CONFIG_NAMES = {"qwen3_5": "Qwen3_5Text", "qwen3_5_biased": "Qwen3_5Text", "qwen3_5_moe": "Qwen3_5MoeText"}
+BIASED = ("llama_biased", "qwen3_5_biased", "gpt_oss", "gpt_oss_dense")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe")
 
 
 def _text_settings(family: str) -> dict[str, Any]:
     """Configuration values of a family's language model."""
     base = {**_SIZES, **_ENDS, **_ATTENTION, "num_hidden_layers": 4, "intermediate_size": 48}
+    if family == "llama_biased":
+        return {**base, "attention_bias": True, "head_dim": 64, "rope_parameters": _YARN}
     if family == "llama":
         rope = {
             "rope_type": "llama3",
@@ -84,23 +99,15 @@ def _text_settings(family: str) -> dict[str, Any]:
     if family == "qwen3_next":
         shared = {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
         return {**base, **_RECURRENT, **_EXPERTS, **shared, "rope_parameters": _PARTIAL_ROPE}
-    if family in ("qwen3_5", "qwen3_5_wrapped", "qwen3_5_moe"):
+    if family in ("qwen3_5", "qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe"):
         rope = {**_PARTIAL_ROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
         extra = {**_EXPERTS, "shared_expert_intermediate_size": 16} if family == "qwen3_5_moe" else {}
-        return {**base, **_RECURRENT, **extra, "rope_parameters": rope}
-    if family == "gpt_oss":
-        yarn = {
-            "rope_type": "yarn",
-            "rope_theta": 150000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-        }
+        biased = {"attention_bias": family == "qwen3_5_biased"}  # of queries and of what gates their results
+        return {**base, **_RECURRENT, **extra, **biased, "rope_parameters": rope}
+    if family in ("gpt_oss", "gpt_oss_dense"):
         types = ["sliding_attention", "full_attention"] * 2
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-        return {**base, **experts, "layer_types": types, "sliding_window": 8, "rope_parameters": yarn}
+        return {**base, **experts, "layer_types": types, "sliding_window": 8, "rope_parameters": _YARN}
     if family == "deepseek_v3":
         latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
         experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2}
@@ -118,8 +125,27 @@ def _model(family: str, **changes: Any) -> Any:
         vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": HIDDEN}
         config = t.Qwen3_5Config(text_config=settings, vision_config={**vision, "num_position_embeddings": 16})
         return t.Qwen3_5ForConditionalGeneration(config)
+    if family == "gpt_oss_dense":
+        return _dense_gpt_oss(t.GptOssConfig(**settings))
     config = getattr(t, f"{CONFIG_NAMES.get(family) or NAMES[family]}Config")(**settings)
     return getattr(t, f"{NAMES[family]}ForCausalLM")(config)
+
+
+def _dense_gpt_oss(config: Any) -> Any:
+    """gpt-oss with Llama's feed-forward parts: sinks, windows and biases without a mixture of experts."""
+    from transformers import GptOssForCausalLM, LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    class Dense(LlamaMLP):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return super().forward(x), None  # gpt-oss's layers expect the router's scores as well
+
+    model = GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        layer.mlp = Dense(LlamaConfig(hidden_size=config.hidden_size, intermediate_size=config.intermediate_size))
+        for weight in layer.mlp.parameters():
+            torch.nn.init.normal_(weight, std=config.initializer_range)
+    return model
 
 
 @torch.no_grad()
@@ -129,8 +155,8 @@ def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
     model = _model(family, **changes).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
-            parameter.normal_()
-        elif name.endswith("bias") and family == "gpt_oss":
+            parameter.normal_(mean=3.0 if family == "gpt_oss_dense" else 0.0)  # as much as a window of keys
+        elif name.endswith(("_proj.bias", "_proj_bias", "router.bias")) and family in BIASED:
             parameter.normal_(std=0.2)
     ids = torch.randint(0, VOCAB, (1, 64))
     head = model.get_output_embeddings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ import torch
 from families import save_model
 from proposers import Planted
 
-from dflash_local.config.features import ModelConfig
+from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
@@ -18,11 +19,20 @@ from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
 
-FAMILIES = ("qwen3", "llama", "mistral", "mistral_full", "gemma2_full", "qwen3_5", "qwen3_moe", "qwen3_5_moe")
+FAMILIES = (
+    *("qwen3", "llama", "llama_biased", "mistral", "mistral_full", "gemma2_full", "gpt_oss_dense", "qwen3_5"),
+    *("qwen3_5_biased", "qwen3_moe", "qwen3_next", "qwen3_5_moe"),
+)
 TAPS = (0, 2)
 ROWS = 16
 
 __all__ = ["FAMILIES", "PlantedBlocks", "fused_target"]
+
+
+def without_experts(model: ModelConfig) -> ModelConfig:
+    """The model with a dense feed-forward part in place of each mixture, as wide as a routed expert."""
+    layers = (replace(layer, mlp=MLPConfig(layer.mlp.intermediate_size)) for layer in model.layers)
+    return replace(model, layers=tuple(layers))
 
 
 @cache
@@ -30,6 +40,8 @@ def _weights(family: str, device: str) -> tuple[TargetWeights, ModelConfig]:
     with TemporaryDirectory() as folder:
         checkpoint = Checkpoint.open(save_model(family, Path(folder)))
         facts = TargetFacts.from_checkpoint(checkpoint)
+        if family == "gpt_oss_dense":
+            facts = replace(facts, model=without_experts(facts.model))
         return read_weights(checkpoint, facts, torch.device(device), torch.float32), facts.model
 
 

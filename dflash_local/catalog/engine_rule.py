@@ -59,7 +59,7 @@ def reference(option: str = "") -> Candidate:
     return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
-def refusal(*, bitsandbytes: str | None, dtype: str, device: str, drafter_biased: bool, target: str) -> str:
+def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str) -> str:
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
@@ -72,6 +72,4 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, drafter_biased
         return "it runs in bfloat16 or float32"
     if device.startswith(("mps", "balanced")):
         return f"it does not run on {device}"
-    if drafter_biased:
-        return "the drafter's projections have biases"
     return target

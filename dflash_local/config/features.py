@@ -105,6 +105,18 @@ class GatedDeltaNetConfig:
     split_projections: bool = True
 
     @property
+    def qkvz_rows(self) -> tuple[int, int, int, int]:
+        """Rows of one key head in an interleaved projection: of its query, key, values and their z."""
+        wide = self.num_value_heads // self.num_key_heads * self.value_head_dim
+        return self.key_head_dim, self.key_head_dim, wide, wide
+
+    @property
+    def ba_rows(self) -> tuple[int, int]:
+        """Rows of one key head in an interleaved projection: b and a of its values."""
+        values = self.num_value_heads // self.num_key_heads
+        return values, values
+
+    @property
     def value_size(self) -> int:
         """Numbers of all value heads, and of z."""
         return self.num_value_heads * self.value_head_dim

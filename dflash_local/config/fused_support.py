@@ -14,6 +14,8 @@ from dflash_local.config.features import (
     ModelConfig,
     MoEConfig,
 )
+from dflash_local.config.module_names import GATED_DELTA_NET, INTERLEAVED, PREFIXES
+from dflash_local.config.quantization import WHOLE, StoredFp8, StoredPlain
 from dflash_local.config.rope_parameters import RopeKind
 
 CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
@@ -34,7 +36,7 @@ def fused_refusal(model: ModelConfig, device: str) -> str:
         return "its experts are quantised"
     if model.quantization is not None and model.quantization.unread:
         return f"its weights are in the format {model.quantization.unread}"
-    if reason := _first(_unknown_variant, model):
+    if reason := _first(_unknown_variant, model) or _crossed_blocks(model):
         return reason
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         return "it has no attention"
@@ -50,19 +52,14 @@ def _first(why: Callable[[LayerConfig], str], model: ModelConfig) -> str:
 def _unknown_kind(layer: LayerConfig) -> str:
     if isinstance(layer.mixer, LatentAttentionConfig):
         return "its attention is latent"
-    if isinstance(layer.mixer, AttentionConfig) and layer.mixer.sinks:
-        return "its attention has sinks"
-    if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
-        return "its Gated-DeltaNet projections are interleaved"
     return ""
 
 
 def _unknown_variant(layer: LayerConfig) -> str:
     mixer, mlp = layer.mixer, layer.mlp
     attention = mixer if isinstance(mixer, AttentionConfig) else None
-    biased = attention is not None and (attention.qkv_bias or attention.output_bias)
-    if biased or (isinstance(mlp, MLPConfig) and mlp.bias):
-        return "its projections have biases"
+    if isinstance(mlp, MLPConfig) and mlp.bias:
+        return "its feed-forward projections have biases"
     if isinstance(mlp, MoEConfig) and (reason := _unknown_mixture(mlp)):
         return reason
     if mlp.activation != ACTIVATION:
@@ -71,6 +68,20 @@ def _unknown_variant(layer: LayerConfig) -> str:
         return "its attention scores have a soft cap"
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:
         return f"its convolution is {mixer.conv_kernel_size} wide, {CONV_KERNEL_SIZE} is known"
+    return ""
+
+
+def _crossed_blocks(model: ModelConfig) -> str:
+    """Interleaved rows are put in order with their scales: a block of rows with one scale must lie in one part."""
+    for index, layer in enumerate(model.layers):
+        mixer = layer.mixer
+        if not isinstance(mixer, GatedDeltaNetConfig) or mixer.split_projections or model.quantization is None:
+            continue
+        stored = model.quantization.stored(f"{PREFIXES[-1]}layers.{index}.{GATED_DELTA_NET}.{INTERLEAVED[0]}")
+        kept = stored.kept if isinstance(stored, StoredPlain) else stored
+        rows = kept.block[0] if isinstance(kept, StoredFp8) else WHOLE
+        if rows != WHOLE and mixer.num_key_heads > 1 and any(size % rows for size in mixer.qkvz_rows):
+            return f"its interleaved Gated-DeltaNet rows cross its fp8 blocks of {rows} rows"
     return ""
 
 

@@ -89,6 +89,7 @@ def decode_attention(
     gates: torch.Tensor | None = None,
     scale: float | None = None,
     config: DecodeConfig | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of rows at positions ``start ..`` over the cache, their own keys included.
 
@@ -99,9 +100,10 @@ def decode_attention(
         max_seq_len: no key is at or behind this.
         gates: [M, ..] whose first numbers are each head's query and gate by turns; None gates nothing.
         scale: of the scores; None is ``head_dim ** -0.5``. config: in place of the measured one.
+        sinks: [heads] float32, a logit of each head's own in its softmax, for which there is no value; not scaled.
     """
     if not runs_kernels(queries):
-        return decode_attention_reference(queries, cache, start, out, mask, gates, scale)
+        return decode_attention_reference(queries, cache, start, out, mask, gates, scale, sinks)
     rows, num_heads, head_dim = queries.shape
     device = device_properties(queries.device)
     keys, values = cache if device.compute_capability >= FP8_LOAD_CAPABILITY else (as_bytes(part) for part in cache)
@@ -124,9 +126,10 @@ def decode_attention(
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
-        partials.outputs, partials.softmax_stats, start, out, out if gates is None else gates, gate_stride, rows,
-        max_rows, count, split_size, num_heads, head_dim, block_d, splits_per_doubling, config.block_kv, BLOCK_SPLITS,
-        mask.sliding_window, mask.context_window, gates is not None, num_warps=4, **overlapping(queries),
+        partials.outputs, partials.softmax_stats, partials.softmax_stats if sinks is None else sinks, start, out,
+        out if gates is None else gates, gate_stride, rows, max_rows, count, split_size, num_heads, head_dim, block_d,
+        splits_per_doubling, config.block_kv, BLOCK_SPLITS, mask.sliding_window, mask.context_window,
+        gates is not None, sinks is not None, num_warps=4, **overlapping(queries),
     )  # fmt: skip
     return out
 
@@ -144,6 +147,7 @@ def decode_attention_reference(
     mask: AttentionMask,
     gates: torch.Tensor | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same in plain PyTorch, in float32."""
     rows, num_heads, head_dim = queries.shape
@@ -159,7 +163,10 @@ def decode_attention_reference(
         hidden |= (at - key).abs() >= mask.sliding_window
     if mask.context_window:
         hidden |= key < int(start) - mask.context_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, rows, 1)), -1)
+    weights = scores.softmax(-1)[..., :end]
     attended = torch.einsum("hmk,hkd->mhd", weights, values).to(out.dtype)
     if gates is not None:
         attended = attended * gates[:, : num_heads * 2 * head_dim].view(rows, num_heads, 2, head_dim)[:, :, 1].sigmoid()
@@ -274,14 +281,15 @@ def _attend_split_kernel(
 # fmt: off
 @jit
 def _combine_splits_kernel(
-    partial_outputs, softmax_stats, start, out, gates, gate_stride, rows, max_rows, num_splits, split_size,
+    partial_outputs, softmax_stats, sinks, start, out, gates, gate_stride, rows, max_rows, num_splits, split_size,
     NUM_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_PER_DOUBLING: tl.constexpr,
     BLOCK_KV: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr, SINKS: tl.constexpr,
 ):
     # fmt: on
     # One program: one row of one query head. Partial results are streamed, BLOCK_SPLITS at a time and always in the
-    # order of the keys; their rescaled sum stays in registers, and is gated before it is written.
+    # order of the keys; their rescaled sum stays in registers, and is gated before it is written. The head's sink is
+    # what the sum begins with: once, whatever the splits, and with an output of zero.
     start_next_kernel()
     wait_for_earlier_kernels()
     row = tl.program_id(0)
@@ -293,6 +301,9 @@ def _combine_splits_kernel(
     first = _first_key(begin, SLIDING_WINDOW, CONTEXT_WINDOW)
     largest = -1e30
     total = 0.0
+    if SINKS:
+        largest = tl.load(sinks + head)
+        total = 1.0
     output = tl.zeros((BLOCK_D,), tl.float32)
     for offset in range(0, num_splits, BLOCK_SPLITS):
         split = offset + tl.arange(0, BLOCK_SPLITS)

@@ -1,9 +1,16 @@
-"""Attention of a prompt's many rows over the cache: the library's, which is told nothing of a cache's own format."""
+"""Attention of a prompt's many rows over the cache: the library's, which is told nothing of a cache's own format.
+
+Nor of sinks, which it does not know: a key of its own stands for them, with a value of zero.
+"""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+from dflash_local.layout.attention import SINK_DIMS
+
+SINK_PARTS = 3  # of these dimensions sum to a sink: three numbers of bfloat16 make up one of float32
 
 
 def prefill_attention(
@@ -12,31 +19,65 @@ def prefill_attention(
     committed: int,
     scale: float | None = None,
     sliding_window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention [M, heads * head_dim] of rows at ``committed ..`` over what is committed and themselves.
 
     A float8_e4m3fn cache is widened one KV head at a time, exactly: beside it stand one head's keys and values
-    (rows * head_dim * 4 bytes in 16 bits: 134 MB at 131,072 rows and head_dim 256) and never a copy of a layer.
+    (rows * head_dim * 4 bytes in 16 bits: 134 MB at 131,072 rows and head_dim 256) and never a copy of a layer. With
+    sinks it is the same, of ``SINK_DIMS`` dimensions more.
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
             float8_e4m3fn, the M rows written. scale: of the scores; None is ``head_dim ** -0.5``.
         sliding_window: keys that a row sees including its own; None is all.
+        sinks: [heads] float32, a logit of each head's own in its softmax, for which there is no value; not scaled.
     """
-    rows, num_heads, head_dim = queries.shape
+    rows, _, head_dim = queries.shape
+    scale = head_dim**-0.5 if scale is None else scale
     first = 0 if sliding_window is None else max(0, committed + 1 - sliding_window)
     keys, values = (part[:, first : committed + rows] for part in cache)
     mask = None if sliding_window is None else _window_mask(rows, committed - first, sliding_window, queries.device)
-    if keys.dtype == queries.dtype:
+    if keys.dtype == queries.dtype and sinks is None:
         return _attended(queries, keys, values, scale, mask).transpose(0, 1).reshape(rows, -1)
-    group = num_heads // len(keys)
+    return _by_kv_head(queries, keys, values, scale, mask, sinks)
+
+
+def _by_kv_head(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[M, heads * head_dim], over a copy of one KV head's keys and values after the other."""
+    rows, num_heads, head_dim = queries.shape
+    group, length, sink_keys, width = num_heads // len(keys), keys.shape[1], 0, head_dim
+    if sinks is not None:
+        queries, width, sink_keys = _with_sinks(queries, sinks, scale), head_dim + SINK_DIMS, 1
+        mask = None if mask is None else F.pad(mask, (1, 0), value=True)
     out = queries.new_empty(rows, num_heads, head_dim)
+    k, v = (queries.new_zeros(1, sink_keys + length, width) for _ in range(2))
+    k[:, :sink_keys, head_dim : head_dim + SINK_PARTS] = 1  # every row sees it: it stands before all positions
+    # The library's kernels for masks and for float32 want a key head for each query head: the one, again and again.
+    seen = (k, v) if mask is None and sinks is None else (k.expand(group, -1, -1), v.expand(group, -1, -1))
     for head in range(len(keys)):
+        for copy, part in ((k, keys), (v, values)):
+            copy[:, sink_keys:, :head_dim] = part[head : head + 1]
         mine = slice(head * group, (head + 1) * group)
-        k, v = (part[head : head + 1].to(queries.dtype) for part in (keys, values))
-        out[:, mine] = _attended(queries[:, mine], k, v, scale, mask).transpose(0, 1)
-        del k, v  # before the next head's are made
+        out[:, mine] = _attended(queries[:, mine], *seen, scale, mask).transpose(0, 1)[..., :head_dim]
     return out.reshape(rows, -1)
+
+
+def _with_sinks(queries: torch.Tensor, sinks: torch.Tensor, scale: float) -> torch.Tensor:
+    """Queries [M, heads, head_dim + SINK_DIMS] whose scaled product with ones there is their head's sink."""
+    wide = F.pad(queries, (0, SINK_DIMS))
+    left = sinks.float() / scale
+    for part in range(queries.shape[-1], queries.shape[-1] + SINK_PARTS):
+        wide[..., part] = left
+        left = left - wide[0, :, part].float()
+    return wide
 
 
 def _window_mask(rows: int, before: int, window: int, device: torch.device) -> torch.Tensor:
@@ -47,7 +88,7 @@ def _window_mask(rows: int, before: int, window: int, device: torch.device) -> t
 
 
 def _attended(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None, mask: torch.Tensor | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """[heads, M, head_dim] of queries [M, heads, head_dim] over keys and values [KV heads, rows, head_dim]."""
     q = queries.transpose(0, 1).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Between projection and attention, in one launch: norms of query and key heads, rotary embedding, KV cache rows."""
+"""Between projection and attention, in one launch: bias, norms of query and key heads, rotary embedding, KV cache."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def qk_norm_rope_cache(
     queries: torch.Tensor,
     cache: tuple[torch.Tensor, torch.Tensor],
     layout: HeadLayout,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the normed and rotated queries, and this block's keys and values at rows ``start ..`` of the cache.
 
@@ -56,15 +57,16 @@ def qk_norm_rope_cache(
         cache: keys and values [KV heads, capacity, head_dim], written. Of the model's dtype, or float8_e4m3fn
             without a scale, each number the nearest: three bits of mantissa, so that a text differs from the one that
             a cache of the model's dtype gives, and it differs alike in every decoding mode.
+        bias: [qkv_size], added before all else; gates have it afterwards, the rest of ``qkv`` may or may not.
     """
     if not runs_kernels(qkv):
-        return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout)
+        return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout, bias)
     keys, values = (as_bytes(part) for part in cache)
     weights = norms or (qkv, qkv)
     _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
-        qkv, *weights, eps, *rotation, start, queries, keys, values, keys.shape[1], layout.num_heads,
-        layout.num_kv_heads, layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim, layout.gated,
-        norms is not None, layout.norm_plus_one, layout.per_head_norms, num_warps=1,
+        qkv, qkv if bias is None else bias, *weights, eps, *rotation, start, queries, keys, values, keys.shape[1],
+        layout.num_heads, layout.num_kv_heads, layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim,
+        layout.gated, norms is not None, layout.norm_plus_one, layout.per_head_norms, bias is not None, num_warps=1,
     )  # fmt: skip
 
 
@@ -77,8 +79,11 @@ def qk_norm_rope_cache_reference(
     queries: torch.Tensor,
     cache: tuple[torch.Tensor, torch.Tensor],
     layout: HeadLayout,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """The same in plain PyTorch."""
+    if bias is not None:
+        qkv += bias
     rows, num_heads = qkv.shape[0], layout.num_heads
     head_dim, rotary_dim = layout.head_dim, layout.rotary_dim
     at = start.long() + torch.arange(rows, device=qkv.device)
@@ -134,16 +139,24 @@ def _stored(x, kind: tl.constexpr):
         return x
 
 
+@jit
+def _biased(x, bias, inside):
+    """A product with its bias, rounded to its dtype."""
+    return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+
+
 # fmt: off
 @jit
 def _qk_norm_rope_cache_kernel(
-    qkv, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, capacity, NUM_HEADS: tl.constexpr,
+    qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, capacity, NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY_DIM: tl.constexpr,
     GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr, PER_HEAD_NORMS: tl.constexpr,
+    BIASED: tl.constexpr,
 ):
     # fmt: on
     # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
-    # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated.
+    # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated. The bias of
+    # a query head's gate is added where the gate lies: no other program touches it.
     row = tl.program_id(0)
     head = tl.program_id(1)
     PARTS: tl.constexpr = 2 if GATED else 1
@@ -155,6 +168,13 @@ def _qk_norm_rope_cache_kernel(
     begin = tl.where(head < NUM_HEADS, head * PARTS, NUM_HEADS * PARTS + head - NUM_HEADS) * head_dim
     source = qkv + row.to(tl.int64) * QKV_SIZE + begin
     value = tl.load(source + dim, mask=inside, other=0.0)
+    added = bias + begin
+    if BIASED:
+        value = _biased(value, added + dim, inside)
+        if GATED:
+            opens = inside & (head < NUM_HEADS)
+            gate = _biased(tl.load(source + head_dim + dim, mask=opens, other=0.0), added + head_dim + dim, opens)
+            tl.store(source + head_dim + dim, gate, mask=opens)
     if head >= NUM_HEADS + NUM_KV_HEADS:
         place = values + ((head - NUM_HEADS - NUM_KV_HEADS) * capacity + position) * head_dim + dim
         tl.store(place, _stored(value, values.dtype.element_ty), mask=inside)
@@ -164,7 +184,10 @@ def _qk_norm_rope_cache_kernel(
     rotates = dim < ROTARY_DIM
     partner = tl.where(dim < HALF, dim + HALF, tl.where(rotates, dim - HALF, dim))
     x = value.to(tl.float32)
-    other = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(source + partner, mask=inside, other=0.0)
+    if BIASED:
+        other = _biased(other, added + partner, inside)
+    other = other.to(tl.float32)
     if NORMED:
         length = tl.sqrt(tl.sum(x * x, 0) / head_dim + eps)
         norm = query_norm if head < NUM_HEADS else key_norm

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
-from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
 from dflash_local.layout.linear import LinearSpec, Part
 from dflash_local.layout.part_layout import WeightSpec
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.layout.split_kv import even_splits, fixed_splits
+
+SINK_DIMS = 8  # of a prompt's queries and keys beside a head's own, for sinks: fast kernels take multiples of eight
+
+
+class AttentionVectors(NamedTuple):
+    """Small weights of one layer, those that it has.
+
+    Attributes:
+        qk_norms: of queries and keys, head by head. qkv_bias: rows of queries (and their gates), keys, values.
+        sinks: [heads], float32 whatever the dtype, as softmax is.
+    """
+
+    qk_norms: tuple[Buffer, ...]
+    qkv_bias: Buffer | None
+    output_bias: Buffer | None
+    sinks: Buffer | None
+
+    def all(self) -> tuple[Buffer, ...]:
+        """One after the other."""
+        return (*self.qk_norms, *(vector for vector in self[1:] if isinstance(vector, Buffer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +51,24 @@ class AttentionLayout:
         return qkv, LinearSpec(output.module, config.output_size, (output,))
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """Projections and the norms of queries and keys."""
+        """Projections and vectors."""
         yield from spec.linear(*self.projections(at, spec.hidden_size))
-        yield from self.norms(at, spec)
+        yield from self.vectors(at, spec).all()
 
-    def norms(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
-        """Of queries and keys, head by head."""
-        names = ("q_norm", "k_norm") if self.config.qk_norm else ()
-        return tuple(spec.norm(f"{at}.{name}", self.config.head_dim) for name in names)
+    def vectors(self, at: str, spec: WeightSpec) -> AttentionVectors:
+        """Norms, biases and sinks."""
+        config = self.config
+        names = ("q_norm", "k_norm") if config.qk_norm else ()
+
+        def vector(name: str, size: int, dtype: str, there: bool) -> Buffer | None:
+            return Buffer(f"{at}.{name}", (size,), dtype, spec.group) if there else None
+
+        return AttentionVectors(
+            tuple(spec.norm(f"{at}.{name}", config.head_dim) for name in names),
+            vector("qkv_proj.bias", config.qkv_size, spec.dtype, config.qkv_bias),
+            vector("o_proj.bias", spec.hidden_size, spec.dtype, config.output_bias),
+            vector("sinks", config.num_heads, "float32", config.sinks),
+        )
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
         """Keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
@@ -66,6 +97,21 @@ class AttentionLayout:
         kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
         mask = 0 if config.sliding_window is None else (rows + config.sliding_window) * (1 + item_bytes)
         return rows * (kept * item_bytes + 4 * config.num_heads + mask)
+
+    def prefill_copy_bytes(self, rows: int, spec: EngineSpec) -> int:
+        """What a prompt's rows take beside ``prefill_bytes`` where the library takes no cache as it is.
+
+        Keys and values of one KV head in the activations' dtype; with sinks they are wider, and so are the queries and
+        one group's result.
+        """
+        config, item = self.config, ITEM_BYTES[spec.dtype]
+        if not config.sinks and spec.cache_dtype == spec.dtype:
+            return 0
+        seen = spec.context if config.sliding_window is None else min(spec.context, rows + config.sliding_window)
+        if not config.sinks:
+            return 2 * seen * config.head_dim * item
+        heads = config.num_heads + config.num_heads // config.num_kv_heads
+        return (2 * (seen + 1) + rows * heads) * (config.head_dim + SINK_DIMS) * item
 
     def snapshot_bytes(self, item_bytes: int) -> int:
         """None: a cache is cut back."""

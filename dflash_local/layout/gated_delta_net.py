@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.config.module_names import GATED_DELTA_NET, INTERLEAVED
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, Part
 from dflash_local.layout.part_layout import WeightSpec
@@ -19,19 +20,21 @@ class GatedDeltaNetLayout:
     """Of one layer."""
 
     config: GatedDeltaNetConfig
-    module: str = "linear_attn"
+    module: str = GATED_DELTA_NET
     title: str = "recurrent layer"
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
         """Queries, keys and values, z, b and a in one product; and the output's."""
         config = self.config
-        sizes = (
-            ("qkv", config.conv_dim),
-            ("z", config.value_size),
-            ("b", config.num_value_heads),
-            ("a", config.num_value_heads),
+        sizes: tuple[tuple[str, int], ...] = (
+            ("in_proj_qkv", config.conv_dim),
+            ("in_proj_z", config.value_size),
+            ("in_proj_b", config.num_value_heads),
+            ("in_proj_a", config.num_value_heads),
         )
-        parts = tuple(Part(f"{at}.in_proj_{name}", size) for name, size in sizes)
+        if not config.split_projections:
+            sizes = tuple(zip(INTERLEAVED, (config.conv_dim + config.value_size, 2 * config.num_value_heads)))
+        parts = tuple(Part(f"{at}.{name}", size) for name, size in sizes)
         output = Part(f"{at}.out_proj", hidden_size)
         return LinearSpec(f"{at}.in_proj", hidden_size, parts), LinearSpec(output.module, config.value_size, (output,))
 

@@ -11,6 +11,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.module_names import HEAD
 from dflash_local.layout import pair
+from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
 from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
@@ -156,7 +157,10 @@ def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: Engi
     steps: dict[str, int] = {}
     for part in parts(target):
         name = f"{part.title} of a prompt chunk"
-        steps[name] = max(steps.get(name, 0), beside + part.prefill_bytes(rows, target.hidden_size, item))
+        taken = part.prefill_bytes(rows, target.hidden_size, item)
+        if isinstance(part, AttentionLayout):
+            taken += part.prefill_copy_bytes(rows, spec)
+        steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
         context_kv = 2 * drafter.num_layers * drafter.attention(0).kv_size
         kept = target.hidden_size * (1 + spec.num_taps)

@@ -97,7 +97,7 @@ def plan(
     if runs_on == "server":
         return _server_plan(target, machine, limit)
     drafter = drafter if config.draft else None
-    engine = chosen_engine(target, drafter, machine, config)
+    engine = chosen_engine(target, machine, config)
     refused = formats.refusal(target, config.quantize)
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
@@ -148,7 +148,7 @@ def fits_table(
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
 
 
-def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig) -> str:
+def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
@@ -159,7 +159,6 @@ def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: M
         bitsandbytes=config.bitsandbytes,
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
         device=device,
-        drafter_biased=drafter is not None and drafter.attention_bias,
         target=fused_refusal(target, device),
     )
     fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)

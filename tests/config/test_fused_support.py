@@ -17,10 +17,14 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.fused_support import fused_refusal
-from dflash_local.config.quantization import Quantization, StoredFp8
+from dflash_local.config.quantization import Quantization, StoredFp8, StoredInt, StoredPlain
 
 ATTENTION = AttentionConfig(4, 2, 8, rotary_dim=8)
 DELTA = GatedDeltaNetConfig(2, 4, 8, 8, conv_kernel_size=4)
+INTERLEAVED = replace(DELTA, split_projections=False)
+AT_LOAD = Quantization(
+    "fp8", names=(("layers.1.linear_attn.in_proj_qkvz", StoredPlain(StoredFp8((16, 16)))),), at_load=True
+)
 MLP = MLPConfig(48)
 MIXTURE = MoEConfig(8, 2, 16)
 DENSE = ModelConfig(
@@ -47,9 +51,12 @@ def last(**changes: Any) -> ModelConfig:
     [
         DENSE,
         last(mixer=DELTA),
+        last(mixer=replace(DELTA, split_projections=False)),
         replace(DENSE, norm_plus_one=True),
         last(mixer=replace(ATTENTION, gated=True, qk_norm=True, rotary_dim=4)),
         last(mixer=replace(ATTENTION, scale=0.1, sliding_window=64)),
+        last(mixer=replace(ATTENTION, sinks=True, sliding_window=64)),
+        last(mixer=replace(ATTENTION, qkv_bias=True, output_bias=True)),
         last(sandwich_norms=True),
         replace(DENSE, embedding_scale=8.0, final_logit_softcap=30.0),
     ],
@@ -62,8 +69,17 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
     ("model", "why"),
     [
         (last(mixer=LatentAttentionConfig(4, 16, 16, 8, 4, 8)), "its attention is latent"),
-        (last(mixer=replace(ATTENTION, sinks=True)), "its attention has sinks"),
-        (last(mixer=replace(DELTA, split_projections=False)), "its Gated-DeltaNet projections are interleaved"),
+        (
+            replace(last(mixer=INTERLEAVED), quantization=Quantization("fp8", default=StoredFp8((128, 128)))),
+            "its interleaved Gated-DeltaNet rows cross its fp8 blocks of 128 rows",
+        ),
+        (
+            replace(last(mixer=INTERLEAVED), quantization=AT_LOAD),
+            "its interleaved Gated-DeltaNet rows cross its fp8 blocks of 16 rows",
+        ),
+        (replace(last(mixer=INTERLEAVED), quantization=Quantization("fp8", default=StoredFp8((8, 128)))), ""),
+        (replace(last(mixer=INTERLEAVED), quantization=Quantization("fp8", default=StoredFp8((0, 0)))), ""),
+        (replace(last(mixer=INTERLEAVED), quantization=Quantization("gptq", default=StoredInt("gptq", 128))), ""),
         (last(mlp=replace(MIXTURE, expert_bias=True)), "its experts have biases"),
         (last(mlp=replace(MIXTURE, router_bias=True)), "its experts have biases"),
         (last(mlp=replace(MIXTURE, scoring="sigmoid")), "its router takes the sigmoid of its logits"),
@@ -76,9 +92,7 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
         (replace(DENSE, quantization=Quantization("awq", unread="awq")), "its weights are in the format awq"),
         (replace(DENSE, quantization=Quantization("fp8", default=StoredFp8((128, 128)))), ""),
-        (last(mixer=replace(ATTENTION, qkv_bias=True)), "its projections have biases"),
-        (last(mixer=replace(ATTENTION, output_bias=True)), "its projections have biases"),
-        (last(mlp=replace(MLP, bias=True)), "its projections have biases"),
+        (last(mlp=replace(MLP, bias=True)), "its feed-forward projections have biases"),
         (last(mlp=replace(MLP, activation="gelu_pytorch_tanh")), "its activation is gelu_pytorch_tanh"),
         (last(mixer=replace(ATTENTION, logit_softcap=50.0)), "its attention scores have a soft cap"),
         (last(mixer=replace(DELTA, conv_kernel_size=3)), "its convolution is 3 wide, 4 is known"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
-from families import VOCAB
-from fused_models import FAMILIES, fused_target
+from families import VOCAB, random_model
+from fused_models import FAMILIES, TAPS, fused_target
 from proposers import Oracle, RandomDrafts, decode
 
 from dflash_local.catalog import bundled
@@ -21,6 +21,7 @@ from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
+from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 
 Build = Callable[..., Session]
@@ -44,6 +45,19 @@ def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str) -> No
     for block in (2, 8, 16):
         for drafter in (Oracle(VOCAB, text), Oracle(VOCAB, text, 5), Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)):
             assert decode(target, prompt, 40, drafter, block)[0] == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_l1_hidden_states_equal_the_reference_engines(family: str) -> None:
+    """Of a prompt, of a chunk behind it, and of a block: what a feature adds may be too small to change a token."""
+    text, found = torch.tensor(random_prompt(40)), []
+    for target in (fused_target(family, 100), TransformersTarget(random_model(family), TAPS)):
+        with torch.inference_mode():
+            chunks = [target.prefill(text[:7], True), target.prefill(text[7:31], True), target.verify(text[31:], True)]
+        found.append([part for chunk in chunks for part in (chunk.hidden, chunk.taps)])
+    for one, two in zip(*found, strict=True):
+        assert one is not None and two is not None
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("pair", GOLDEN_PAIRS)

@@ -134,9 +134,10 @@ def rows() -> Found:
     with_kernels(True)
     for module in (split_kv, decode_attention):
         module.SPLITS_PER_DOUBLING, module.FIXED_SPLIT_SIZE = 2, 32
-    for kind, start, index in (
-        *((torch.float32, 270, 2), (torch.float32, 254, 2), (torch.float32, 125, 3), (torch.float32, 0, 1)),
-        (EIGHT, 254, 2),
+    for kind, start, index, sinks in (
+        *((torch.float32, 270, 2, None), (torch.float32, 254, 2, None), (torch.float32, 125, 3, None)),
+        *((torch.float32, 0, 1, None), (EIGHT, 254, 2, None)),
+        *((torch.float32, 270, 2, (1.5, -3.0)), (torch.float32, 125, 3, (1.5, -3.0))),
     ):
         torch.manual_seed(start)
         cache = tuple(torch.randn(1, 320, 16).to(kind) for _ in range(2))
@@ -144,23 +145,31 @@ def rows() -> Found:
         others[index] = moved[0] = queries[index]
         seen = start + index + 1
         later = tuple(torch.cat((part[:, :seen].float(), torch.randn(1, 320, 16)), 1).to(kind) for part in cache)
-        want = attend(queries, cache, start, True, start + 4)[index]
-        name = f"row {index} at {start}, {kind}"
-        yield f"others, {name}", unequal(want, attend(others, later, start, True, start + 4)[index])
-        yield f"moved, {name}", unequal(want, attend(moved, later, start + index, True, 310)[0])
-        yield f"max_seq_len, {name}", unequal(want, attend(queries, cache, start, True, 310)[index])
-        even = attend(queries, cache, start, False, 310)[index]
-        yield f"others of an even split, {name}", unequal(even, attend(others, later, start, False, 310)[index])
+        want = attend(queries, cache, start, True, start + 4, sinks)[index]
+        name = f"row {index} at {start}, {kind}, sinks {sinks}"
+        yield f"others, {name}", unequal(want, attend(others, later, start, True, start + 4, sinks)[index])
+        yield f"moved, {name}", unequal(want, attend(moved, later, start + index, True, 310, sinks)[0])
+        yield f"max_seq_len, {name}", unequal(want, attend(queries, cache, start, True, 310, sinks)[index])
+        even = attend(queries, cache, start, False, 310, sinks)[index]
+        again = attend(others, later, start, False, 310, sinks)[index]
+        yield f"others of an even split, {name}", unequal(even, again)
 
 
 def attend(
-    queries: torch.Tensor, cache: tuple[torch.Tensor, ...], start: int, fixed: bool, max_seq_len: int
+    queries: torch.Tensor,
+    cache: tuple[torch.Tensor, ...],
+    start: int,
+    fixed: bool,
+    max_seq_len: int,
+    sinks: tuple[float, ...] | None = None,
 ) -> torch.Tensor:
     """Rows [M, heads * head_dim] of a block."""
     count, heads, head_dim = queries.shape
     partials = SplitKV.allocate(count, heads, head_dim, cache[0].shape[1], CPU, fixed)
     out, at = torch.empty(count, heads * head_dim), torch.tensor([start], dtype=torch.int32)
-    return decode_attention.decode_attention(queries, cache, at, out, partials, max_seq_len, AttentionMask())
+    logits = None if sinks is None else torch.tensor(sinks)
+    mask = AttentionMask()
+    return decode_attention.decode_attention(queries, cache, at, out, partials, max_seq_len, mask, sinks=logits)
 
 
 def main() -> None:

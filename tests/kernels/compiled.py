@@ -40,8 +40,8 @@ from dflash_local.models.fused.linear import GateUp, Linear
 LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in TRITON_CARDS}
 BF16 = "*bf16"
 EIGHT, READS_EIGHT = "*fp8e4nv", 89  # which older cards take as bytes
-# HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, and the drafters.
-ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256))
+# HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, gpt-oss with sinks, and the drafters.
+ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256), (64, 8, 64))
 Work = tuple[str, Any, dict[str, str], dict[str, Any], int, int]
 
 
@@ -67,10 +67,12 @@ def work(limit: int) -> Iterator[Work]:
     yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
-    kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False}
+    kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False, "BIASED": False}
     for cache in (BF16, "*u8"):
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache}
-        yield f"heads {cache}", qk_norm_rope_cache._qk_norm_rope_cache_kernel, types, {**layout, **kind}, 1, 1
+        kernel = qk_norm_rope_cache._qk_norm_rope_cache_kernel
+        yield f"heads {cache}", kernel, types, {**layout, **kind}, 1, 1
+        yield f"heads with biases {cache}", kernel, types, {**layout, **kind, "BIASED": True}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
@@ -119,9 +121,9 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
         kernel = decode_attention._attend_split_kernel
         yield f"attend {kind}", kernel, types, {**sizes, **splits, **mask}, config.num_warps, config.num_stages
     combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
-    combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True}
+    combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True, "SINKS": head_dim == 64}
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]
-    types = {"start": "*i32", "gates": BF16}
+    types = {"start": "*i32", "gates": BF16, "sinks": "*fp32"}
     yield "combine", decode_attention._combine_splits_kernel, types, {**sizes, **combine, **mask}, 4, 3
 
 
@@ -144,7 +146,7 @@ def chunks(limit: int) -> Iterator[Work]:
 
 POINTERS = {
     *("queries", "keys", "values", "partial_outputs", "softmax_stats", "sums", "scales", "x", "weight", "out"),
-    *("residual", "gate_up", "qkv", "query_norm", "key_norm", "cos", "sin", "logits", "projected", "conv"),
+    *("residual", "gate_up", "qkv", "bias", "query_norm", "key_norm", "cos", "sin", "logits", "projected", "conv"),
     *("conv_state", "inputs"),
 }
 

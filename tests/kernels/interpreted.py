@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
@@ -158,7 +159,7 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         "context of many layers": HeadLayout(0, 6, 16, 16, per_head_norms=True),
     }
 
-    def run(kind: HeadLayout, normed: bool) -> tuple[torch.Tensor, ...]:
+    def run(kind: HeadLayout, normed: bool, biased: bool = False) -> tuple[torch.Tensor, ...]:
         rows, room = 5, 40
         queries = torch.zeros(rows, max(kind.num_heads, 1), kind.head_dim)
         cache = (
@@ -170,25 +171,38 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         norms = (torch.rand(kind.head_dim), keys) if normed else None
         start = torch.tensor([9], dtype=torch.int32)
         qkv = torch.randn(rows, kind.qkv_size)
+        bias = torch.randn(kind.qkv_size) * 4 if biased else None
         qk_norm_rope_cache.qk_norm_rope_cache(
-            qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind
+            qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind, bias
         )
-        return queries[:, : kind.num_heads], *cache
+        gates = qkv[:, : 2 * kind.num_heads * kind.head_dim].view(rows, -1, 2, kind.head_dim)[:, :, 1]
+        return queries[:, : kind.num_heads], *cache, *([gates] if kind.gated else [])
 
     for name, kind in kinds.items():
         yield f"heads, {name}", lambda kind=kind: run(kind, True)
+        yield f"heads with biases, {name}", lambda kind=kind: run(kind, True, True)
     yield "heads without norms", lambda: run(kinds["plain"], False)
+    yield "heads with biases, without norms, of 64", lambda: run(HeadLayout(8, 1, 64, 64), False, True)
 
 
 def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(start: int, rows: int, groups: int, mask: AttentionMask, gated: bool) -> tuple[torch.Tensor, ...]:
-        heads, head_dim, room = 2 * groups, 16, 320
+    def run(
+        start: int,
+        rows: int,
+        groups: int,
+        mask: AttentionMask,
+        gated: bool,
+        head_dim: int = 16,
+        sinks: tuple[float, ...] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        heads, room = 2 * groups, 320
         cache = (torch.randn(2, room, head_dim), torch.randn(2, room, head_dim))
         partials = SplitKV.allocate(rows, heads, head_dim, room, torch.device("cpu"))
         gates = torch.randn(rows, heads * 2 * head_dim + 8) if gated else None
         at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * head_dim)
         queries = torch.randn(rows, heads, head_dim)
-        decode_attention.decode_attention(queries, cache, at, out, partials, 300, mask, gates)
+        logits = torch.tensor(sinks).repeat(heads)[:heads] if sinks else None
+        decode_attention.decode_attention(queries, cache, at, out, partials, 300, mask, gates, sinks=logits)
         return (out,)
 
     cases = {
@@ -200,10 +214,26 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         "two-sided window": (200, 8, 2, AttentionMask(causal=False, sliding_window=5), False),
         "context window": (200, 8, 2, AttentionMask(causal=False, context_window=30), False),
     }
+    # What sinks do to the sum: nothing, about as much as the keys, and all; at a window's borders and beside splits
+    # that a row sees nothing of.
+    sinks = (-1e4, 0.0, 4.0, 1e4, -40.0, 40.0)
+    narrow = AttentionMask(sliding_window=40)
+    cases |= {
+        "sinks": (270, 8, 3, AttentionMask(), False, 16, sinks),
+        "sinks, gated": (131, 5, 3, AttentionMask(), True, 16, sinks),
+        "sinks, heads of 64": (270, 8, 4, AttentionMask(), False, 64, sinks),
+        "sinks, one row at the beginning": (0, 1, 3, AttentionMask(), False, 64, sinks),
+        "sinks, a window not yet full": (31, 8, 3, narrow, False, 64, sinks),
+        "sinks, a window that moves with the rows": (39, 8, 3, narrow, False, 64, sinks),
+        "sinks, a window over many splits": (280, 8, 3, AttentionMask(sliding_window=128), False, 64, sinks),
+        "sinks, a window of one key": (200, 8, 3, AttentionMask(sliding_window=1), False, 16, sinks),
+        "sinks, no causality": (200, 8, 3, AttentionMask(causal=False, sliding_window=5), False, 16, sinks),
+        "heads of 64": (270, 8, 8, AttentionMask(), False, 64),
+    }
     for name, case in cases.items():
         yield f"attention, {name}", lambda case=case: run(*case)
 
-    def in_parts(case: tuple[int, int, int, AttentionMask, bool]) -> tuple[torch.Tensor, ...]:
+    def in_parts(case: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         largest, decode_attention.MAX_OUTPUTS = decode_attention.MAX_OUTPUTS, 16 * 16
         try:
             return run(*case)
@@ -211,6 +241,7 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
             decode_attention.MAX_OUTPUTS = largest
 
     yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
+    yield "attention, sinks, 24 queries by sixteens", lambda: in_parts((131, 8, 3, narrow, False, 16, sinks))
 
 
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:

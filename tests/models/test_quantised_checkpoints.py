@@ -46,6 +46,13 @@ def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialec
     assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dialect", EACH)
+def test_biases_are_added_to_products_of_any_format(dialect: str, tmp_path: Path) -> None:
+    folder, twin = save_quantised("llama_biased", tmp_path, dialect, sizes={"head_dim": 64})
+    assert fused_tokens(folder) == reference_tokens(twin) == reference_tokens(folder)
+    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3_5", tmp_path, dialect)

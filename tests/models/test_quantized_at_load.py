@@ -87,7 +87,6 @@ def test_a_model_larger_than_its_files_is_refused_before_memory_is_taken(tmp_pat
 
 
 def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
-    """Only the reference engine takes a target with biases."""
     folder = save_model("llama", tmp_path, **SIZES, attention_bias=True)
     file = folder / "model.safetensors"
     tensors = {name: value.normal_() if name.endswith(".bias") else value for name, value in load_file(file).items()}
@@ -95,6 +94,7 @@ def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
     model = reference(folder, quantize="int8")
     bias = model.get_parameter("model.layers.0.self_attn.q_proj.bias")
     assert torch.equal(bias, tensors["model.layers.0.self_attn.q_proj.bias"])
+    assert fused_tokens(folder, "int8") == reference_tokens(folder, "int8")
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])

@@ -98,7 +98,7 @@ def test_every_family_is_planned_as_it_is_loaded(
     assert check(TargetFacts.from_checkpoint(files), None, target, None, kernels) > 50
 
 
-def test_a_drafter_with_biases_is_not_for_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_fused, "_has_kernels", lambda device: device.startswith("cuda"))
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
@@ -107,7 +107,7 @@ def test_a_drafter_with_biases_is_not_for_the_fused_engine(monkeypatch: pytest.M
     drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
     check(contract.target, contract, target, drafter, True)
     check(contract.target, biased, target, replace(drafter, attention_bias=True), True)
-    assert plan(target, replace(drafter, attention_bias=True), DEVICES["cuda:0"]).engine == "reference"
+    assert plan(target, replace(drafter, attention_bias=True), DEVICES["cuda:0"]).engine == "fused"
 
 
 @pytest.mark.parametrize(("hip", "engine"), [("7.1.52802", "reference"), (None, "fused")])

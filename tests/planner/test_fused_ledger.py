@@ -16,11 +16,13 @@ from dflash_local.bench import random_pair  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
-from dflash_local.config.features import ModelConfig  # noqa: E402
+from dflash_local.config.features import MLPConfig, ModelConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
@@ -34,7 +36,7 @@ from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
 from dflash_local.models.fused.drafter import FusedDrafter  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
-from dflash_local.planner import fused_memory  # noqa: E402
+from dflash_local.planner import fused_memory, memory  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.parameters import target_parameters  # noqa: E402
 
@@ -162,8 +164,66 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
 
 
+@pytest.mark.parametrize("precision", ["full", "8bit"])
+@pytest.mark.parametrize("stored", [None, "int4-g128"])
+def test_sinks_and_biases_are_counted(stored: str | None, precision: str) -> None:
+    """Of the target's attention and of the drafter's, beside matrices in any format."""
+    pair = PAIRS["Qwen/Qwen3-8B"]
+    quantization = None if stored is None else read_quantization(Fields(USUAL[stored], "x"))
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, sinks=True, qkv_bias=True, output_bias=True))
+        for layer in pair.model.layers
+    )
+    pair = replace(
+        pair,
+        model=replace(pair.model, layers=layers, quantization=quantization),
+        config=replace(pair.config, attention_bias=True),
+    )
+    runner = on_meta(pair, 4099, torch.bfloat16, precision)
+    load = Load.of("cuda", LoadConfig(drafter_precision=precision), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
+    plain = lines(replace(pair.model, layers=PAIRS["Qwen/Qwen3-8B"].model.layers), PAIRS["Qwen/Qwen3-8B"].config, load)
+    of_layer = 2 * (6144 + 4096) + 4 * 32  # queries, keys, values and outputs in 16 bits; sinks in 32
+    assert found["target weights"] - plain["target weights"] == 36 * of_layer
+    drafter = pair.config
+    keys = drafter.num_kv_heads * drafter.head_dim
+    twice = 2 * (drafter.num_heads * drafter.head_dim + 2 * keys + drafter.hidden_size + 2 * keys)
+    assert found["drafter weights"] - plain["drafter weights"] == drafter.num_layers * twice
+
+
+@pytest.mark.parametrize("size", ["20b", "120b"])
+def test_the_ledger_of_gpt_oss_but_for_its_mixture_is_what_is_allocated(size: str) -> None:
+    """Its attention of two kinds and its drafter at their true sizes, with a dense feed-forward part in each layer."""
+    name, drafter = (shape(repo) for repo in (f"openai/gpt-oss-{size}", f"z-lab/gpt-oss-{size}-DFlash"))
+    assert name is not None and drafter is not None
+    model, config = read_model(name, size), DrafterConfig.from_shape(drafter, size)
+    layers = tuple(replace(layer, mlp=MLPConfig(2880)) for layer in model.layers)
+    model = replace(model, layers=layers, quantization=None)
+    assert not fused_refusal(model, "cuda:0") and config.attention_bias and config.head_dim == 64
+    runner = on_meta(replace(PAIRS["Qwen/Qwen3-8B"], model=model, config=config), 4099, torch.bfloat16, "full")
+    found = lines(model, config, Load.of("cuda", LoadConfig(), 4099, config.block_size))
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found["head"] == covered(runner.target.weights)
+
+
+def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
+    """One KV head's keys and values, wider by eight and longer by one, and the queries and a group's result so wide."""
+    model = PAIRS["Qwen/Qwen3-8B"].model
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, sinks=True)) for layer in model.layers)
+    spec, key = EngineSpec("bfloat16", 4099), "attention of a prompt chunk"
+    steps, plain = (
+        fused_memory.prefill_steps(replace(model, layers=each), None, spec, "cuda") for each in (layers, model.layers)
+    )
+    rows = memory.PREFILL_CHUNK
+    assert steps[key] - plain[key] == 2 * (128 + 8) * (2 * 4100 + rows * (32 + 4))
+    eight = replace(spec, kv_dtype="float8_e4m3fn")
+    assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
+
+
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-Next"])
 def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: there are no kernels for a card."""
     monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))

@@ -12,6 +12,7 @@ from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
+from dflash_local.layout.linear import part_rows
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import RunState
@@ -27,7 +28,7 @@ class AttentionWeights:
 
     Attributes:
         qkv: rows of queries (and their gates), keys, values. qk_norms: of queries and of keys; none of either is ().
-        eps, plus_one: of these norms.
+        eps, plus_one: of these norms. qkv_bias: [rows of qkv]. output_bias: [H]. sinks: [heads] float32.
     """
 
     config: AttentionConfig
@@ -37,15 +38,24 @@ class AttentionWeights:
     eps: float
     plus_one: bool = False
     places: Places = field(default_factory=dict)
+    qkv_bias: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     @classmethod
     def of(cls, config: AttentionConfig, at: str, source: WeightTensors) -> AttentionWeights:
         """Over the tensors of ``AttentionLayout.weights``."""
         spec, layout = source.spec, AttentionLayout(config)
-        qkv, output = (JoinedLinear.of(product, source) for product in layout.projections(at, spec.hidden_size))
-        norms = layout.norms(at, spec)
-        places = {**qkv.places, **output.places, **{norm.name: source.tensors[norm.name] for norm in norms}}
-        return cls(config, qkv, output, tuple(map(source.norm, norms)), source.eps, spec.norm_plus_one, places)
+        products = layout.projections(at, spec.hidden_size)
+        qkv, output = (JoinedLinear.of(product, source) for product in products)
+        vectors = layout.vectors(at, spec)
+        qkv_bias, output_bias, sinks = (None if each is None else source.tensors[each.name] for each in vectors[1:])
+        places = {**qkv.places, **output.places, **{each.name: source.tensors[each.name] for each in vectors.all()}}
+        if vectors.qkv_bias is not None and qkv_bias is not None:
+            del places[vectors.qkv_bias.name]  # stored in parts
+            places |= {f"{part.module}.bias": qkv_bias[rows] for part, rows in part_rows(products[0].parts)}
+        norms = tuple(map(source.norm, vectors.qk_norms))
+        return cls(config, qkv, output, norms, source.eps, spec.norm_plus_one, places, qkv_bias, output_bias, sinks)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -60,11 +70,14 @@ class AttentionWeights:
             norm.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices, norms of one."""
+        """Random matrices, norms of one, biases and sinks of zero."""
         self.qkv.randomize(generator)
         self.output.randomize(generator)
         for norm in self.qk_norms:
             norm.reset()
+        for vector in (self.qkv_bias, self.output_bias, self.sinks):
+            if vector is not None:
+                vector.zero_()
 
     def bind(self, at: str, run: RunState) -> Attention:
         """The layer over caches of its own, ``at`` their name."""
@@ -126,9 +139,18 @@ class Attention:
         config, start = self.weights.config, self._start
         gates = qkv if config.gated else None
         decode_attention(
-            queries, self.cache, start, attended, self._partials, max_seq_len, self.mask, gates, config.scale
+            queries,
+            self.cache,
+            start,
+            attended,
+            self._partials,
+            max_seq_len,
+            self.mask,
+            gates,
+            config.scale,
+            sinks=self.weights.sinks,
         )
-        return self.weights.output(attended, out, residual)
+        return self._biased(self.weights.output(attended, out, residual))
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
         """Its result [M, H] of a prompt's rows behind ``committed`` tokens."""
@@ -136,18 +158,34 @@ class Attention:
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
-        attended = prefill_attention(queries, self.cache, committed, config.scale, config.sliding_window)
+        attended = prefill_attention(
+            queries, self.cache, committed, config.scale, config.sliding_window, self.weights.sinks
+        )
         if config.gated:
             heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)
-        return self.weights.output.prefill(attended)
+        return self._biased(self.weights.output.prefill(attended))
 
     def state_bytes(self, positions: int) -> int:
         """Bytes of keys and values of so many positions."""
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
 
+    def _biased(self, result: torch.Tensor) -> torch.Tensor:
+        """The output product's [M, H] with its bias, in place."""
+        bias = self.weights.output_bias
+        return result if bias is None else result.add_(bias)
+
     def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:
-        """Queries normed and rotated; keys, so treated, and values into their cache rows."""
+        """Queries normed and rotated; keys, so treated, and values into their cache rows; all with their biases."""
+        weights, cache = self.weights, self.cache
         qk_norm_rope_cache(
-            qkv, self._norms, self.weights.eps, self._rotation, self._start, queries, self.cache, self._heads
+            qkv,
+            self._norms,
+            weights.eps,
+            self._rotation,
+            self._start,
+            queries,
+            cache,
+            self._heads,
+            weights.qkv_bias,
         )

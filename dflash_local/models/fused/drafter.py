@@ -57,6 +57,7 @@ class FusedDrafter:
         self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
         self._norm, self._hidden_norm = self._of(weights.norm), self._of(weights.hidden_norm)
         self._context_key_norm = weights.context_key_norm.to(target.device)
+        self._context_kv_bias = self._there(weights.context_kv_bias)
         buffers = layout.run_buffers(config, target.vocab_size, target.spec)
         tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
         own = layout.shared_buffers(config, target.spec)
@@ -77,6 +78,9 @@ class FusedDrafter:
         )
         self.use_head(target.weights.head)
 
+    def _there(self, bias: torch.Tensor | None) -> torch.Tensor | None:
+        return None if bias is None else bias.to(self.target.device)
+
     def _of(self, weight: torch.Tensor) -> RMSNorm:
         return RMSNorm(weight.to(self.target.device), self.config.rms_norm_eps)
 
@@ -93,7 +97,15 @@ class FusedDrafter:
         heads = config.attention(index)
         rows_of_heads = weights.query_key_norm.to(self.target.device)
         norms = (self._of(rows_of_heads[0]), self._of(rows_of_heads[heads.num_heads]))
-        loaded = AttentionWeights(heads, _joined(weights.qkv), _joined(weights.output), norms, config.rms_norm_eps)
+        loaded = AttentionWeights(
+            heads,
+            _joined(weights.qkv),
+            _joined(weights.output),
+            norms,
+            config.rms_norm_eps,
+            qkv_bias=self._there(weights.qkv_bias),
+            output_bias=self._there(weights.output_bias),
+        )
         outputs, softmax_stats = tensors.take(layout.partial_buffers(config, spec))
         mask = AttentionMask(config.causal[index], heads.sliding_window or 0, self.window)
         attention = Attention(
@@ -163,12 +175,21 @@ class FusedDrafter:
         self.length = start + len(taps)
 
     def _write_cache(self, projected: torch.Tensor, start: torch.Tensor) -> None:
-        """Keys and values of all layers, normed and rotated, into the cache rows ``start ..``."""
+        """Keys and values of all layers with their biases, normed and rotated, into the cache rows ``start ..``."""
         # All layers' caches lie one behind the other, so their heads are treated like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
         norms = (self._hidden_norm.weight, self._context_key_norm)  # there are no queries: the first is not read
-        eps = self.config.rms_norm_eps
-        qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, self._context_heads)
+        qk_norm_rope_cache(
+            projected,
+            norms,
+            self.config.rms_norm_eps,
+            self._rotation,
+            start,
+            projected,
+            cache,
+            self._context_heads,
+            self._context_kv_bias,
+        )
 
 
 def coded(weights: DrafterWeights) -> DrafterWeights:

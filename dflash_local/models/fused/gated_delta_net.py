@@ -13,6 +13,7 @@ from dflash_local.kernels.pinned import on_host
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.row_order import reorder_rows
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
@@ -23,10 +24,12 @@ class GatedDeltaNetWeights:
     """The loaded weights of one layer.
 
     Attributes:
-        in_proj: rows of q, k, v, z, b, a. small: convolution, decay rates and biases. norm: [value head width].
+        at: its module's name. in_proj: rows of q, k, v, z, b, a. small: convolution, decay rates and biases.
+        norm: [value head width].
     """
 
     config: GatedDeltaNetConfig
+    at: str
     in_proj: JoinedLinear
     output: JoinedLinear
     small: GatedDeltaWeights
@@ -44,7 +47,7 @@ class GatedDeltaNetWeights:
         places: Places = {buffer.name: source.tensors[buffer.name] for buffer in buffers}
         places[buffers[0].name] = conv.unsqueeze(1)  # as it is stored
         places = {**in_proj.places, **output.places, **places}
-        return cls(config, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)
+        return cls(config, at, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -52,7 +55,17 @@ class GatedDeltaNetWeights:
         return (*self.in_proj.products, *self.output.products)
 
     def finish(self) -> None:
-        """Once all places are filled: rates are stored as logarithms."""
+        """Once all places are filled: rates are stored as logarithms, projections perhaps by key heads.
+
+        Raises:
+            CheckpointError: rows that go by key heads cannot be put in order with their scales.
+        """
+        if not self.config.split_projections:
+            begin, order = 0, by_parts(self.config)
+            for product in self.in_proj.products:  # each holds whole tensors of the checkpoint, whose rows stay inside
+                end = begin + product.out_features
+                reorder_rows(product.weight, order[begin:end] - begin, f"{self.at}.in_proj")
+                begin = end
         self.in_proj.finish()
         self.output.finish()
         self.small.rate.exp_().neg_()
@@ -73,6 +86,17 @@ class GatedDeltaNetWeights:
         projected, mixed = run.tensors.take(layout.activations(run.owner, run.spec))
         host_snapshots = "snapshots" in run.spec.offloaded
         return GatedDeltaNet(self, GatedDeltaState(*log), out, projected, mixed, run.cycle, host_snapshots)
+
+
+def by_parts(config: GatedDeltaNetConfig) -> torch.Tensor:
+    """Where the rows of q, k, v, z, b, a lie in the interleaved projections, one below the other: [rows] int64."""
+    found, begin = [], 0
+    for sizes in (config.qkvz_rows, config.ba_rows):
+        end = begin + config.num_key_heads * sum(sizes)
+        parts = torch.arange(begin, end).view(config.num_key_heads, -1).split(sizes, 1)
+        found += [part.flatten() for part in parts]
+        begin = end
+    return torch.cat(found)
 
 
 class GatedDeltaNet:

@@ -1,0 +1,148 @@
+"""Drafters as gpt-oss has them (biases, heads of 64, YaRN, eight layers): both engines draft the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+from families import HIDDEN, VOCAB
+from fused_models import TAPS, fused_target
+from safetensors.torch import load_file, save_file
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.engine.load import load
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.drafter import Drafter
+from dflash_local.models.drafter_weights import DrafterWeights, random_weights
+from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.fused.target import FusedTarget
+
+BLOCK, MASK = 8, 5
+FAMILY = "llama_biased"
+GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3-v1-b8"
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "rope_theta": 150000.0}
+GPT_OSS = {
+    "architectures": ["DFlashDraftModel"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "attention_bias": True,
+    "block_size": BLOCK,
+    "rope_parameters": YARN,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 2048,
+    "num_target_layers": 4,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)},
+}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 6}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "sliding and causal": SLIDING,
+    "sliding on both sides": {**SLIDING, "is_causal": False},
+    "no biases": {"attention_bias": False},
+}
+
+
+def config(**changes: Any) -> DrafterConfig:
+    return DrafterConfig.from_json({**GPT_OSS, **changes}, "config.json")
+
+
+def weights_of(drafter: DrafterConfig) -> DrafterWeights:
+    return random_weights(drafter, HIDDEN, 1, torch.device("cpu"), torch.float32)
+
+
+def drafted(drafter: DrafterConfig, weights: DrafterWeights, text: torch.Tensor) -> tuple[torch.Tensor, FusedTarget]:
+    """Logits behind the text's last token: its first twenty came as a prompt, the others as a block."""
+    target = fused_target(FAMILY, 100, BLOCK)
+    proposer = FusedDrafter(drafter, weights, target)
+    prompt = target.prefill(text[:20], True)
+    assert prompt.taps is not None
+    proposer.write_context(prompt.taps, 0)
+    target.verify(text[20:-1], True)
+    proposer.inject(len(text) - 21)
+    target.commit(len(text) - 21)
+    target.tokens[0] = text[-1]
+    proposer.block(len(text) + BLOCK)
+    return proposer.drafts.clone(), target
+
+
+def drafted_by_reference(drafter: DrafterConfig, text: torch.Tensor) -> torch.Tensor:
+    """The same, all of its text as one prompt."""
+    target = fused_target(FAMILY, 100, BLOCK)
+    proposer = Drafter(drafter, weights_of(drafter))
+    taps = target.prefill(text[:-1], True).taps
+    assert taps is not None
+    memory = proposer.new_cache()
+    proposer.write_context(memory, taps, 0)
+    block = target.embed(torch.tensor([int(text[-1]), *[MASK] * (BLOCK - 1)]))
+    return target.head(proposer.draft_hidden(memory, block, len(text) - 1)[1:])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_drafts_what_the_reference_engine_drafts(name: str) -> None:
+    drafter, text = config(**VARIANTS[name]), torch.tensor(random_prompt(26))
+    found, want = drafted(drafter, weights_of(drafter), text)[0], drafted_by_reference(drafter, text)
+    torch.testing.assert_close(found, want, atol=1e-3, rtol=1e-4)
+    assert torch.equal(found.argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.parametrize("where", ["context", "qkv_bias", "output_bias"])
+def test_every_bias_changes_what_is_drafted(where: str) -> None:
+    drafter, text = config(), torch.tensor(random_prompt(26))
+    weights = weights_of(drafter)
+    want, _ = drafted(drafter, weights, text)
+    if where == "context":
+        assert weights.context_kv_bias is not None
+        weights = replace(weights, context_kv_bias=torch.zeros_like(weights.context_kv_bias))
+    else:
+        zeros = torch.zeros_like(getattr(weights.layers[0], where))
+        weights = replace(weights, layers=tuple(replace(layer, **{where: zeros}) for layer in weights.layers))
+    found, _ = drafted(drafter, weights, text)
+    assert (found - want).abs().max() > 0.5
+
+
+def test_a_drafter_in_eight_bits_keeps_its_biases() -> None:
+    drafter, text = config(), torch.tensor(random_prompt(26))
+    weights = weights_of(drafter)
+    full, _ = drafted(drafter, weights, text)
+    narrow, _ = drafted(drafter, coded(weights), text)
+    assert 0 < (narrow - full).abs().max() < 0.5 < full.std()
+
+
+def biased(folder: Path) -> Path:
+    """The golden pair's drafter with biases of about a third of its products."""
+    folder.mkdir()
+    source = GOLDEN / "drafter"
+    settings = {**json.loads((source / "config.json").read_text()), "attention_bias": True}
+    (folder / "config.json").write_text(json.dumps(settings))
+    tensors = load_file(source / "model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    for name, shape in DrafterConfig.from_json(settings, folder).tensor_shapes(1).items():
+        if name.endswith(".bias"):
+            tensors[name] = 0.3 * torch.randn(shape, generator=generator)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_a_pair_from_disk_gives_the_reference_engines_ids_and_cycles(tmp_path: Path) -> None:
+    drafters, prompt = {"plain": GOLDEN / "drafter", "biased": biased(tmp_path / "drafter")}, random_prompt(13)
+    accepted = {}
+    for name, drafter in drafters.items():
+        for engine in ("fused", "reference"):
+            pair = Pair(name, GOLDEN / "target", drafter, False)
+            session = load(pair, LoadConfig(dtype="float32", device="cpu", engine=engine, context=200))
+            assert session.facts.engine == engine
+            reply = ask(session, prompt, 60, block_size=BLOCK)
+            accepted[name, engine] = (reply.ids, reply.finished.stats.acceptance_lengths)
+        assert accepted[name, "fused"] == accepted[name, "reference"]
+    (text, with_biases), (same, without) = accepted["biased", "fused"], accepted["plain", "fused"]
+    assert text == same and with_biases != without and max(with_biases) > 1
