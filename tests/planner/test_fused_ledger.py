@@ -173,8 +173,9 @@ def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, mo
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-    experts = [(layer.mlp.gate_up, layer.mlp.down) for layer in runner.target.weights.layers]
-    assert covered(experts) == 2 * target_parameters(pair.model).experts > 0.9 * found["target weights"]
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    counts = target_parameters(pair.model)
+    assert covered(experts) == 2 * (counts.experts + counts.mlp) > 0.9 * found["target weights"], "the shared ones, too"
 
 
 @pytest.mark.parametrize("stored", USUAL)

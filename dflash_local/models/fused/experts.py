@@ -1,0 +1,71 @@
+"""The matrices of a mixture's experts: read from a checkpoint that has them one by one or together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.layout.linear import Segment
+from dflash_local.layout.moe import MoELayout
+from dflash_local.models.fused.formats import FORMATS, format_of
+from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.place import Places
+
+
+@dataclass(slots=True)
+class Experts:
+    """Of one layer.
+
+    Attributes:
+        gate_up: N = 2 I, the gate's rows above up's. down: N = H. joined: the last one is the shared expert.
+        places: where the checkpoint's tensors are read to.
+    """
+
+    gate_up: ExpertWeight
+    down: ExpertWeight
+    joined: bool
+    places: Places
+
+    @classmethod
+    def of(cls, layout: MoELayout, at: str, source: WeightTensors) -> Experts:
+        """Over the tensors of ``MoELayout.expert_buffers``."""
+        segments = layout.experts(at, source.spec)
+        count = layout.config.num_experts + segments.joined
+        weights: list[ExpertWeight] = []
+        places: Places = {}
+        for segment, buffers in zip(segments[:2], layout.expert_buffers(at, source.spec), strict=True):
+            form = FORMATS[type(segment.format)]
+            weight = form.weight(segment.format, source.tensors.take(buffers), getattr(torch, source.spec.dtype))
+            weights.append(ExpertWeight(weight, count))
+            places |= _together(segment, weights[-1], layout, source) or form.places(
+                weight, segment.format, segment.parts
+            )
+        gate_up, down = weights
+        return cls(gate_up, down, segments.joined, places)
+
+    def finish(self) -> None:
+        """Once all places are filled."""
+        self.gate_up, self.down = (
+            replace(each, weight=format_of(each.weight).finish(each.weight)) for each in (self.gate_up, self.down)
+        )
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Random matrices."""
+        for each in (self.gate_up, self.down):
+            format_of(each.weight).randomize(each.weight, generator)
+
+
+def _together(segment: Segment, weight: ExpertWeight, layout: MoELayout, source: WeightTensors) -> Places:
+    """The places of a checkpoint that has the plain matrices of all experts in one tensor; empty for others."""
+    if segment.name not in source.stored or not isinstance(weight.weight, torch.Tensor):
+        return {}
+    count = layout.config.num_experts
+    stacked = weight.weight.view(weight.experts, weight.out_features, weight.in_features)
+    places: Places = {segment.name: stacked[:count]}
+    if weight.experts > count:
+        parts = segment.parts[count * len(segment.parts) // weight.experts :]
+        rows = stacked[count].split([part.out_features for part in parts])
+        places |= {f"{part.module}.weight": matrix for part, matrix in zip(parts, rows, strict=True)}
+    return places
