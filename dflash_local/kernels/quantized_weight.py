@@ -118,7 +118,7 @@ class Fp8Weight(CodedWeight):
         codes = self.codes[rows].float()
         first = rows.start or 0
         at = torch.arange(first, first + len(codes), device=codes.device) // self.block[0]
-        scales = self.scales.float()[at].repeat_interleave(self.block[1], 1)
+        scales = self.scales[at].float().repeat_interleave(self.block[1], 1)
         return codes * scales[:, : codes.shape[1]]
 
 

@@ -178,6 +178,35 @@ def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, mo
     assert covered(experts) == 2 * (counts.experts + counts.mlp) > 0.9 * found["target weights"], "the shared ones, too"
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "bits"),
+    [
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "fp8", 8),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "int4-g32-zeros", 4 + (16 + 8) / 32),
+        ("Qwen/Qwen3.5-35B-A3B", "int4-g128", 4 + 16 / 128),
+        ("Qwen/Qwen3.5-35B-A3B", "nvfp4", 4 + 8 / 16),
+        ("Qwen/Qwen3.5-35B-A3B", "int8", 8),
+    ],
+)
+def test_the_ledger_of_quantised_experts_is_what_is_allocated(
+    name: str, stored: str, bits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count in the bits that they are published in, a shared expert of their format among them."""
+    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
+    pair = of_row(registry.load().find(name))
+    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], name))))
+    assert fused_refusal(pair.model, "cpu") == ""
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    load = Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    counts = target_parameters(pair.model)
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
+    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
+    assert fused_memory.ledger(pair.model, pair.config, load).lines[0].note.endswith("as stored")
+
+
 @pytest.mark.parametrize("stored", USUAL)
 @pytest.mark.parametrize("name", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B"])
 def test_the_ledger_of_a_quantised_target_is_what_is_allocated(name: str, stored: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.layout.linear import Segment
 from dflash_local.layout.moe import MoELayout
@@ -36,6 +37,7 @@ class Experts:
         weights: list[ExpertWeight] = []
         places: Places = {}
         for segment, buffers in zip(segments[:2], layout.expert_buffers(at, source.spec), strict=True):
+            _check_formats(segment, source)
             form = FORMATS[type(segment.format)]
             weight = form.weight(segment.format, source.tensors.take(buffers), getattr(torch, source.spec.dtype))
             weights.append(ExpertWeight(weight, count))
@@ -55,6 +57,23 @@ class Experts:
         """Random matrices."""
         for each in (self.gate_up, self.down):
             format_of(each.weight).randomize(each.weight, generator)
+
+
+def _check_formats(segment: Segment, source: WeightTensors) -> None:
+    """All experts' matrices must be in the format of the first one's, and none may begin within a block of scales."""
+    for part in segment.parts if source.stored else ():
+        if source.spec.format_of(part.module) != segment.format:
+            raise CheckpointError(
+                f"{part.module} is not stored as {segment.format.name} like the other experts of its layer, "
+                "which the fused engine does not take",
+                "load it with --engine reference",
+            )
+        if not segment.format.joins(part.out_features):
+            raise CheckpointError(
+                f"{part.module}: blocks of {segment.format.name} do not divide its {part.out_features} rows, "
+                "which the fused engine does not take",
+                "load it with --engine reference",
+            )
 
 
 def _together(segment: Segment, weight: ExpertWeight, layout: MoELayout, source: WeightTensors) -> Places:
