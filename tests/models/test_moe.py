@@ -11,6 +11,7 @@ from engine_sessions import ask, random_prompt
 from families import HIDDEN, random_model, save_model
 from fused_models import fused_target
 from live_memory import LiveMemory
+from quantised_checkpoints import join_experts
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -261,27 +262,11 @@ def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dty
     assert memory.peak == pytest.approx(layout.prefill_bytes(rows, hidden, dtype.itemsize), rel=0.01)
 
 
-def joined_experts(folder: Path) -> None:
-    """Store the experts of each layer together, as published qwen3_5_moe files do."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for layer in range(4):
-        at = f"model.layers.{layer}.mlp.experts"
-
-        def taken(expert: int, part: str, at: str = at) -> torch.Tensor:
-            return tensors.pop(f"{at}.{expert}.{part}_proj.weight")
-
-        both = [torch.cat([taken(e, "gate"), taken(e, "up")]) for e in range(EXPERTS)]
-        tensors[f"{at}.gate_up_proj"] = torch.stack(both)
-        tensors[f"{at}.down_proj"] = torch.stack([taken(e, "down") for e in range(EXPERTS)])
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_are_read_one_by_one_or_together(family: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     apart = mixture_of(target_of(tmp_path)).weights
-    joined_experts(tmp_path)
+    join_experts(tmp_path)
     together = mixture_of(target_of(tmp_path)).weights
     assert len(apart.places) > 3 * EXPERTS > len(together.places)
     for name in ("gate_up", "down"):

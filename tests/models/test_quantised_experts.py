@@ -10,7 +10,7 @@ import pytest
 import torch
 from both_engines import fused_tokens, logits, reference_tokens, weights_of
 from engine_sessions import ask, random_prompt
-from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
+from quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -157,19 +157,7 @@ def test_plain_experts_in_one_tensor_beside_quantised_attention(tmp_path: Path) 
     """What the file holds decides: the configuration says nothing of them."""
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
     folder, twin = save("qwen3_5_moe", tmp_path, "fp8", coded=attention)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for layer in range(4):
-        at = f"model.layers.{layer}.mlp.experts"
-
-        def taken(expert: int, part: str, at: str = at) -> torch.Tensor:
-            return tensors.pop(f"{at}.{expert}.{part}_proj.weight")
-
-        tensors[f"{at}.gate_up_proj"] = torch.stack(
-            [torch.cat([taken(each, "gate"), taken(each, "up")]) for each in range(EXPERTS)]
-        )
-        tensors[f"{at}.down_proj"] = torch.stack([taken(each, "down") for each in range(EXPERTS)])
-    save_file(tensors, file, metadata={"format": "pt"})
+    join_experts(folder)
     part = mixture(folder)
     assert isinstance(part.experts.gate_up.weight, torch.Tensor) and part.experts.joined
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)

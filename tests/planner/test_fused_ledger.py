@@ -233,6 +233,26 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
 
 
 @pytest.mark.parametrize("quantize", QUANTIZED)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"])
+def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
+    name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
+    pair = of_row(registry.load().find(name))
+    pair = replace(pair, model=quantized(pair.model, quantize))
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    load = Load.of("cpu", LoadConfig(quantize=quantize, dtype="bfloat16"), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    assert all(each.joined == (name == "Qwen/Qwen3.5-35B-A3B") for each in experts)
+    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
+    bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]
+    counts = target_parameters(pair.model)
+    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
+
+
+@pytest.mark.parametrize("quantize", QUANTIZED)
 @pytest.mark.parametrize("name", ["Qwen/Qwen3.5-27B", "Qwen/Qwen3-8B"])
 def test_the_ledger_of_a_target_quantised_at_load_is_what_is_allocated(name: str, quantize: str) -> None:
     pair = PAIRS[name]

@@ -8,11 +8,13 @@ import torch
 
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.quantize_weight import quantize
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.layout.linear import Segment
 from dflash_local.layout.moe import MoELayout
 from dflash_local.models.fused.formats import FORMATS, format_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
-from dflash_local.models.place import Places
+from dflash_local.models.place import Conversion, Place, Places
 
 
 @dataclass(slots=True)
@@ -41,9 +43,11 @@ class Experts:
             form = FORMATS[type(segment.format)]
             weight = form.weight(segment.format, source.tensors.take(buffers), getattr(torch, source.spec.dtype))
             weights.append(ExpertWeight(weight, count))
-            places |= _together(segment, weights[-1], layout, source) or form.places(
-                weight, segment.format, segment.parts
-            )
+            found = form.places(weight, segment.format, segment.parts)
+            if segment.name in source.stored:
+                of_shared = {name: place for name, place in found.items() if name.startswith(f"{at}.shared_expert.")}
+                found = {segment.name: _together(weights[-1], layout.config.num_experts), **of_shared}
+            places |= found
         gate_up, down = weights
         return cls(gate_up, down, segments.joined, places)
 
@@ -76,15 +80,12 @@ def _check_formats(segment: Segment, source: WeightTensors) -> None:
             )
 
 
-def _together(segment: Segment, weight: ExpertWeight, layout: MoELayout, source: WeightTensors) -> Places:
-    """The places of a checkpoint that has the plain matrices of all experts in one tensor; empty for others."""
-    if segment.name not in source.stored or not isinstance(weight.weight, torch.Tensor):
-        return {}
-    count = layout.config.num_experts
-    stacked = weight.weight.view(weight.experts, weight.out_features, weight.in_features)
-    places: Places = {segment.name: stacked[:count]}
-    if weight.experts > count:
-        parts = segment.parts[count * len(segment.parts) // weight.experts :]
-        rows = stacked[count].split([part.out_features for part in parts])
-        places |= {f"{part.module}.weight": matrix for part, matrix in zip(parts, rows, strict=True)}
-    return places
+def _together(weight: ExpertWeight, count: int) -> Place:
+    """The place of a tensor [E, N, K] that holds the matrices of the first ``count`` experts."""
+    shape = count, weight.out_features, weight.in_features
+    stacked = weight.weight
+    if isinstance(stacked, torch.Tensor):
+        return stacked[: shape[0] * shape[1]].view(shape)
+    assert isinstance(stacked, (IntWeight, Fp8Weight)), "what plain tensors are rounded to"
+    routed = format_of(stacked).rows(stacked, shape[0] * shape[1])
+    return Conversion(shape, stacked.dtype, lambda stored: quantize(stored.flatten(0, 1), routed))
