@@ -374,6 +374,21 @@ def quantise(
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def join_experts(folder: Path) -> None:
+    """Store the plain experts of each layer together, as published qwen3_5_moe files do."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    count = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in tensors if ".experts." in name)
+    for at in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
+
+        def taken(part: str, at: str = at) -> torch.Tensor:
+            return torch.stack([tensors.pop(f"{at}.experts.{each}.{part}_proj.weight") for each in range(count)])
+
+        tensors[f"{at}.experts.gate_up_proj"] = torch.cat([taken("gate"), taken("up")], 1)
+        tensors[f"{at}.experts.down_proj"] = taken("down")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Rewrite a checkpoint's tensors one by one."""
     file = folder / "model.safetensors"

@@ -32,11 +32,9 @@ def fused_refusal(model: ModelConfig, device: str) -> str:
         return "it is a mixture of experts, whose kernels are missing"
     if reason := _first(_unknown_kind, model):
         return reason
-    if not model.dense and model.quantization is not None:
-        return "its experts are quantised"
     if model.quantization is not None and model.quantization.unread:
         return f"its weights are in the format {model.quantization.unread}"
-    if reason := _first(_unknown_variant, model) or _crossed_blocks(model):
+    if reason := _first(_unknown_variant, model) or _crossed_blocks(model) or _unjoined_experts(model):
         return reason
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         return "it has no attention"
@@ -82,6 +80,25 @@ def _crossed_blocks(model: ModelConfig) -> str:
         rows = kept.block[0] if isinstance(kept, StoredFp8) else WHOLE
         if rows != WHOLE and mixer.num_key_heads > 1 and any(size % rows for size in mixer.qkvz_rows):
             return f"its interleaved Gated-DeltaNet rows cross its fp8 blocks of {rows} rows"
+    return ""
+
+
+def _unjoined_experts(model: ModelConfig) -> str:
+    """Why the matrices of a layer's experts cannot be one weight, one below the other; empty where they can."""
+    if model.quantization is None:
+        return ""
+    for index, layer in enumerate(model.layers):
+        if not isinstance(layer.mlp, MoEConfig):
+            continue
+        gate, up, down = (
+            model.quantization.stored(f"model.layers.{index}.mlp.experts.0.{name}_proj")
+            for name in ("gate", "up", "down")
+        )
+        if gate != up:
+            return "gate and up of its experts differ in format"
+        for stored, rows in ((gate, layer.mlp.intermediate_size), (down, model.hidden_size)):
+            if isinstance(stored, StoredFp8) and stored.block[0] and rows % stored.block[0]:
+                return f"fp8 blocks of {stored.block[0]} rows do not divide the {rows} rows of its experts"
     return ""
 
 

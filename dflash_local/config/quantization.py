@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES
+from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES, ROUTERS
 
 BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes stores
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
@@ -186,10 +186,10 @@ class Quantization:
         Args:
             module: its name, below any of ``PREFIXES``.
         """
-        return None if module.rpartition(".")[2] in DECAY else self.rule(module)
+        return None if module.rpartition(".")[2] in (*DECAY, *ROUTERS) else self.rule(module)
 
     def rule(self, module: str) -> StoredFormat | None:
-        """What the configuration alone says: it may forget to leave decay projections out."""
+        """What the configuration alone says: it may forget to leave decay projections and routers out."""
         if module not in self._ruled:
             self._ruled[module] = self._rule(module)
         return self._ruled[module]

@@ -1,78 +1,151 @@
 """Products of a mixture of experts: which experts each row takes, and what they make of it.
 
-Plain PyTorch, for CPUs: the host reads which experts occur. Shapes: M rows, E experts, k of them for each row, H wide,
-I wide inside.
+Plain PyTorch, for CPUs: the host reads which experts occur. Shapes: M rows, E experts, S slots: experts of a row. H
+wide, I wide inside. An expert that every row takes may be among the E, as their last one; a row's last slot is its.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight, slices
+
+Activation = str  # of ``config.features.MoEConfig``
+StackedWeight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | FragmentWeight
+
 
 class Routing(NamedTuple):
-    """What rows take: ``experts`` [M, k] int64, the likeliest first, and their ``weights`` [M, k]."""
+    """What rows take: ``experts`` [M, S] int32, the likeliest first, and their ``weights`` [M, S] float32."""
 
     weights: torch.Tensor
     experts: torch.Tensor
 
 
-def route(logits: torch.Tensor, norm_topk_prob: bool, out: Routing) -> Routing:
-    """The k likeliest experts of each row, of equally likely ones the first; ``out`` filled.
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """How experts follow from a router's logits.
 
-    The softmax is float32 and goes over all experts; weights are rounded to the dtype of ``out``, as transformers does.
+    Attributes:
+        num_experts: those that are chosen from, of which the first columns of the logits are. norm_topk_prob: the
+            weights of a row's chosen ones are divided by their sum.
+        shared: the last slot is the expert ``num_experts``, which every row takes. shared_gate: its weight is the
+            sigmoid of the logits' last column, and 1 without.
+    """
+
+    num_experts: int
+    norm_topk_prob: bool = True
+    shared: bool = False
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeight:
+    """One matrix of every expert.
+
+    Attributes:
+        weight: [E * N, K], one expert's rows below the other's; of gate and up the gate's rows above up's.
+    """
+
+    weight: StackedWeight
+    experts: int
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight.shape[0] // self.experts
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self.weight.shape[1]
+
+    def rows(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Some rows [n, K] of an expert, decoded where they are codes; of fragments from a tile's first row."""
+        first, weight = expert * self.out_features, self.weight
+        part = slice(first + rows.start, first + rows.stop)
+        return weight[part] if isinstance(weight, torch.Tensor) else weight.dequantized(part).to(dtype)
+
+    def product(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """``x`` [M, K] @ the expert's matrix.T: [M, N]; of codes a slice is decoded at a time."""
+        out = x.new_empty(len(x), self.out_features)
+        for rows in self._slices():
+            torch.mm(x, self.rows(expert, rows, x.dtype).t(), out=out[:, rows])
+        return out
+
+    def _slices(self) -> Iterator[slice]:
+        """The rows of one expert, in parts that take little memory decoded."""
+        if isinstance(self.weight, torch.Tensor):
+            return iter((slice(0, self.out_features),))
+        return slices(self.out_features, self.in_features, TILE_N)
+
+
+def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routing:
+    """The likeliest experts of each row, of equally likely ones the first; ``out`` filled.
+
+    The softmax is float32 and goes over all experts; weights are rounded to the dtype of the logits, as transformers
+    does.
 
     Args:
-        logits: [M, E]. norm_topk_prob: the weights of a row are divided by their sum.
+        logits: [M, E] without the shared expert, and perhaps a last column, its gate.
     """
-    order = torch.sort(torch.softmax(logits, -1, dtype=torch.float32), dim=-1, descending=True, stable=True)
-    chosen = out.experts.shape[1]
+    routed = logits[:, : options.num_experts]
+    order = torch.sort(torch.softmax(routed, -1, dtype=torch.float32), dim=-1, descending=True, stable=True)
+    chosen = out.experts.shape[1] - options.shared
     weights = order.values[:, :chosen]
-    out.weights.copy_(weights / weights.sum(-1, keepdim=True) if norm_topk_prob else weights)
-    out.experts.copy_(order.indices[:, :chosen])
+    weights = weights / weights.sum(-1, keepdim=True) if options.norm_topk_prob else weights
+    out.weights[:, :chosen] = weights.to(logits.dtype)
+    out.experts[:, :chosen] = order.indices[:, :chosen]
+    if options.shared:
+        out.weights[:, chosen] = logits[:, -1].sigmoid() if options.shared_gate else 1.0
+        out.experts[:, chosen] = options.num_experts
     return out
 
 
 def experts_swiglu(
-    x: torch.Tensor, gate_up: torch.Tensor, experts: torch.Tensor, intermediate: torch.Tensor
+    x: torch.Tensor, gate_up: ExpertWeight, routing: Routing, intermediate: torch.Tensor, activation: Activation
 ) -> torch.Tensor:
-    """``intermediate`` [M, k, I] = silu(x @ gate.T) * (x @ up.T) of a few rows ``x`` [M, H] by their experts.
+    """``intermediate`` [M, S, I] = activation(x @ gate.T) * (x @ up.T) of a few rows ``x`` [M, H] by their experts.
 
     One row at a time, so that its bits do not depend on which others chose its expert.
-
-    Args:
-        gate_up: [E, 2I, H], gate above up. experts: [M, k].
     """
-    for row, chosen in enumerate(experts.tolist()):
+    for row, chosen in enumerate(routing.experts.tolist()):
         for slot, expert in enumerate(chosen):
-            intermediate[row, slot] = _swiglu(x[row : row + 1], gate_up[expert])[0]
+            intermediate[row, slot] = _gated(gate_up.product(x[row : row + 1], expert), activation)[0]
     return intermediate
 
 
 def experts_down(
     intermediate: torch.Tensor,
-    down: torch.Tensor,
+    down: ExpertWeight,
     routing: Routing,
     out: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``out`` [M, H] = the weighed sum of a few rows' experts (+ residual); ``out`` may be the residual.
 
-    The sum is float32; one row at a time, see ``experts_swiglu``.
+    The sum is float32 and goes by slots; one row at a time, see ``experts_swiglu``.
 
     Args:
-        intermediate: [M, k, I]. down: [E, H, I].
+        intermediate: [M, S, I].
     """
     for row, chosen in enumerate(routing.experts.tolist()):
-        results = torch.cat([F.linear(intermediate[row, slot : slot + 1], down[e]) for slot, e in enumerate(chosen)])
-        total = (results.float() * routing.weights[row].float().unsqueeze(1)).sum(0)
+        total = torch.zeros(out.shape[1], device=out.device, dtype=torch.float32)
+        for slot, expert in enumerate(chosen):
+            result = down.product(intermediate[row, slot : slot + 1], expert)[0]
+            total += result.float() * routing.weights[row, slot]
         out[row] = total if residual is None else total + residual[row]
     return out
 
 
-def experts_prefill(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+def experts_prefill(
+    x: torch.Tensor, gate_up: ExpertWeight, down: ExpertWeight, routing: Routing, activation: Activation
+) -> torch.Tensor:
     """Both products and their weighed sum [M, H] for as many rows as there are: each expert's rows together.
 
     The sum is float32, in the order of the experts.
@@ -84,11 +157,16 @@ def experts_prefill(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, 
         total.index_add_(
             0,
             rows,
-            F.linear(_swiglu(x[rows], gate_up[expert]), down[expert]).float().mul_(routing.weights[rows, slots, None]),
+            down.product(_gated(gate_up.product(x[rows], expert), activation), expert)
+            .float()
+            .mul_(routing.weights[rows, slots, None]),
         )
     return total.to(x.dtype)
 
 
-def _swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(x, gate_up).chunk(2, -1)
+def _gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """[M, I] of gate and up side by side [M, 2 I]."""
+    if activation != "silu":
+        raise ValueError(f"no experts with the activation {activation}")
+    gate, up = both.chunk(2, -1)
     return F.silu(gate) * up

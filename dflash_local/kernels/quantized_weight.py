@@ -118,7 +118,7 @@ class Fp8Weight(CodedWeight):
         codes = self.codes[rows].float()
         first = rows.start or 0
         at = torch.arange(first, first + len(codes), device=codes.device) // self.block[0]
-        scales = self.scales.float()[at].repeat_interleave(self.block[1], 1)
+        scales = self.scales[at].float().repeat_interleave(self.block[1], 1)
         return codes * scales[:, : codes.shape[1]]
 
 
@@ -154,6 +154,11 @@ class Fp4Weight(GroupedWeight):
 def row_slices(weight: _Shaped, multiple: int = 1) -> Iterator[slice]:
     """The rows of a weight [N, K] in slices that take little memory decoded; all but the last hold such a multiple."""
     rows, columns = weight.shape
+    return slices(rows, columns, multiple)
+
+
+def slices(rows: int, columns: int, multiple: int = 1) -> Iterator[slice]:
+    """As ``row_slices``, of a matrix of these sizes."""
     step = max(1, DEQUANTIZED_SLICE // max(columns, 1) // multiple) * multiple
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))

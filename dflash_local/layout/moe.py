@@ -1,4 +1,8 @@
-"""Tensors of a mixture of experts: router, routed experts, and the expert that every token takes."""
+"""Tensors of a mixture of experts: router, routed experts, and the expert that every token takes.
+
+The latter is joined to the routed experts, as their last one, where it is as wide as they are and stored in the same
+format: then a token takes one slot more, and there is one product for all. Else it has products of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,32 @@ from typing import NamedTuple
 
 from dflash_local.config.features import MLPConfig, MoEConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
-from dflash_local.layout.linear import LinearSpec, Part
+from dflash_local.layout.linear import FormatOf, LinearSpec, Part, Segment
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.part_layout import WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
-FLOAT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int64"]
+FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["int64"]
 
 
-class ExpertBuffers(NamedTuple):
-    """Matrices of all routed experts: ``gate_up`` [E, 2I, H], gate above up, and ``down`` [E, H, I]."""
+class ExpertSegments(NamedTuple):
+    """The matrices of all experts as two weights, one expert's rows below the other's.
 
-    gate_up: Buffer
-    down: Buffer
+    Attributes:
+        gate_up: of each expert the gate's rows above up's. joined: the shared expert is the last one.
+    """
+
+    gate_up: Segment
+    down: Segment
+    joined: bool
 
 
 class RoutedBuffers(NamedTuple):
-    """A block's rows on their way through the routed experts, M rows of k experts each.
+    """A block's rows on their way through the routed experts: M rows of S slots each.
 
     Attributes:
-        logits: [M, E], or [M, E + 1] with the shared expert's gate behind them. weights, experts: [M, k].
-        intermediate: [M, k, I].
+        logits: [M, E], or [M, E + 1] with the shared expert's gate behind them. weights, experts: [M, S].
+        intermediate: [M, S, I].
     """
 
     logits: Buffer
@@ -67,6 +76,16 @@ class MoELayout:
         """True where the shared expert's result is weighed; its gate is the router's last row."""
         return self.shared is not None and self.config.shared_gate
 
+    @property
+    def may_join(self) -> bool:
+        """True where the shared expert is as wide as the routed ones."""
+        return self.config.shared_intermediate_size == self.config.intermediate_size
+
+    @property
+    def slots(self) -> int:
+        """Experts of a token that there is room for: one is left over where the shared one's format differs."""
+        return self.top_k + self.may_join
+
     def router(self, at: str, hidden_size: int) -> LinearSpec:
         """The router, and the shared expert's gate below it."""
         gate = (Part(f"{at}.shared_expert_gate", 1),) if self.gated else ()
@@ -74,22 +93,47 @@ class MoELayout:
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         """The router, and the shared expert's products."""
-        shared = self.shared
-        of_shared = () if shared is None else shared.projections(f"{at}.shared_expert", hidden_size)
-        return (self.router(at, hidden_size), *of_shared)
+        return (self.router(at, hidden_size), *self._of_shared(at, hidden_size))
 
-    def experts(self, at: str, spec: WeightSpec) -> ExpertBuffers:
-        """The routed experts, under the names that checkpoints have which store them together."""
-        count, size, hidden = self.config.num_experts, self.config.intermediate_size, spec.hidden_size
-        return ExpertBuffers(
-            Buffer(f"{at}.experts.gate_up_proj", (count, 2 * size, hidden), spec.dtype, spec.group),
-            Buffer(f"{at}.experts.down_proj", (count, hidden, size), spec.dtype, spec.group),
+    def joins(self, at: str, format_of: FormatOf) -> bool:
+        """True where the shared expert is the last of the routed ones."""
+        return self.may_join and all(
+            format_of(f"{at}.shared_expert.{name}_proj") == format_of(f"{at}.experts.0.{name}_proj")
+            for name in ("gate", "up", "down")
+        )
+
+    def experts(self, at: str, spec: WeightSpec) -> ExpertSegments:
+        """The experts' matrices; all are in the formats of the first one's gate and down."""
+        joined = self.joins(at, spec.format_of)
+        modules = [f"{at}.experts.{index}" for index in range(self.config.num_experts)]
+        modules += [f"{at}.shared_expert"] if joined else []
+        gate_up = (
+            Part(f"{expert}.{name}_proj", self.config.intermediate_size)
+            for expert in modules
+            for name in ("gate", "up")
+        )
+        down = (Part(f"{expert}.down_proj", spec.hidden_size) for expert in modules)
+        return ExpertSegments(
+            Segment(f"{at}.experts.gate_up_proj", spec.format_of(f"{modules[0]}.gate_proj"), tuple(gate_up)),
+            Segment(f"{at}.experts.down_proj", spec.format_of(f"{modules[0]}.down_proj"), tuple(down)),
+            joined,
+        )
+
+    def expert_buffers(self, at: str, spec: WeightSpec) -> tuple[list[Buffer], list[Buffer]]:
+        """The tensors of gate and up, and of down: [E * 2 I, H] and [E * H, I]."""
+        gate_up, down, _ = self.experts(at, spec)
+        return (
+            gate_up.buffers(spec.hidden_size, spec.dtype, spec.group),
+            down.buffers(self.config.intermediate_size, spec.dtype, spec.group),
         )
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
         """All matrices."""
-        yield from spec.linear(*self.projections(at, spec.hidden_size))
-        yield from self.experts(at, spec)
+        yield from spec.linear(self.router(at, spec.hidden_size))
+        for buffers in self.expert_buffers(at, spec):
+            yield from buffers
+        if not self.joins(at, spec.format_of):
+            yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
         """Nothing."""
@@ -97,37 +141,39 @@ class MoELayout:
 
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
         """The rows between the products, for one layer after the other."""
-        rows, logits, chosen = spec.rows, self.config.num_experts + self.gated, self.top_k
+        rows, logits, slots = spec.rows, self.config.num_experts + self.gated, self.slots
         size = self.config.intermediate_size
         return RoutedBuffers(
             logits=Buffer(f"{owner}.router_logits.{logits}", (rows, logits), spec.dtype, "buffers"),
-            weights=Buffer(f"{owner}.expert_weights.{chosen}", (rows, chosen), spec.dtype, "buffers"),
-            experts=Buffer(f"{owner}.experts.{chosen}", (rows, chosen), "int64", "buffers"),
+            weights=Buffer(f"{owner}.expert_weights.{slots}", (rows, slots), "float32", "buffers"),
+            experts=Buffer(f"{owner}.experts.{slots}", (rows, slots), "int32", "buffers"),
             intermediate=Buffer(
-                f"{owner}.expert_intermediate.{chosen}x{size}", (rows, chosen, size), spec.dtype, "buffers"
+                f"{owner}.expert_intermediate.{slots}x{size}", (rows, slots, size), spec.dtype, "buffers"
             ),
         )
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Those, and the shared expert's."""
+        """Those, and the shared expert's where it takes no slot."""
         yield from self.routed(owner, spec)
-        if self.shared is not None:
+        if self.shared is not None and not self.may_join:
             yield from self.shared.activations(owner, spec)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Beside the router's logits and choice: their order, or all rows on one expert, or the shared expert's.
 
-        One expert's rows are gathered for its first product, and its results widened to join the float32 sum.
+        One expert's rows are gathered for its first product, gated, and its results widened to join the float32 sum.
+        A shared expert as wide as the others takes no more than they do.
         """
         inner = self.config.intermediate_size * item_bytes
         narrow, wide = hidden_size * item_bytes, hidden_size * FLOAT32
         widened = wide if narrow < wide else 0
-        steps = [self._order_bytes(rows), rows * (2 * INDEX + wide + narrow + max(4 * inner, widened))]
-        if self.shared is not None:
+        of_expert = max(narrow + 2 * inner, 4 * inner, narrow + widened)
+        steps = [self._order_bytes(rows), rows * (2 * INDEX + wide + of_expert)]
+        if self.shared is not None and not self.may_join:
             between = self.shared.config.intermediate_size * item_bytes
             products = self.shared.prefill_bytes(rows, hidden_size, item_bytes)
             steps.append(rows * narrow + max(products, rows * (between + narrow)))
-        logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.top_k * (item_bytes + INDEX)
+        logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.slots * (FLOAT32 + INT32)
         return rows * (logits + choice) + max(steps)
 
     def snapshot_bytes(self, item_bytes: int) -> int:
@@ -137,6 +183,9 @@ class MoELayout:
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """The order of the experts, or the shared expert's."""
         return max(self._order_bytes(rows), 0 if self.shared is None else self.shared.scratch_bytes(rows, item_bytes))
+
+    def _of_shared(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
+        return () if self.shared is None else self.shared.projections(f"{at}.shared_expert", hidden_size)
 
     def _order_bytes(self, rows: int) -> int:
         """Probabilities, and sorted ones with the experts that they are of."""

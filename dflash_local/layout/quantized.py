@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from dflash_local.config.features import ModelConfig
-from dflash_local.config.module_names import DECAY
-from dflash_local.config.quantization import Quantization, Rule, StoredFp8, StoredInt, StoredPlain
+from dflash_local.config.features import GatedDeltaNetConfig, LayerConfig, ModelConfig, MoEConfig
+from dflash_local.config.module_names import DECAY, ROUTERS
+from dflash_local.config.quantization import WHOLE, Quantization, Rule, StoredFp8, StoredInt, StoredPlain
 from dflash_local.layout.linear import INT8_ROWS, KEPT_AS
 from dflash_local.layout.target import PARTS, part_layout
 from dflash_local.load_config import QUANTIZED
 
 GROUP_SIZES = (128, 64, 32)  # of four bits: the largest that divides a matrix's inputs
 FP8_BLOCK = (128, 128)  # as published files have it
+FP8_ROWS = (1, WHOLE)  # of experts whose rows those do not divide
 
 
 def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
@@ -24,25 +25,36 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
         return ""
     if stored is not None:
         return f"{quantize} on top of {stored.name} is not supported"
-    return "" if _is_known(model) else f"{quantize} would leave its experts in 16 bits: dense targets only"
+    if quantize not in QUANTIZED:
+        return "" if model.dense else f"{quantize} would leave its experts in 16 bits: dense targets only"
+    why = next((reason for layer in model.layers if (reason := _unknown(layer))), "")
+    return f"{quantize} is not supported where {why}" if why else ""
 
 
 @lru_cache(maxsize=64)
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
     """The model as it is kept under a ``LoadConfig.quantize`` of this program's own; itself under any other.
 
-    The matrices of the layers are quantised; embedding, head, norms, convolutions and decay projections are not, nor
-    a matrix whose inputs no group divides. A model that ``quantize_refusal`` refuses stays as it is.
+    The matrices of the layers are quantised; embedding, head, norms, convolutions, decay projections and routers are
+    not, nor a matrix whose inputs no group divides. A model that ``quantize_refusal`` refuses stays as it is.
     """
     if quantize not in QUANTIZED or quantize_refusal(model, quantize) or model.quantization is not None:
         return model
-    found = Quantization(quantize, names=tuple(_rules(model, quantize)), at_load=True)
-    return replace(model, quantization=found)
+    mixtures = dict.fromkeys(layer.mlp for layer in model.layers if isinstance(layer.mlp, MoEConfig))
+    patterns = tuple(dict.fromkeys(rule for each in mixtures for rule in _expert_rules(model, each, quantize)))
+    names = tuple(_rules(model, quantize))
+    return replace(model, quantization=Quantization(quantize, names=names, patterns=patterns, at_load=True))
 
 
-def _is_known(model: ModelConfig) -> bool:
-    known = all(type(config) in PARTS for layer in model.layers for config in (layer.mixer, layer.mlp))
-    return known and model.dense
+def _unknown(layer: LayerConfig) -> str:
+    """Which feature of a layer hides matrices from the rules; empty where none does."""
+    if any(type(config) not in PARTS for config in (layer.mixer, layer.mlp)):
+        return "attention is latent"
+    if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
+        return "Gated-DeltaNet projections are interleaved"
+    if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias:
+        return "experts have biases"
+    return ""
 
 
 def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:
@@ -50,10 +62,25 @@ def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:
         for config in (layer.mixer, layer.mlp):
             part = part_layout(config)
             for spec in part.projections(f"layers.{index}.{part.module}", model.hidden_size):
+                names = [matrix.module for matrix in spec.parts]
                 kept = _kept(quantize, spec.in_features)
-                names = [matrix.module for matrix in spec.parts if matrix.module.rpartition(".")[2] not in DECAY]
                 if kept is not None:
-                    yield from ((name, StoredPlain(kept)) for name in names)
+                    yield from ((name, StoredPlain(kept)) for name in names if not _stays(name))
+
+
+def _stays(module: str) -> bool:
+    return module.rpartition(".")[2] in (*DECAY, *ROUTERS)
+
+
+def _expert_rules(model: ModelConfig, mixture: MoEConfig, quantize: str) -> Iterator[Rule]:
+    """Of the routed experts, by pattern: they are many."""
+    hidden, inner = model.hidden_size, mixture.intermediate_size
+    for names, rows, columns in (("(gate|up)", inner, hidden), ("down", hidden, inner)):
+        kept = _kept(quantize, columns)
+        if isinstance(kept, StoredFp8) and rows % FP8_BLOCK[0]:
+            kept = StoredFp8(FP8_ROWS)
+        if kept is not None:
+            yield rf".*[.]experts[.]\d+[.]{names}_proj$", StoredPlain(kept)
 
 
 def _kept(quantize: str, in_features: int) -> StoredInt | StoredFp8 | None:

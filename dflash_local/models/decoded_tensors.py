@@ -12,13 +12,14 @@ from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.module_names import HEAD
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.layout.linear import UNQUANTIZED, Part, WeightFormat
+from dflash_local.kernels.quantize_weight import quantize
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, Part, QuantizedAtLoad, WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.fused.quantized_formats import decode, stored_size
 from dflash_local.models.fused_experts import FusedExperts, experts_of
-from dflash_local.models.place import Places
+from dflash_local.models.place import Conversion, Places
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import WIDE
@@ -38,11 +39,14 @@ def decoded_tensors(
     modules: dict[str, list[str]] = {}
     for name in text_tensors(checkpoint, facts):
         modules.setdefault(name.rpartition(".")[0], []).append(name)
-    plain, coded = list[str](), dict[str, list[_Coded]]()
+    plain, stacked, coded = list[str](), list[str](), dict[str, list[_Coded]]()
     for module, names in modules.items():
         form = format_of(module)
         codes = next((checkpoint.tensors[each] for each in names if _holds_codes(each)), None)
-        if form == UNQUANTIZED or codes is None:
+        experts_form = format_of(f"{module}.0.gate_proj") if f"{module}.gate_up_proj" in names else UNQUANTIZED
+        if isinstance(experts_form, QuantizedAtLoad):
+            stacked += names
+        elif form == UNQUANTIZED or codes is None:
             plain += names
         else:
             biases = [name for name in names if name.endswith(".bias")]
@@ -52,6 +56,8 @@ def decoded_tensors(
     experts, found = FusedExperts(facts.model, device, dtype), dict[str, torch.Tensor]()
     for together in coded.values():
         found |= _decoded(checkpoint, together, experts, device, dtype)
+    for name in stacked:
+        found[name] = _rounded(checkpoint, name, format_of, device, dtype)
     for name in plain:
         if checkpoint.tensors[name].dtype not in WIDE:
             info = checkpoint.tensors[name]
@@ -103,6 +109,27 @@ def _decoded(
             place = found[f"{each.module}.weight"] = torch.empty(weight.shape, dtype=dtype, device=device)
         decode(weight, _fitting(place, weight.shape, each.codes))
     return found
+
+
+def _rounded(
+    checkpoint: Checkpoint, name: str, format_of: FormatOf, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor [E, N, K] of all experts of a layer as it is once it was rounded, as the fused engine rounds it."""
+    info = checkpoint.tensors[name]
+    module, _, matrix = name.rpartition(".")
+    if len(info.shape) != 3:
+        raise CheckpointError(f"{info.file}: tensor {name} has shape {list(info.shape)}, expected one of three axes")
+    form = format_of(f"{module}.0.{'down' if matrix == 'down_proj' else 'gate'}_proj")
+    rows, columns = info.shape[0] * info.shape[1], info.shape[2]
+    out = torch.empty(rows, columns, device=device, dtype=dtype)
+    if form == UNQUANTIZED:
+        fill_places(checkpoint, [name], {name: out.view(info.shape)})
+        return out.view(info.shape)
+    buffers = form.buffers(name, rows, columns, dtype_name(dtype), "target weights")
+    weight = FORMATS[type(form)].weight(form, Tensors(buffers, device).take(buffers), dtype)
+    take = Conversion(info.shape, dtype, lambda stored: quantize(stored.flatten(0, 1), weight))
+    fill_places(checkpoint, [name], {name: take})
+    return decode(weight, out).view(info.shape)
 
 
 def _fitting(place: torch.Tensor, shape: torch.Size, info: TensorInfo) -> torch.Tensor:

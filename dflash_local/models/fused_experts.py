@@ -19,6 +19,12 @@ def experts_of(module: str) -> str:
     return found[1] if found else ""
 
 
+def together(module: str) -> str:
+    """The tensor that holds an expert's matrix where those of all experts are stored in one; empty for others."""
+    experts = experts_of(module)
+    return f"{experts}.{'down' if module.endswith('.down_proj') else 'gate_up'}_proj" if experts else ""
+
+
 class FusedExperts:
     """``gate_up_proj`` [E, 2 I, H], the gate's rows first, and ``down_proj`` [E, H, I] of each layer that has them."""
 

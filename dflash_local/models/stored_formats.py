@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflash_local.config.quantization import Quantization, StoredFormat, StoredPlain
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused_experts import together
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -31,7 +32,7 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
         told = quantization.rule(module)
         if isinstance(told, StoredPlain):
             return weight_format(told)
-        if dtype_of(f"{module}.weight") in FLOATS:
+        if dtype_of(f"{module}.weight") in FLOATS or dtype_of(together(module)) in FLOATS:
             return UNQUANTIZED
         stored = next((each for each in (told, *quantization.formats) if holds(module, each)), told)
         if stored is None or isinstance(stored, StoredPlain):

@@ -5,7 +5,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 
 from __future__ import annotations
 
-from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.config.features import FeedForward, ModelConfig, MoEConfig
 from dflash_local.config.quantization import WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import Parameters, target_parameters
@@ -85,5 +85,13 @@ def _expert_biases(model: ModelConfig) -> int:
 
 
 def largest_matrix(model: ModelConfig) -> int:
-    """Elements of the largest matrix of a layer, which quantising holds whole for a moment."""
-    return model.hidden_size * max(layer.mlp.intermediate_size for layer in model.layers)
+    """Elements of the largest matrix of a layer, which quantising holds whole for a moment.
+
+    Gate and up of all of a layer's experts count as one: files may have them so.
+    """
+    return model.hidden_size * max(_rows(layer.mlp) for layer in model.layers)
+
+
+def _rows(part: FeedForward) -> int:
+    width = part.intermediate_size
+    return part.num_experts * 2 * width if isinstance(part, MoEConfig) else width

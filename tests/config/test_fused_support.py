@@ -87,7 +87,16 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (last(mlp=replace(MIXTURE, activation="gelu")), "its activation is gelu"),
         (
             replace(last(mlp=MIXTURE), quantization=Quantization("fp8", default=StoredFp8((128, 128)))),
-            "its experts are quantised",
+            "fp8 blocks of 128 rows do not divide the 16 rows of its experts",
+        ),
+        (replace(last(mlp=MIXTURE), quantization=Quantization("fp8", default=StoredFp8((16, 16)))), ""),
+        (
+            replace(last(mlp=MIXTURE), hidden_size=40, quantization=Quantization("fp8", default=StoredFp8((16, 16)))),
+            "fp8 blocks of 16 rows do not divide the 40 rows of its experts",
+        ),
+        (
+            replace(last(mlp=MIXTURE), quantization=Quantization("x", names=(("up_proj", StoredFp8((16, 16))),))),
+            "gate and up of its experts differ in format",
         ),
         (replace(DENSE, layers=(LayerConfig(DELTA, MLP),)), "it has no attention"),
         (replace(DENSE, quantization=Quantization("awq", unread="awq")), "its weights are in the format awq"),

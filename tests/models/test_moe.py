@@ -11,6 +11,7 @@ from engine_sessions import ask, random_prompt
 from families import HIDDEN, random_model, save_model
 from fused_models import fused_target
 from live_memory import LiveMemory
+from quantised_checkpoints import join_experts
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -19,7 +20,15 @@ from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.kernels.experts import Routing, experts_down, experts_prefill, experts_swiglu, route
+from dflash_local.kernels.experts import (
+    ExpertWeight,
+    Routing,
+    RoutingOptions,
+    experts_down,
+    experts_prefill,
+    experts_swiglu,
+    route,
+)
 from dflash_local.layout.linear import unquantized
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import WeightSpec
@@ -63,6 +72,17 @@ def set_router(weights: MoEWeights, rows: dict[int, torch.Tensor]) -> None:
         router[expert] = row
 
 
+def stacked(weight: ExpertWeight) -> torch.Tensor:
+    """The plain matrices [E, N, K] of all experts, over their memory."""
+    assert isinstance(weight.weight, torch.Tensor)
+    return weight.weight.view(weight.experts, weight.out_features, weight.in_features)
+
+
+def no_routing(rows: int, slots: int = CHOSEN) -> Routing:
+    """Room for what rows take."""
+    return Routing(torch.empty(rows, slots), torch.empty(rows, slots, dtype=torch.int32))
+
+
 def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
     """The result of a block, of a block that is added, and of a prompt."""
     out = torch.full_like(x, torch.nan)
@@ -92,12 +112,40 @@ def test_of_equally_likely_experts_the_first_are_taken() -> None:
     logits = torch.zeros(3, EXPERTS)
     logits[1, 5] = 1.0
     logits[2, [2, 4, 6]] = 3.0
-    found = route(logits, True, Routing(torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64)))
+    found = route(logits, RoutingOptions(EXPERTS), no_routing(3))
     assert found.experts.tolist() == [[0, 1], [5, 0], [2, 4]]
     assert found.weights[[0, 2]].tolist() == [[0.5, 0.5]] * 2
     assert found.weights[1].tolist() == pytest.approx([torch.e / (torch.e + 1), 1 / (torch.e + 1)])
-    shares = route(logits, False, Routing(torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64))).weights
+    shares = route(logits, RoutingOptions(EXPERTS, norm_topk_prob=False), no_routing(3)).weights
     assert shares[0].tolist() == [1 / EXPERTS] * 2, "shares of all experts, not of the chosen"
+
+
+def test_a_shared_expert_takes_the_last_slot_with_its_gates_weight() -> None:
+    logits = torch.randn(5, EXPERTS + 1, generator=torch.Generator().manual_seed(2)).bfloat16()
+    routed = route(logits, RoutingOptions(EXPERTS), no_routing(5))
+    for gated in (True, False):
+        options = RoutingOptions(EXPERTS, shared=True, shared_gate=gated)
+        found = route(logits, options, no_routing(5, CHOSEN + 1))
+        assert torch.equal(found.experts[:, :CHOSEN], routed.experts) and found.experts[:, CHOSEN].eq(EXPERTS).all()
+        assert torch.equal(found.weights[:, :CHOSEN], routed.weights)
+        want = logits[:, EXPERTS].sigmoid().float() if gated else torch.ones(5)
+        assert torch.equal(found.weights[:, CHOSEN], want)
+        assert torch.equal(found.weights, found.weights.bfloat16().float()), "rounded as transformers does"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [16, 24])
+def test_a_shared_expert_is_one_of_the_others_where_it_is_as_wide(width: int, tmp_path: Path) -> None:
+    changes = {"shared_expert_intermediate_size": width}
+    target = target_of(save_model("qwen3_5_moe", tmp_path, **changes))
+    own = random_model("qwen3_5_moe", **changes).model.layers[1].mlp
+    part = mixture_of(target)
+    joined = width == INNER
+    assert part.weights.experts.joined == joined == (part.weights.shared is None)
+    assert part.weights.experts.down.experts == EXPERTS + joined
+    x = random_rows(7)
+    for found in by_both(part, x):
+        assert torch.allclose(found, own(x.unsqueeze(0))[0], atol=2e-6)
 
 
 @torch.no_grad()
@@ -109,7 +157,9 @@ def test_an_expert_that_nobody_picks_is_not_read(family: str, tmp_path: Path) ->
     assert isinstance(router, torch.Tensor)
     router[3] = -100.0
     want = by_both(part, x)
-    part.weights.gate_up[3], part.weights.down[3] = torch.nan, torch.nan
+    matrices = part.weights.experts
+    for weight in (matrices.gate_up, matrices.down):
+        stacked(weight)[3] = torch.nan
     for found, before in zip(by_both(part, x), want, strict=True):
         assert torch.equal(found, before) and bool(found.isfinite().all())
     router[3] = 100.0
@@ -127,7 +177,8 @@ def test_all_rows_on_the_same_experts(family: str, tmp_path: Path) -> None:
     for found in by_both(part, x):
         assert torch.allclose(found, own(x.unsqueeze(0))[0], atol=2e-6)
     part.block(x, torch.empty_like(x), None)
-    assert part._routed.experts.tolist() == [[6, 1]] * ROWS
+    shared = [EXPERTS] if family == "qwen3_5_moe" else []
+    assert part._routed.experts.tolist() == [[6, 1, *shared]] * ROWS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,14 +188,14 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(dtype: torch.d
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    gate_up, down = random(EXPERTS, 2 * INNER, HIDDEN), random(EXPERTS, HIDDEN, INNER)
+    gate_up = ExpertWeight(random(EXPERTS * 2 * INNER, HIDDEN), EXPERTS)
+    down = ExpertWeight(random(EXPERTS * HIDDEN, INNER), EXPERTS)
     x, logits = random(ROWS, HIDDEN), random(ROWS, EXPERTS)
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         count = len(rows)
-        routing = Routing(torch.empty(count, CHOSEN, dtype=dtype), torch.empty(count, CHOSEN, dtype=torch.int64))
-        route(logits[rows], True, routing)
-        inner = experts_swiglu(x[rows], gate_up, routing.experts, torch.empty(count, CHOSEN, INNER, dtype=dtype))
+        routing = route(logits[rows], RoutingOptions(EXPERTS), no_routing(count))
+        inner = experts_swiglu(x[rows], gate_up, routing, torch.empty(count, CHOSEN, INNER, dtype=dtype), "silu")
         return experts_down(inner, down, routing, torch.empty(count, HIDDEN, dtype=dtype))
 
     whole = run(torch.arange(ROWS))
@@ -162,8 +213,9 @@ def test_permuted_experts_change_nothing_but_the_order_of_the_sum() -> None:
     order = torch.randperm(EXPERTS, generator=generator)
 
     def run(where: torch.Tensor) -> torch.Tensor:
-        routing = Routing(torch.empty(40, CHOSEN), torch.empty(40, CHOSEN, dtype=torch.int64))
-        return experts_prefill(x, gate_up[where], down[where], route(logits[:, where], True, routing))
+        routing = route(logits[:, where], RoutingOptions(EXPERTS), no_routing(40))
+        first, second = (ExpertWeight(each[where].flatten(0, 1), EXPERTS) for each in (gate_up, down))
+        return experts_prefill(x, first, second, routing, "silu")
 
     assert torch.allclose(run(order), run(torch.arange(EXPERTS)), rtol=1e-5, atol=1e-4)
 
@@ -210,30 +262,15 @@ def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dty
     assert memory.peak == pytest.approx(layout.prefill_bytes(rows, hidden, dtype.itemsize), rel=0.01)
 
 
-def joined_experts(folder: Path) -> None:
-    """Store the experts of each layer together, as published qwen3_5_moe files do."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for layer in range(4):
-        at = f"model.layers.{layer}.mlp.experts"
-
-        def taken(expert: int, part: str, at: str = at) -> torch.Tensor:
-            return tensors.pop(f"{at}.{expert}.{part}_proj.weight")
-
-        both = [torch.cat([taken(e, "gate"), taken(e, "up")]) for e in range(EXPERTS)]
-        tensors[f"{at}.gate_up_proj"] = torch.stack(both)
-        tensors[f"{at}.down_proj"] = torch.stack([taken(e, "down") for e in range(EXPERTS)])
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_are_read_one_by_one_or_together(family: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     apart = mixture_of(target_of(tmp_path)).weights
-    joined_experts(tmp_path)
+    join_experts(tmp_path)
     together = mixture_of(target_of(tmp_path)).weights
     assert len(apart.places) > 3 * EXPERTS > len(together.places)
-    assert torch.equal(apart.gate_up, together.gate_up) and torch.equal(apart.down, together.down)
+    for name in ("gate_up", "down"):
+        assert torch.equal(*(stacked(getattr(each.experts, name)) for each in (apart, together)))
 
 
 @pytest.mark.parametrize("lost", ["0.gate_proj.weight", "5.up_proj.weight", "7.down_proj.weight"])

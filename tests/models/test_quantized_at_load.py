@@ -9,7 +9,7 @@ import pytest
 import torch
 from both_engines import facts_of, fused_tokens, reference, reference_tokens, weights_of
 from families import save_model
-from quantised_checkpoints import CODED, SIZES
+from quantised_checkpoints import CODED, SIZES, join_experts
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
@@ -17,15 +17,19 @@ from dflash_local.kernels.quantize_weight import quantize as quantize_matrix
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import QUANTIZED
+from dflash_local.models.fused.moe import MoEWeights
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
 
 
-def meant(matrix: torch.Tensor, quantize: str) -> torch.Tensor:
-    """What a matrix becomes: blocks of 128 x 128, a scale for each row, or groups."""
+def meant(matrix: torch.Tensor, quantize: str, by_row: bool = False) -> torch.Tensor:
+    """What a matrix becomes: blocks of 128 x 128 (or a scale for each row), a scale for each row, or groups."""
     rows, columns = matrix.shape
     weight: IntWeight | Fp8Weight
-    if quantize == "fp8":
+    if quantize == "fp8" and by_row:
+        codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+        weight = Fp8Weight(codes, torch.empty(rows, 1), (1, columns), torch.float32)
+    elif quantize == "fp8":
         codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
         scales = torch.empty(-(-rows // 128), -(-columns // 128), dtype=torch.bfloat16)
         weight = Fp8Weight(codes, scales, (128, 128), torch.float32)
@@ -97,11 +101,54 @@ def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
     assert fused_tokens(folder, "int8") == reference_tokens(folder, "int8")
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])
-@pytest.mark.parametrize("quantize", [*QUANTIZED, "bnb-nf4"])
-def test_a_mixture_is_refused_by_name(family: str, quantize: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("quantize", QUANTIZED)
+@pytest.mark.parametrize(("family", "width"), [("qwen3_moe", 32), ("qwen3_5_moe", 32), ("qwen3_5_moe", 128)])
+def test_experts_are_quantised_too(family: str, width: int, quantize: str, together: bool, tmp_path: Path) -> None:
+    """Stored one by one or together; in fp8 with a scale for each row where no blocks of 128 divide one's rows."""
+    sizes = {**SIZES, "hidden_size": 128, "moe_intermediate_size": width, "shared_expert_intermediate_size": width}
+    plain, twin = save_model(family, tmp_path / "plain", **sizes), save_model(family, tmp_path / "twin", **sizes)
+    if together:
+        join_experts(plain)
+    tensors = load_file(twin / "model.safetensors")
+    rows = {f".{name}_proj.weight": width if name != "down" else 128 for name in ("gate", "up", "down")}
+
+    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not name.removesuffix(".weight").endswith(CODED):
+            return tensor
+        high = next((high for end, high in rows.items() if name.endswith(end)), 128)
+        by_row = ".experts." in name and high % 128 != 0
+        return meant(tensor, quantize, by_row)
+
+    save_file(
+        {name: rounded(name, value) for name, value in tensors.items()},
+        twin / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    want = reference_tokens(twin, None)
+    assert fused_tokens(plain, quantize) == reference_tokens(plain, quantize) == want
+    assert fused_tokens(plain, None) != want or quantize != "int4", "four bits show in a random target"
+    part = weights_of(plain, quantize)[0].layers[1].mlp
+    assert isinstance(part, MoEWeights)
+    kind = Fp8Weight if quantize == "fp8" else IntWeight
+    assert isinstance(part.experts.gate_up.weight, kind) and isinstance(part.experts.down.weight, kind)
+    assert all(isinstance(product.weight, torch.Tensor) for product in part.router.products), "routers stay"
+    joins = family == "qwen3_5_moe" and (quantize != "fp8" or width == 128)
+    assert part.experts.joined == joins
+
+
+@pytest.mark.parametrize(
+    ("family", "quantize", "why"),
+    [
+        ("qwen3_moe", "bnb-nf4", "bnb-nf4 would leave its experts in 16 bits"),
+        ("gpt_oss", "int4", "int4 is not supported where experts have biases"),
+        ("qwen3_next", "int8", "int8 is not supported where Gated-DeltaNet projections are interleaved"),
+        ("deepseek_v3", "fp8", "fp8 is not supported where attention is latent"),
+    ],
+)
+def test_what_would_stay_in_16_bits_is_refused_by_name(family: str, quantize: str, why: str, tmp_path: Path) -> None:
     folder = save_model(family, tmp_path)
-    with pytest.raises(UsageError, match=f"{quantize} would leave its experts in 16 bits"):
+    with pytest.raises(UsageError, match=why):
         facts_of(folder, quantize)
 
 

@@ -233,8 +233,38 @@ def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, mo
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-    experts = [(layer.mlp.gate_up, layer.mlp.down) for layer in runner.target.weights.layers]
-    assert covered(experts) == 2 * target_parameters(pair.model).experts > 0.9 * found["target weights"]
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    counts = target_parameters(pair.model)
+    assert covered(experts) == 2 * (counts.experts + counts.mlp) > 0.9 * found["target weights"], "the shared ones, too"
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "bits"),
+    [
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "fp8", 8),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "int4-g32-zeros", 4 + (16 + 8) / 32),
+        ("Qwen/Qwen3.5-35B-A3B", "int4-g128", 4 + 16 / 128),
+        ("Qwen/Qwen3.5-35B-A3B", "nvfp4", 4 + 8 / 16),
+        ("Qwen/Qwen3.5-35B-A3B", "int8", 8),
+    ],
+)
+def test_the_ledger_of_quantised_experts_is_what_is_allocated(
+    name: str, stored: str, bits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count in the bits that they are published in, a shared expert of their format among them."""
+    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
+    pair = of_row(registry.load().find(name))
+    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], name))))
+    assert fused_refusal(pair.model, "cpu") == ""
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    load = Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    counts = target_parameters(pair.model)
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
+    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
+    assert fused_memory.ledger(pair.model, pair.config, load).lines[0].note.endswith("as stored")
 
 
 @pytest.mark.parametrize("stored", USUAL)
@@ -260,6 +290,26 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["head"] == covered(runner.target.weights.head) and "head for drafting" not in found
+
+
+@pytest.mark.parametrize("quantize", QUANTIZED)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"])
+def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
+    name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
+    pair = of_row(registry.load().find(name))
+    pair = replace(pair, model=quantized(pair.model, quantize))
+    runner = on_meta(pair, 4099, torch.bfloat16, "full")
+    load = Load.of("cpu", LoadConfig(quantize=quantize, dtype="bfloat16"), 4099, pair.config.block_size)
+    found = lines(pair.model, pair.config, load)
+    assert standing(found) == held(runner) - host_copies(runner)
+    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    assert all(each.joined == (name == "Qwen/Qwen3.5-35B-A3B") for each in experts)
+    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
+    bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]
+    counts = target_parameters(pair.model)
+    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
 
 
 @pytest.mark.parametrize("quantize", QUANTIZED)

@@ -255,11 +255,19 @@ def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
     assert "fits here" in caught.value.hint
 
 
-def test_experts_are_never_quantised() -> None:
-    machine = card(40 * GIB)
-    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, LoadConfig(quantize="int4"))
-    assert not refused.fits and "experts" in refused.reason
-    assert nearest(EXPERTS, EXPERTS_DRAFTER, machine) is None
+def test_quantised_experts_take_less_where_their_codes_are_kept() -> None:
+    """The fused engine keeps them; on a card it has no kernels for them, and the reference engine decodes them."""
+    decoded = plan(EXPERTS, EXPERTS_DRAFTER, card(40 * GIB), LoadConfig(quantize="int4"))
+    assert not decoded.fits and decoded.engine == "reference"
+    assert nearest(EXPERTS, EXPERTS_DRAFTER, card(40 * GIB)) is None
+    machine = Machine("CPU", "cpu", 64 * GIB, 24 * GIB, "test", "cpu")
+    kept = LoadConfig(quantize="int4", engine="fused", dtype="bfloat16", context=2048)
+    found = plan(EXPERTS, EXPERTS_DRAFTER, machine, kept)
+    assert found.fits and found.ledger.lines[0].note == "int4, rounded as they are read"
+    assert 15 * GIB < (found.ledger.lines[0].bytes or 0) < 18 * GIB, "33 billion weights of 4.125 bits, and some of 16"
+    assert found.ledger.loading.note == "the weights, and one while it is rounded"
+    refused = plan(EXPERTS, EXPERTS_DRAFTER, machine, replace(kept, quantize="bnb-nf4", engine="auto"))
+    assert not refused.fits and "would leave its experts in 16 bits" in refused.reason
 
 
 def test_the_table_has_a_row_for_every_format() -> None:

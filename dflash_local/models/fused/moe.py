@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from dflash_local.config.features import MoEConfig
-from dflash_local.kernels.experts import Routing, experts_down, experts_prefill, experts_swiglu, route
+from dflash_local.kernels.experts import (
+    Routing,
+    RoutingOptions,
+    experts_down,
+    experts_prefill,
+    experts_swiglu,
+    route,
+)
+from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout
+from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.mlp import MLPWeights
 from dflash_local.models.fused.part import RunState
@@ -23,14 +31,13 @@ class MoEWeights:
     """The loaded weights of one layer.
 
     Attributes:
-        router: the shared expert's gate is its last row. gate_up: [E, 2I, H], gate above up. down: [E, H, I].
-        shared: the expert that every token takes.
+        router: the shared expert's gate is its last row. shared: the expert that every token takes, where it is not
+            joined to the routed ones.
     """
 
     config: MoEConfig
     router: JoinedLinear
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    experts: Experts
     shared: MLPWeights | None
     places: Places = field(default_factory=dict)
 
@@ -39,29 +46,42 @@ class MoEWeights:
         """Over the tensors of ``MoELayout.weights``."""
         layout = MoELayout(config)
         router = JoinedLinear.of(layout.router(at, source.spec.hidden_size), source)
-        gate_up, down = source.tensors.take(layout.experts(at, source.spec))
-        shared = layout.shared
-        part = None if shared is None else MLPWeights.of(shared.config, f"{at}.shared_expert", source)
-        places = {**router.places, **_expert_places(f"{at}.experts", gate_up, down, source.stored)}
-        return cls(config, router, gate_up, down, part, {**places, **({} if part is None else part.places)})
+        experts = Experts.of(layout, at, source)
+        places = {**router.places, **experts.places}
+        if layout.shared is None or experts.joined:
+            return cls(config, router, experts, None, places)
+        shared = MLPWeights.of(layout.shared.config, f"{at}.shared_expert", source)
+        return cls(config, router, experts, shared, {**places, **shared.places})
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
         """Its products with matrices that every row is multiplied with."""
         return (*self.router.products, *(() if self.shared is None else self.shared.products))
 
+    @property
+    def slots(self) -> int:
+        """Experts of a row."""
+        return MoELayout(self.config).top_k + self.experts.joined
+
+    @property
+    def routing(self) -> RoutingOptions:
+        """How rows choose."""
+        joined = self.experts.joined
+        return RoutingOptions(
+            self.config.num_experts, self.config.norm_topk_prob, joined, joined and self.config.shared_gate
+        )
+
     def finish(self) -> None:
         """Once all places are filled."""
         self.router.finish()
+        self.experts.finish()
         if self.shared is not None:
             self.shared.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices."""
         self.router.randomize(generator)
-        for experts in (self.gate_up, self.down):
-            for matrix in experts:
-                matrix.normal_(generator=generator).mul_(matrix.shape[1] ** -0.5)
+        self.experts.randomize(generator)
         if self.shared is not None:
             self.shared.randomize(generator)
 
@@ -69,25 +89,12 @@ class MoEWeights:
         """The part over the model's buffers."""
         layout = MoELayout(self.config)
         routed = RoutedRows(*run.tensors.take(layout.routed(run.owner, run.spec)))
-        shared = layout.shared
-        buffers = () if shared is None else run.tensors.take(shared.activations(run.owner, run.spec))
-        return MoE(self, routed, buffers[0] if buffers else None)
-
-
-def _expert_places(at: str, gate_up: torch.Tensor, down: torch.Tensor, stored: Collection[str]) -> Places:
-    """Where the routed experts are read to: all at once, or each matrix by itself where a checkpoint stores them so.
-
-    Args:
-        stored: names of the checkpoint's tensors; none where there is no checkpoint.
-    """
-    if not stored or f"{at}.gate_up_proj" in stored:
-        return {f"{at}.gate_up_proj": gate_up, f"{at}.down_proj": down}
-    places: Places = {}
-    for index, (both, result) in enumerate(zip(gate_up, down, strict=True)):
-        gate, up = both.chunk(2)
-        matrices = {"gate": gate, "up": up, "down": result}
-        places |= {f"{at}.{index}.{name}_proj.weight": matrix for name, matrix in matrices.items()}
-    return places
+        if self.shared is None:
+            return MoE(self, routed, None)
+        if not layout.may_join:
+            (between,) = run.tensors.take(MLPLayout(self.shared.config).activations(run.owner, run.spec))
+            return MoE(self, routed, between)
+        return MoE(self, *routed.without_last_slot())
 
 
 class RoutedRows(NamedTuple):
@@ -98,12 +105,21 @@ class RoutedRows(NamedTuple):
     experts: torch.Tensor
     intermediate: torch.Tensor
 
+    def without_last_slot(self) -> tuple[RoutedRows, torch.Tensor]:
+        """The same memory with a slot less for each row, contiguous, and the intermediate [M, I] that this leaves."""
+        rows, slots, size = self.intermediate.shape
+        first = rows * (slots - 1)
+        weights, experts = (each.view(-1)[:first].view(rows, -1) for each in (self.weights, self.experts))
+        taken, left = self.intermediate.view(-1).split([first * size, rows * size])
+        return RoutedRows(self.logits, weights, experts, taken.view(rows, -1, size)), left.view(rows, size)
+
 
 class MoE:
     """One layer's.
 
     Args:
-        routed: room for a block's rows between the products. shared: the same of the expert that every token takes.
+        routed: room for a block's rows between the products. shared: the same of the shared expert, where that is not
+            joined to the routed ones.
     """
 
     def __init__(self, weights: MoEWeights, routed: RoutedRows, shared: torch.Tensor | None) -> None:
@@ -111,31 +127,28 @@ class MoE:
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """``out`` [M, H] = its result (+ residual) of a block's rows."""
-        weights = self.weights
+        weights, matrices = self.weights, self.weights.experts
         logits, chosen, experts, intermediate = (buffer[: len(normed)] for buffer in self._routed)
         weights.router(normed, logits)
-        routing = self._route(logits, Routing(chosen, experts))
+        routing = route(logits, weights.routing, Routing(chosen, experts))
         if weights.shared is not None and self._shared is not None:
             inner = weights.shared.gate_up(normed, self._shared[: len(normed)])
             residual = weights.shared.down(self._weighed(inner, logits), out, residual)
-        experts_swiglu(normed, weights.gate_up, routing.experts, intermediate)
-        return experts_down(intermediate, weights.down, routing, out, residual)
+        experts_swiglu(normed, matrices.gate_up, routing, intermediate, weights.config.activation)
+        return experts_down(intermediate, matrices.down, routing, out, residual)
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
         """Its result [M, H] of a prompt's rows."""
-        weights = self.weights
+        weights, matrices = self.weights, self.weights.experts
         logits = weights.router.prefill(normed)
-        shape = len(normed), self._routed.experts.shape[1]
-        routing = self._route(logits, Routing(normed.new_empty(shape), normed.new_empty(shape, dtype=torch.int64)))
-        result = experts_prefill(normed, weights.gate_up, weights.down, routing)
+        shape = len(normed), weights.slots
+        empty = Routing(normed.new_empty(shape, dtype=torch.float32), normed.new_empty(shape, dtype=torch.int32))
+        routing = route(logits, weights.routing, empty)
+        result = experts_prefill(normed, matrices.gate_up, matrices.down, routing, weights.config.activation)
         if weights.shared is not None:
             inner = self._weighed(weights.shared.gate_up.prefill(normed), logits)
             result += weights.shared.down.prefill(inner)
         return result
-
-    def _route(self, logits: torch.Tensor, out: Routing) -> Routing:
-        config = self.weights.config
-        return route(logits[:, : config.num_experts], config.norm_topk_prob, out)
 
     def _weighed(self, inner: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The shared expert's rows between its products times their gate, in place: down is linear, and H is wider."""

@@ -1,0 +1,181 @@
+"""Mixtures whose experts are published quantised, kept as they lie by the fused engine."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from both_engines import fused_tokens, logits, reference_tokens, weights_of
+from engine_sessions import ask, random_prompt
+from quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
+from safetensors.torch import load_file, save_file
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.load import load
+from dflash_local.errors import CheckpointError
+from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.fused.experts import Experts
+from dflash_local.models.fused.moe import MoEWeights
+
+EXPERTS, INNER = 8, 32
+SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
+NO_SHARED = {"moe_intermediate_size": INNER}
+FAMILIES = {"qwen3_moe": NO_SHARED, "qwen3_5_moe": SIZES}
+
+
+def save(family: str, folder: Path, dialect: str, **options: Any) -> tuple[Path, Path]:
+    return save_quantised(family, folder, dialect, sizes=FAMILIES[family], **options)
+
+
+def mixture(folder: Path, layer: int = 1) -> MoEWeights:
+    part = weights_of(folder)[0].layers[layer].mlp
+    assert isinstance(part, MoEWeights)
+    return part
+
+
+def decoded(weight: ExpertWeight) -> torch.Tensor:
+    """[E, N, K] of what its codes stand for."""
+    rows = slice(0, weight.out_features)
+    return torch.stack([weight.rows(expert, rows, torch.float32) for expert in range(weight.experts)])
+
+
+def kept_as(dialect: str) -> type:
+    return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
+
+
+def without_shared(dialect: str) -> dict[str, Any]:
+    """Options of ``save_quantised`` that leave the shared expert plain."""
+    parts = (".gate_proj", ".up_proj", ".down_proj")
+    coded = tuple(f".experts.{expert}{part}" for expert in range(EXPERTS) for part in parts)
+    return {"coded": coded, "changes": {"dynamic": {"-:.*attn.*": {}, "-:.*shared_expert.*": {}}}}
+
+
+@pytest.mark.parametrize(("family", "dialect"), [*zip(cycle(FAMILIES), DIALECTS)])
+def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
+    folder, twin = save(family, tmp_path, dialect)
+    want = reference_tokens(twin)
+    assert len(set(want)) > 2, "a reply of one token would show nothing"
+    assert fused_tokens(folder) == want == reference_tokens(folder)
+    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_expert_is_read_to_the_bit(dialect: str, tmp_path: Path) -> None:
+    folder, twin = save("qwen3_5_moe", tmp_path, dialect)
+    part, stored = mixture(folder), load_file(twin / "model.safetensors")
+    at = "model.layers.1.mlp"
+    modules = [*(f"{at}.experts.{index}" for index in range(EXPERTS)), f"{at}.shared_expert"]
+
+    def matrices(name: str) -> torch.Tensor:
+        return torch.stack([stored[f"{module}.{name}_proj.weight"] for module in modules])
+
+    experts = part.experts
+    assert type(experts.gate_up.weight) is type(experts.down.weight) is kept_as(dialect)
+    assert experts.joined and part.shared is None
+    assert torch.equal(decoded(experts.gate_up), torch.cat([matrices("gate"), matrices("up")], 1))
+    assert torch.equal(decoded(experts.down), matrices("down"))
+    assert isinstance(part.router.products[0].weight, torch.Tensor) and len(part.router.products) == 1
+
+
+def test_a_shared_expert_of_another_format_has_products_of_its_own(tmp_path: Path) -> None:
+    """As the official GPTQ recipe leaves it in 16 bits."""
+    folder, twin = save("qwen3_5_moe", tmp_path, "gptq", **without_shared("gptq"))
+    part = mixture(folder)
+    assert not part.experts.joined and part.experts.down.experts == EXPERTS and part.shared is not None
+    assert isinstance(part.experts.down.weight, IntWeight)
+    assert all(isinstance(product.weight, torch.Tensor) for product in part.products)
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_layers_may_differ_in_whether_the_shared_expert_is_joined(tmp_path: Path) -> None:
+    """They share the rows between the products."""
+    options = without_shared("gptq")
+    folder, twin = save(
+        "qwen3_5_moe",
+        tmp_path,
+        "gptq",
+        coded=(
+            *options["coded"],
+            "2.mlp.shared_expert.down_proj",
+            "2.mlp.shared_expert.gate_proj",
+            "2.mlp.shared_expert.up_proj",
+        ),
+    )
+    joined = [layer.mlp.experts.joined for layer in weights_of(folder)[0].layers]
+    assert joined == [False, False, True, False]
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_a_session_runs_on_codes_where_the_fused_engine_is_asked_for(tmp_path: Path) -> None:
+    folder, twin = save("qwen3_5_moe", tmp_path, "fp8")
+    replies = {}
+    for path, engine in ((folder, "fused"), (folder, "reference"), (twin, "fused")):
+        wanted = LoadConfig(device="cpu", dtype="float32", engine=engine, draft=False, context=64)
+        session = load(Pair("tiny", path, None, False), wanted)
+        assert session.facts.engine == engine
+        replies[path, engine] = ask(session, random_prompt(9), 12, mode="ar").ids
+    assert len({tuple(ids) for ids in replies.values()}) == 1 and len(set(replies[folder, "fused"])) > 2
+
+
+@pytest.mark.parametrize("lost", ["0.gate_proj.qweight", "5.up_proj.scales", "7.down_proj.qweight"])
+def test_a_missing_tensor_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
+    folder, _ = save("qwen3_moe", tmp_path, "gptq")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"model.layers.2.mlp.experts.{lost}"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"lacks the tensor model.layers.2.mlp.experts.{lost}"):
+        weights_of(folder)
+
+
+def test_an_expert_in_another_format_than_the_others_is_refused_by_name(tmp_path: Path) -> None:
+    folder, twin = save(
+        "qwen3_moe",
+        tmp_path,
+        "gptq",
+        coded=[name for name in CODED if name != ".down_proj"]
+        + [f".experts.{expert}.down_proj" for expert in range(EXPERTS) if expert != 5],
+    )
+    with pytest.raises(CheckpointError, match=r"experts\.5\.down_proj is not stored as int4 g32 like the other"):
+        weights_of(folder)
+    assert reference_tokens(folder) == reference_tokens(twin), "what the line sends to"
+
+
+def test_rows_that_fp8_blocks_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 48}
+    folder, _ = save_quantised("qwen3_moe", tmp_path, "fp8", sizes=sizes)
+    with pytest.raises(CheckpointError, match=r"experts\.0\.gate_proj: blocks of fp8 32x32 do not divide its 48 rows"):
+        weights_of(folder)
+
+
+def test_plain_experts_in_one_tensor_beside_quantised_attention(tmp_path: Path) -> None:
+    """What the file holds decides: the configuration says nothing of them."""
+    attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
+    folder, twin = save("qwen3_5_moe", tmp_path, "fp8", coded=attention)
+    join_experts(folder)
+    part = mixture(folder)
+    assert isinstance(part.experts.gate_up.weight, torch.Tensor) and part.experts.joined
+    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+
+
+def test_a_wrong_scale_of_one_expert_shows(tmp_path: Path) -> None:
+    """The comparison with the decoded twin sees it."""
+    folder, twin = save("qwen3_5_moe", tmp_path, "pack_quantized")
+    edit(folder, lambda name, value: value * 2 if "shared_expert.up_proj.weight_scale" in name else value)
+    assert not torch.allclose(logits(folder), logits(twin), atol=2e-3, rtol=1e-2)
+
+
+def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A row's bits do not depend on how many rows of a matrix are decoded at a time."""
+    folder, _ = save("qwen3_moe", tmp_path, "gptq_zeros")
+    experts: Experts = mixture(folder).experts
+    x = torch.randn(1, experts.gate_up.in_features)
+    whole = experts.gate_up.product(x, 3)
+    monkeypatch.setattr("dflash_local.kernels.quantized_weight.DEQUANTIZED_SLICE", 16 * x.shape[1])
+    assert len(list(experts.gate_up._slices())) == 4
+    assert torch.allclose(experts.gate_up.product(x, 3), whole, rtol=1e-5, atol=1e-6)
