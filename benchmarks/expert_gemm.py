@@ -23,7 +23,8 @@ import torch
 
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.kernels import cuda_driver, expert_gemm, nvrtc
-from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, ExpertMatrices, GateUpConfig, Mixture
+from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
+from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import source_text
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
@@ -60,16 +61,16 @@ LAYERS = {
 }
 
 
-def matrices(layer: Layer, name: str, features: int, columns: int) -> ExpertMatrices:
+def matrices(layer: Layer, name: str, features: int, columns: int) -> ExpertWeight:
     """Random ones of all experts."""
     kind, experts = FORMATS[name], layer.mixture.all_experts
     generator = torch.Generator("cuda").manual_seed(features)
     bias = torch.randn(experts, features, device="cuda", generator=generator).bfloat16() if layer.bias else None
     if kind is None:
         plain = torch.empty(experts * features, columns, device="cuda", dtype=BF16)
-        return ExpertMatrices(plain.normal_(generator=generator).mul_(columns**-0.5), bias)
+        return ExpertWeight(plain.normal_(generator=generator).mul_(columns**-0.5), experts, bias)
     coded = random_coded(kind, (experts * features, columns), generator)
-    return ExpertMatrices(FragmentWeight.of(coded, in_place=columns % 128 == 0), bias)
+    return ExpertWeight(FragmentWeight.of(coded, in_place=columns % 128 == 0), experts, bias)
 
 
 def logits(mixture: Mixture, rows: int, seed: int, correlated: bool) -> torch.Tensor:
@@ -101,24 +102,20 @@ class Rows:
     def route(self) -> None:
         expert_gemm.route(self.logits, self.mixture, self.weights, self.experts, self.list, self.bias)
 
-    def gate_up(self, weight: ExpertMatrices, config: GateUpConfig) -> None:
+    def gate_up(self, weight: ExpertWeight, config: GateUpConfig) -> None:
         expert_gemm.gate_up(self.x, weight, self.mixture, self.list, self.intermediate, config)
 
-    def down(self, weight: ExpertMatrices, config: DownConfig) -> None:
+    def down(self, weight: ExpertWeight, config: DownConfig) -> None:
         routed = self.weights, self.experts, self.list
         expert_gemm.down(self.intermediate, weight, self.mixture, routed, self.out, config)
 
 
-def plain_rows(weight: ExpertMatrices, experts: int, expert: int) -> torch.Tensor:
+def plain_rows(weight: ExpertWeight, expert: int) -> torch.Tensor:
     """An expert's matrix in float64."""
-    features = weight.weight.shape[0] // experts
-    rows = slice(expert * features, (expert + 1) * features)
-    if isinstance(weight.weight, torch.Tensor):
-        return weight.weight[rows].double()
-    return weight.weight.dequantized(rows).double()
+    return weight.rows(expert, slice(0, weight.out_features), torch.float32).double()
 
 
-def faults(layer: Layer, up: ExpertMatrices, down: ExpertMatrices, rows: int) -> list[str]:
+def faults(layer: Layer, up: ExpertWeight, down: ExpertWeight, rows: int) -> list[str]:
     """What is wrong with any configuration, at one routing."""
     mixture, block, wrong = layer.mixture, Rows(layer, rows, 1), []
     torch.cuda.synchronize()
@@ -132,7 +129,7 @@ def faults(layer: Layer, up: ExpertMatrices, down: ExpertMatrices, rows: int) ->
     want = torch.empty(rows, mixture.slots, layer.size, device="cuda", dtype=torch.float64)
     for expert in used:
         at = block.experts == expert
-        products = block.x.double()[at.any(1)] @ plain_rows(up, mixture.all_experts, expert).t()
+        products = block.x.double()[at.any(1)] @ plain_rows(up, expert).t()
         if up.bias is not None:
             products += up.bias[expert].double()
         gate, inner = products.chunk(2, -1)
@@ -157,7 +154,7 @@ def faults(layer: Layer, up: ExpertMatrices, down: ExpertMatrices, rows: int) ->
     results = torch.empty(rows, mixture.slots, layer.hidden, device="cuda", dtype=torch.float64)
     for expert in used:
         at = block.experts == expert
-        results[at] = block.intermediate.double()[at] @ plain_rows(down, mixture.all_experts, expert).t()
+        results[at] = block.intermediate.double()[at] @ plain_rows(down, expert).t()
         if down.bias is not None:
             results[at] += down.bias[expert].double()
     summed = (results * block.weights.double().unsqueeze(2)).sum(1)
@@ -191,7 +188,7 @@ def best(
     return fastest, {str(config): round(us, 2) for config, us in sorted(times.items(), key=lambda item: item[1])}
 
 
-def layer_times(layer: Layer, up: ExpertMatrices, down: ExpertMatrices, rows: int, correlated: bool) -> dict[str, Any]:
+def layer_times(layer: Layer, up: ExpertWeight, down: ExpertWeight, rows: int, correlated: bool) -> dict[str, Any]:
     """Microseconds of each launch at its best, and of the three."""
     mixture, size = layer.mixture, expert_gemm.slice_rows(rows)
     shared = device_properties(torch.device("cuda", 0)).shared_memory
@@ -221,11 +218,11 @@ def layer_times(layer: Layer, up: ExpertMatrices, down: ExpertMatrices, rows: in
     }
 
 
-def _bytes(weight: ExpertMatrices) -> int:
+def _bytes(weight: ExpertWeight) -> int:
     return weight.weight.nbytes
 
 
-def compile_ahead(layers: Sequence[tuple[Layer, ExpertMatrices, ExpertMatrices]]) -> int:
+def compile_ahead(layers: Sequence[tuple[Layer, ExpertWeight, ExpertWeight]]) -> int:
     """All kernels, on all cores."""
     capability, driver = torch.cuda.get_device_capability(), cuda_driver.driver_version()
     shared = device_properties(torch.device("cuda", 0)).shared_memory

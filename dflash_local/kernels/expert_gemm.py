@@ -12,12 +12,13 @@ from ctypes import c_float, c_int64
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 
 from dflash_local.kernels import cuda_driver, nvrtc
 from dflash_local.kernels.cuda_driver import WARP_SIZE
+from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import (
     MAX_LOADED,
     MAX_LOADING_THREADS,
@@ -73,31 +74,21 @@ class Mixture(NamedTuple):
         return 2 + 2 * self.all_experts + SLICE_ROWS * self.slots
 
 
-class ExpertMatrices(NamedTuple):
-    """One product's weights of all experts, below each other.
+def fragment_format(weight: ExpertWeight) -> FragmentFormat | None:
+    """Of the kernels' codes; None: plain bfloat16.
 
-    Attributes:
-        weight: [E * N, K], plain bfloat16 or in fragments. bias: [E, N] or None.
+    Raises:
+        ValueError: they do not take the weight; says why.
     """
-
-    weight: torch.Tensor | FragmentWeight
-    bias: torch.Tensor | None = None
-
-    @property
-    def format(self) -> FragmentFormat | None:
-        """None: plain bfloat16."""
-        return self.weight.format if isinstance(self.weight, FragmentWeight) else None
-
-    def tiles(self, experts: int) -> int:
-        """Of 16 features, of an expert.
-
-        Raises:
-            ValueError: an expert does not consist of tiles.
-        """
-        features, rest = divmod(self.weight.shape[0], experts)
-        if rest or features % TILE_N:
-            raise ValueError(f"{self.weight.shape[0]} rows of {experts} experts do not consist of tiles of {TILE_N}")
-        return features // TILE_N
+    if isinstance(weight.weight, FragmentWeight):
+        kind: FragmentFormat | None = weight.weight.format
+    elif isinstance(weight.weight, torch.Tensor) and weight.weight.dtype == torch.bfloat16:
+        kind = None
+    else:
+        raise ValueError(f"experts of {weight.weight.dtype} that are not packed")
+    if weight.out_features % TILE_N or weight.in_features % 32:
+        raise ValueError(f"experts of {weight.out_features} x {weight.in_features} do not consist of {TILE_N} x 32")
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +177,15 @@ DOWN_CONFIGS = (
 )  # fmt: skip
 
 
-def fits(config: ExpertConfig, weight: ExpertMatrices, mixture: Mixture, rows: int, shared_memory: int) -> bool:
+def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int, shared_memory: int) -> bool:
     """True where a device's multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
-    kind, in_features = weight.format, weight.weight.shape[1]
+    kind, in_features = fragment_format(weight), weight.in_features
     loaded = config.tiles * config.num_stages * (PLAIN_BITS if kind is None else kind.bits) * 2
     most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
     if loaded > min(most, 128):
         return False
     if isinstance(config, GateUpConfig) and (
-        config.unit_tiles % 2 or weight.tiles(mixture.all_experts) % config.unit_tiles
+        config.unit_tiles % 2 or weight.out_features // TILE_N % config.unit_tiles
     ):
         return False
     taken = config.shared_bytes(kind, in_features, mixture, rows) + RESERVED_SHARED_MEMORY
@@ -202,7 +193,7 @@ def fits(config: ExpertConfig, weight: ExpertMatrices, mixture: Mixture, rows: i
 
 
 def candidates(
-    gate_up: bool, weight: ExpertMatrices, mixture: Mixture, rows: int, shared_memory: int
+    gate_up: bool, weight: ExpertWeight, mixture: Mixture, rows: int, shared_memory: int
 ) -> Iterator[ExpertConfig]:
     """Configurations worth measuring for a product and so many rows, a multiple of 8."""
     configs: tuple[ExpertConfig, ...] = GATE_UP_CONFIGS if gate_up else DOWN_CONFIGS
@@ -241,7 +232,7 @@ def route(
 
 def gate_up(
     x: torch.Tensor,
-    weight: ExpertMatrices,
+    weight: ExpertWeight,
     mixture: Mixture,
     expert_list: torch.Tensor,
     intermediate: torch.Tensor,
@@ -261,7 +252,7 @@ def gate_up(
         device_properties(x.device).num_sms * config.blocks_per_sm,
         (
             x, codes, scales, zeros, row_scales, weight.bias, intermediate, expert_list, c_int64(x.stride(0)), len(x),
-            weight.weight.shape[0], weight.tiles(mixture.all_experts), mixture.all_experts, c_float(limit),
+            weight.weight.shape[0], weight.out_features // TILE_N, mixture.all_experts, c_float(limit),
             c_float(alpha),
         ),
     )  # fmt: skip
@@ -270,7 +261,7 @@ def gate_up(
 
 def down(
     intermediate: torch.Tensor,
-    weight: ExpertMatrices,
+    weight: ExpertWeight,
     mixture: Mixture,
     routed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     out: torch.Tensor,
@@ -284,7 +275,7 @@ def down(
     """
     weights, experts, expert_list = routed
     codes, scales, zeros, row_scales = _operands(weight)
-    tiles, sms = weight.tiles(mixture.all_experts), device_properties(out.device).num_sms
+    tiles, sms = weight.out_features // TILE_N, device_properties(out.device).num_sms
     kernel = _kernel("expert_down", out.device, weight, mixture, config, slice_rows(len(out)))
     kernel.launch(
         min(tiles, sms * config.blocks_per_sm),
@@ -297,18 +288,18 @@ def down(
 
 
 def _operands(
-    weight: ExpertMatrices,
+    weight: ExpertWeight,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Codes, scales, zero points and scales of rows."""
     coded = weight.weight
-    if isinstance(coded, torch.Tensor):
-        return coded, None, None, None
+    if not isinstance(coded, FragmentWeight):
+        return cast(torch.Tensor, coded), None, None, None
     return coded.codes, coded.scales, coded.zeros, coded.scales if coded.format.block is None else coded.row_scales
 
 
-def compile_options(weight: ExpertMatrices, mixture: Mixture, config: ExpertConfig, rows: int) -> list[str]:
+def compile_options(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> list[str]:
     """The compiler's command line for a product, but for the card."""
-    kind, in_features = weight.format, weight.weight.shape[1]
+    kind, in_features = fragment_format(weight), weight.in_features
     return defined(
         **config.constants(kind, in_features, mixture, rows),
         ROW_TILES=rows // ROW_TILE,
@@ -337,18 +328,14 @@ _kernels: dict[tuple[object, ...], cuda_driver.Kernel] = {}
 
 
 def _kernel(
-    name: Name, device: torch.device, weight: ExpertMatrices, mixture: Mixture, config: ExpertConfig, rows: int
+    name: Name, device: torch.device, weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int
 ) -> cuda_driver.Kernel:
-    key = (name, device, weight.format, weight.weight.shape[1], weight.bias is not None, mixture, config, rows)
+    kind, in_features = fragment_format(weight), weight.in_features
+    key = (name, device, kind, in_features, weight.bias is not None, mixture, config, rows)
     if key not in _kernels:
-        _kernels[key] = make_kernel(
-            source_text(SOURCES[name]),
-            compile_options(weight, mixture, config, rows),
-            name,
-            config.threads,
-            config.shared_bytes(weight.format, weight.weight.shape[1], mixture, rows),
-            device,
-        )
+        shared_bytes = config.shared_bytes(kind, in_features, mixture, rows)
+        options = compile_options(weight, mixture, config, rows)
+        _kernels[key] = make_kernel(source_text(SOURCES[name]), options, name, config.threads, shared_bytes, device)
     return _kernels[key]
 
 
@@ -365,3 +352,11 @@ def make_kernel(
     capability = torch.cuda.get_device_capability(device)
     cubin = nvrtc.cubin(source, options, capability, cuda_driver.driver_version())
     return cuda_driver.Kernel(cubin, name, threads, shared_bytes, device)
+
+
+def compiled(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> bytes:
+    """The cubin of a product's kernel, as ``nvrtc.cubin`` has it."""
+    name: Name = "expert_gate_up" if isinstance(config, GateUpConfig) else "expert_down"
+    options = compile_options(weight, mixture, config, rows)
+    capability = torch.cuda.get_device_capability(weight.weight.device)
+    return nvrtc.cubin(source_text(SOURCES[name]), options, capability, cuda_driver.driver_version())

@@ -50,10 +50,12 @@ class ExpertWeight:
 
     Attributes:
         weight: [E * N, K], one expert's rows below the other's; of gate and up the gate's rows above up's.
+        bias: [E, N].
     """
 
     weight: StackedWeight
     experts: int
+    bias: torch.Tensor | None = None
 
     @property
     def out_features(self) -> int:

@@ -12,7 +12,8 @@ from host_cuda import HostKernel, compiler
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import expert_gemm
-from dflash_local.kernels.expert_gemm import DownConfig, ExpertMatrices, GateUpConfig, Mixture
+from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture
+from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.split_kv import DeviceProperties
 
@@ -120,15 +121,15 @@ FORMATS: dict[str, Callable[[int, int], Codable] | None] = {
 }
 
 
-def matrices(name: str, experts: int, n: int, k: int, bias: bool) -> tuple[ExpertMatrices, torch.Tensor]:
+def matrices(name: str, experts: int, n: int, k: int, bias: bool) -> tuple[ExpertWeight, torch.Tensor]:
     """Of all experts, and what they stand for [experts, n, k] in float32."""
     make = FORMATS[name]
     plain = random(experts * n, k, seed=n) * k**-0.5
     coded = None if make is None else make(experts * n, k)
     biases = random(experts, n, seed=n + 1) if bias else None
     if coded is None:
-        return ExpertMatrices(plain, biases), plain.float().view(experts, n, k)
-    return ExpertMatrices(FragmentWeight.of(coded), biases), coded.dequantized().view(experts, n, k)
+        return ExpertWeight(plain, experts, biases), plain.float().view(experts, n, k)
+    return ExpertWeight(FragmentWeight.of(coded), experts, biases), coded.dequantized().view(experts, n, k)
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
