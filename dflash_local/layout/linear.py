@@ -142,7 +142,7 @@ class Fp4Groups:
     @property
     def row_scales(self) -> bool:
         """True for NVFP4: a matrix has a scale beside those of its groups, kept as one for each of its rows."""
-        return self.stored.dialect != "mxfp4-pack-quantized"
+        return self.stored.matrix_scale
 
     def joins(self, out_features: int) -> bool:
         """Always."""

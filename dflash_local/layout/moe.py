@@ -69,7 +69,7 @@ class MoELayout:
     def shared(self) -> MLPLayout | None:
         """The expert that every token takes."""
         size = self.config.shared_intermediate_size
-        return MLPLayout(MLPConfig(size, self.config.activation)) if size else None
+        return MLPLayout(MLPConfig(size)) if size else None
 
     @property
     def gated(self) -> bool:
@@ -89,7 +89,9 @@ class MoELayout:
     def router(self, at: str, hidden_size: int) -> LinearSpec:
         """The router, and the shared expert's gate below it."""
         gate = (Part(f"{at}.shared_expert_gate", 1),) if self.gated else ()
-        return LinearSpec(f"{at}.router", hidden_size, (Part(f"{at}.gate", self.config.num_experts), *gate))
+        return LinearSpec(
+            f"{at}.router", hidden_size, (Part(f"{at}.{self.config.router}", self.config.num_experts), *gate)
+        )
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         """The router, and the shared expert's products."""
@@ -127,11 +129,29 @@ class MoELayout:
             down.buffers(self.config.intermediate_size, spec.dtype, spec.group),
         )
 
+    def router_bias(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
+        """[E], where it has one."""
+        shape = (self.config.num_experts,)
+        biased = self.config.router_bias
+        return (Buffer(f"{at}.{self.config.router}.bias", shape, spec.dtype, spec.group),) if biased else ()
+
+    def expert_biases(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
+        """[E, 2 I] and [E, H], where there are some, the gate's before up's."""
+        if not self.config.expert_bias:
+            return ()
+        count, inner = self.config.num_experts, 2 * self.config.intermediate_size
+        return (
+            Buffer(f"{at}.experts.gate_up_proj_bias", (count, inner), spec.dtype, spec.group),
+            Buffer(f"{at}.experts.down_proj_bias", (count, spec.hidden_size), spec.dtype, spec.group),
+        )
+
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """All matrices."""
+        """All matrices, and biases."""
         yield from spec.linear(self.router(at, spec.hidden_size))
+        yield from self.router_bias(at, spec)
         for buffers in self.expert_buffers(at, spec):
             yield from buffers
+        yield from self.expert_biases(at, spec)
         if not self.joins(at, spec.format_of):
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 

@@ -31,12 +31,13 @@ class MoEWeights:
     """The loaded weights of one layer.
 
     Attributes:
-        router: the shared expert's gate is its last row. shared: the expert that every token takes, where it is not
-            joined to the routed ones.
+        router: the shared expert's gate is its last row. router_bias: [E], or None.
+        shared: the expert that every token takes, where it is not joined to the routed ones.
     """
 
     config: MoEConfig
     router: JoinedLinear
+    router_bias: torch.Tensor | None
     experts: Experts
     shared: MLPWeights | None
     places: Places = field(default_factory=dict)
@@ -47,11 +48,14 @@ class MoEWeights:
         layout = MoELayout(config)
         router = JoinedLinear.of(layout.router(at, source.spec.hidden_size), source)
         experts = Experts.of(layout, at, source)
-        places = {**router.places, **experts.places}
+        biases = layout.router_bias(at, source.spec)
+        found = {buffer.name: source.tensors[buffer.name] for buffer in biases}
+        bias = next(iter(found.values()), None)
+        places: Places = {**router.places, **found, **experts.places}
         if layout.shared is None or experts.joined:
-            return cls(config, router, experts, None, places)
+            return cls(config, router, bias, experts, None, places)
         shared = MLPWeights.of(layout.shared.config, f"{at}.shared_expert", source)
-        return cls(config, router, experts, shared, {**places, **shared.places})
+        return cls(config, router, bias, experts, shared, {**places, **shared.places})
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -66,9 +70,13 @@ class MoEWeights:
     @property
     def routing(self) -> RoutingOptions:
         """How rows choose."""
-        joined = self.experts.joined
+        config, joined = self.config, self.experts.joined
         return RoutingOptions(
-            self.config.num_experts, self.config.norm_topk_prob, joined, joined and self.config.shared_gate
+            num_experts=config.num_experts,
+            norm_topk_prob=config.norm_topk_prob,
+            shared=joined,
+            shared_gate=joined and config.shared_gate,
+            bias=self.router_bias,
         )
 
     def finish(self) -> None:
@@ -79,8 +87,10 @@ class MoEWeights:
             self.shared.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
+        """Random matrices; biases are zero."""
         self.router.randomize(generator)
+        if self.router_bias is not None:
+            self.router_bias.zero_()
         self.experts.randomize(generator)
         if self.shared is not None:
             self.shared.randomize(generator)
