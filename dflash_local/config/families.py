@@ -62,6 +62,7 @@ class Experts:
             ``n_shared_experts``. bias: experts and router have biases. scoring: what makes probabilities of the
             router's logits. norm_topk_prob: what that flag is where it is not told; None for a family without it, whose
             weights of the chosen experts always sum to one.
+        interleaved, router: as of ``MoEConfig``. clamped_swiglu: in place of ``hidden_act``.
     """
 
     width: str = "moe_intermediate_size"
@@ -72,6 +73,9 @@ class Experts:
     bias: bool = False
     scoring: Scoring = "softmax"
     norm_topk_prob: bool | None = None
+    interleaved: bool = False
+    router: str = "gate"
+    clamped_swiglu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,7 @@ TABLE = (
         window=128,
         sinks=True,
         attention_bias=True,
-        experts=Experts(width="intermediate_size", bias=True),
+        experts=Experts(width="intermediate_size", bias=True, interleaved=True, router="router", clamped_swiglu=True),
     ),
     Family(
         "deepseek_v3",

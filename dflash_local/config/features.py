@@ -145,6 +145,18 @@ Scoring = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gpt-oss's: ``(up + 1) * gate * sigmoid(alpha * gate)``.
+
+    Attributes:
+        alpha, limit: ``swiglu_alpha`` and ``swiglu_limit``; gate is clamped to the limit from above, up on both sides.
+    """
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+@dataclass(frozen=True, slots=True)
 class MoEConfig:
     """A mixture of experts.
 
@@ -152,6 +164,9 @@ class MoEConfig:
         num_experts_per_tok: None where it is not told. intermediate_size: of a routed expert.
         shared_intermediate_size: of the expert that every token takes; 0 is none. shared_gate: its result is weighed
             by a sigmoid of the token. expert_bias, router_bias: of their products.
+        activation: a word of transformers' ``hidden_act``, whose result multiplies up's; or both in one.
+        interleaved: files hold all of a layer's experts in one tensor, rows of gate and up by turns; of plain weights
+            the transposed matrices (gpt-oss). router: its module's name.
         scoring: what makes probabilities of the router's logits. norm_topk_prob: those of the chosen experts are
             divided by their sum.
     """
@@ -163,9 +178,11 @@ class MoEConfig:
     shared_gate: bool = False
     expert_bias: bool = False
     router_bias: bool = False
-    activation: str = "silu"
+    activation: str | ClampedSwiGLU = "silu"
     scoring: Scoring = "softmax"
     norm_topk_prob: bool = True
+    interleaved: bool = False
+    router: str = "gate"
 
 
 Mixer = AttentionConfig | LatentAttentionConfig | GatedDeltaNetConfig

@@ -7,6 +7,7 @@ from typing import get_args
 
 from dflash_local.config.features import (
     AttentionConfig,
+    ClampedSwiGLU,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -28,8 +29,6 @@ def fused_refusal(model: ModelConfig, device: str) -> str:
     Args:
         device: as a session names it.
     """
-    if not model.dense and not device.startswith("cpu"):
-        return "it is a mixture of experts, whose kernels are missing"
     if reason := _first(_unknown_kind, model):
         return reason
     if model.quantization is not None and model.quantization.unread:
@@ -60,7 +59,7 @@ def _unknown_variant(layer: LayerConfig) -> str:
         return "its feed-forward projections have biases"
     if isinstance(mlp, MoEConfig) and (reason := _unknown_mixture(mlp)):
         return reason
-    if mlp.activation != ACTIVATION:
+    if mlp.activation != ACTIVATION and not isinstance(mlp.activation, ClampedSwiGLU):
         return f"its activation is {mlp.activation}"
     if attention is not None and attention.logit_softcap is not None:
         return "its attention scores have a soft cap"
@@ -103,8 +102,9 @@ def _unjoined_experts(model: ModelConfig) -> str:
 
 
 def _unknown_mixture(mixture: MoEConfig) -> str:
-    if mixture.expert_bias or mixture.router_bias:
-        return "its experts have biases"
+    special = mixture.expert_bias or mixture.interleaved or isinstance(mixture.activation, ClampedSwiGLU)
+    if special and mixture.shared_intermediate_size:
+        return "its shared expert is unlike the others"
     if mixture.scoring != "softmax":
         return f"its router takes the {mixture.scoring} of its logits"
     return "" if mixture.num_experts_per_tok else "its num_experts_per_tok is not known"

@@ -19,8 +19,14 @@ BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes s
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
 
 IntDialect = Literal["gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized"]
-Fp4Dialect = Literal["nvfp4", "nvfp4-pack-quantized", "mxfp4-pack-quantized"]
-FP4_GROUP_SIZES: Mapping[Fp4Dialect, int] = {"nvfp4": 16, "nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
+Fp4Dialect = Literal["nvfp4", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp4"]
+FP4_GROUP_SIZES: Mapping[Fp4Dialect, int] = {
+    "nvfp4": 16,
+    "nvfp4-pack-quantized": 16,
+    "mxfp4-pack-quantized": 32,
+    "mxfp4": 32,
+}
+MXFP4 = "mxfp4"  # gpt-oss's method and dialect: the experts alone, all of a layer's in one tensor of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,15 @@ class StoredFp4:
 
     Attributes:
         dialect: ``nvfp4`` is ModelOpt's; that of compressed-tensors stores the reciprocal of the matrix's scale.
+            ``mxfp4`` is gpt-oss's.
     """
 
     dialect: Fp4Dialect
+
+    @property
+    def matrix_scale(self) -> bool:
+        """True where a matrix has a scale beside those of its groups."""
+        return self.dialect.startswith("nvfp4")
 
     @property
     def name(self) -> str:

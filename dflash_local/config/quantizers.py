@@ -11,6 +11,7 @@ from dflash_local.config.module_names import HEAD
 from dflash_local.config.quantization import (
     BITSANDBYTES,
     FP4_GROUP_SIZES,
+    MXFP4,
     WHOLE,
     Fp4Dialect,
     IntDialect,
@@ -346,7 +347,12 @@ def _bitsandbytes(settings: Fields) -> Quantization:
     return Quantization(f"bnb-{kind}", unread=f"bnb-{kind}")
 
 
+def _mxfp4(settings: Fields) -> Quantization:
+    return Quantization(MXFP4, patterns=((r".*[.]experts[.]\d+[.](gate|up|down)_proj$", StoredFp4("mxfp4")),))
+
+
 DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
+    MXFP4: _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "gptq": _gptq,

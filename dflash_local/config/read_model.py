@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from dflash_local.checkpoint_files.config_values import Fields
@@ -10,6 +11,7 @@ from dflash_local.checkpoint_files.text_config import EXPERT_COUNTS, text_values
 from dflash_local.config.families import LINEAR, SLIDING, Experts, Family, family_of
 from dflash_local.config.features import (
     AttentionConfig,
+    ClampedSwiGLU,
     FeedForward,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
@@ -20,6 +22,7 @@ from dflash_local.config.features import (
     MoEConfig,
 )
 from dflash_local.config.inferred import fill
+from dflash_local.config.quantization import MXFP4, Quantization
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
 from dflash_local.config.values import Values
@@ -59,11 +62,19 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         rope_type=_rope_values(values).get("rope_type", "default"),
         max_position_embeddings=values.get("max_position_embeddings"),
         stored_dtype=_stored_dtype(text.values, known),
-        quantization=read_quantization(quantization_settings(top, text)),
+        quantization=_quantization(quantization_settings(top, text), family),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
         final_logit_softcap=_logit_softcap(values, family),
         inferred=values.inferred,
     )
+
+
+def _quantization(settings: Fields, family: Family) -> Quantization | None:
+    """What is said of quantised weights; MXFP4 by that name alone is how experts are stored that gpt-oss has."""
+    found = read_quantization(settings)
+    if found is not None and found.method == MXFP4 and not (family.experts and family.experts.interleaved):
+        return replace(found, unread=MXFP4)
+    return found
 
 
 def quantization_settings(top: Fields, text: Fields) -> Fields:
@@ -199,10 +210,17 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
         shared_gate=experts.shared_gate,
         expert_bias=experts.bias,
         router_bias=experts.bias,
-        activation=activation,
+        activation=_clamped_swiglu(values) if experts.clamped_swiglu else activation,
         scoring=experts.scoring,
         norm_topk_prob=experts.norm_topk_prob is None or bool(values.get("norm_topk_prob", experts.norm_topk_prob)),
+        interleaved=experts.interleaved,
+        router=experts.router,
     )
+
+
+def _clamped_swiglu(values: Values) -> ClampedSwiGLU:
+    usual = ClampedSwiGLU()
+    return ClampedSwiGLU(values.get("swiglu_alpha", usual.alpha), values.get("swiglu_limit", usual.limit))
 
 
 def _has_experts(layer: int, experts: Experts, values: Values) -> bool:

@@ -22,8 +22,6 @@ from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import (
     MAX_LOADED,
     MAX_LOADING_THREADS,
-    ROW_TILE,
-    SLICE_ROWS,
     defined,
     fragment_constants,
     source_text,
@@ -31,6 +29,8 @@ from dflash_local.kernels.few_row_gemm import (
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.kernels.split_kv import device_properties
+from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
+from dflash_local.layout.moe import list_words
 
 Name = Literal["route", "expert_gate_up", "expert_down"]
 SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("route", "expert_gate_up", "expert_down")}
@@ -71,7 +71,7 @@ class Mixture(NamedTuple):
     @property
     def list_words(self) -> int:
         """int32 of the list of experts that occur among ``SLICE_ROWS`` rows."""
-        return 2 + 2 * self.all_experts + SLICE_ROWS * self.slots
+        return list_words(self.all_experts, self.slots)
 
 
 def fragment_format(weight: ExpertWeight) -> FragmentFormat | None:

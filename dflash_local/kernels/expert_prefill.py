@@ -1,14 +1,16 @@
 """A mixture of experts for a prompt's rows: each expert's rows together, by grouped products of the library.
 
-Shapes: M rows of S experts each, H wide, I wide inside. What lies between the products is at most ``SCRATCH`` for some
-rows at a time, beside a slice of the experts where they are decoded; what a chunk takes is ``layout.moe``'s to say.
+Shapes: M rows of S experts each, R = M * S of them by their experts, H wide, I wide inside. How many rows are taken at a
+time, and what they take meanwhile, is said in ``layout.moe``; beside it coded experts are decoded a slice at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from dflash_local.kernels import fragment_decode
 from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, gated
@@ -17,12 +19,24 @@ from dflash_local.layout.linear import DECODED_SLICE
 from dflash_local.layout.moe import prefill_rows
 
 
+class Groups(NamedTuple):
+    """Rows by their experts.
+
+    Attributes:
+        experts: [R] int32, of each row, ascending. ends: [E] int32, behind the last row of each expert.
+    """
+
+    experts: torch.Tensor
+    ends: torch.Tensor
+
+
 def experts_prefill(
     x: torch.Tensor, gate_up: ExpertWeight, down: ExpertWeight, routing: Routing, activation: Activation
 ) -> torch.Tensor:
-    """The weighed sum [M, H] of what each row's experts make of it; sums of a row are float32, by its slots."""
+    """The weighed sum [M, H] of what each row's experts make of it, in the order of its slots."""
     out = torch.empty_like(x)
-    step = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size())
+    biased = gate_up.bias is not None
+    step = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size(), biased)
     for begin in range(0, len(x), step):
         rows = slice(begin, begin + step)
         _some_rows(x[rows], gate_up, down, Routing(*(each[rows] for each in routing)), activation, out[rows])
@@ -37,21 +51,18 @@ def _some_rows(
     activation: Activation,
     out: torch.Tensor,
 ) -> None:
-    slots = routing.experts.shape[1]
-    of_slot = routing.experts.flatten()
+    slots, of_slot = routing.experts.shape[1], routing.experts.flatten()
     order = torch.argsort(of_slot, stable=True)
-    ends = torch.searchsorted(
-        of_slot[order], torch.arange(gate_up.experts, device=x.device, dtype=torch.int32), right=True, out_int32=True
-    )
+    by_expert = of_slot[order]
+    every = torch.arange(gate_up.experts, device=x.device, dtype=torch.int32)
+    groups = Groups(by_expert, torch.searchsorted(by_expert, every, right=True, out_int32=True))
     gathered = x[order // slots]
-    both = grouped(gathered, gate_up, ends)
-    del gathered
-    inner = gated(both, gate_up, of_slot[order], activation)
+    both = grouped(gathered, gate_up, groups)
+    del gathered  # no name holds what is not needed any more
+    inner = gated(both, activation)
     del both
-    results = grouped(inner, down, ends)
+    results = grouped(inner, down, groups)
     del inner
-    if down.bias is not None:
-        results += down.bias[of_slot[order]]
     by_slot = torch.empty_like(results)
     by_slot[order] = results
     del results
@@ -59,43 +70,60 @@ def _some_rows(
     torch.bmm(weights, by_slot.view(len(x), slots, -1), out=out.unsqueeze(1))
 
 
-def grouped(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> torch.Tensor:
-    """Rows [R, K], an expert's behind the other's, each times its expert's matrix: [R, N].
-
-    Args:
-        ends: [E] int32, behind the last row of each expert.
-    """
-    if isinstance(weight.weight, torch.Tensor):
-        matrices = weight.weight.view(weight.experts, weight.out_features, weight.in_features)
-        return _products(x, matrices, ends)
-    out, limits = x.new_empty(len(x), weight.out_features), [0, *ends.tolist()]
-    for experts, matrices in _decoded(weight, x.dtype):
-        rows = slice(limits[experts.start], limits[experts.stop])
-        if rows.start < rows.stop:
-            out[rows] = _products(x[rows], matrices, ends[experts] - rows.start)
+def grouped(x: torch.Tensor, weight: ExpertWeight, groups: Groups) -> torch.Tensor:
+    """Rows [R, K], an expert's behind the other's, each times its expert's matrix (+ its bias): [R, N]."""
+    coded = weight.weight
+    if isinstance(coded, torch.Tensor):
+        out = _products(x, coded.view(weight.experts, weight.out_features, weight.in_features), groups.ends)
+    elif isinstance(coded, FragmentWeight) and x.is_cuda and x.dtype == torch.bfloat16:
+        out = _decoded_products(x, weight, coded, groups.ends)
+    else:
+        return _by_expert(x, weight, groups.ends)
+    if weight.bias is not None:
+        out += weight.bias[groups.experts]
     return out
 
 
-def _decoded(weight: ExpertWeight, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some experts at a time, and their matrices [n, N, K]."""
-    features, columns = weight.out_features, weight.in_features
-    step = max(1, DECODED_SLICE // (features * columns))
-    coded = weight.weight
-    room = torch.empty(min(step, weight.experts) * features, columns, device=coded.device, dtype=dtype)
+def _by_expert(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> torch.Tensor:
+    """Little of one expert is decoded at a time."""
+    out, begin = x.new_empty(len(x), weight.out_features), 0
+    for expert, end in enumerate(ends.tolist()):
+        if begin < end:
+            weight.product(x[begin:end], expert, out[begin:end])
+        begin = end
+    return out
+
+
+def _decoded_products(x: torch.Tensor, weight: ExpertWeight, coded: FragmentWeight, ends: torch.Tensor) -> torch.Tensor:
+    """Without the bias. Experts that nobody takes are not decoded; the host reads which."""
+    out, limits = x.new_empty(len(x), weight.out_features), [0, *ends.tolist()]
+    for experts in _slices(weight):
+        begin, end = limits[experts.start], limits[experts.stop]
+        if begin < end:
+            matrices = _decoded(weight, coded, experts, x.dtype)
+            out[begin:end] = _products(x[begin:end], matrices, ends[experts] - begin)
+            del matrices
+    return out
+
+
+def _slices(weight: ExpertWeight) -> Iterator[slice]:
+    """As many experts as are decoded at a time."""
+    step = max(1, DECODED_SLICE // (weight.out_features * weight.in_features))
     for first in range(0, weight.experts, step):
-        experts = slice(first, min(first + step, weight.experts))
-        rows = slice(experts.start * features, experts.stop * features)
-        if isinstance(coded, FragmentWeight):
-            part = fragment_decode.decode(coded, rows, room)
-        else:
-            part = room[: rows.stop - rows.start].copy_(weight.rows_of_all(rows, dtype))
-        yield experts, part.view(-1, features, columns)
+        yield slice(first, min(first + step, weight.experts))
+
+
+def _decoded(weight: ExpertWeight, coded: FragmentWeight, experts: slice, dtype: torch.dtype) -> torch.Tensor:
+    """Their matrices [n, N, K]."""
+    rows = slice(experts.start * weight.out_features, experts.stop * weight.out_features)
+    room = torch.empty(rows.stop - rows.start, weight.in_features, device=coded.device, dtype=dtype)
+    return fragment_decode.decode(coded, rows, room).view(-1, weight.out_features, weight.in_features)
 
 
 def _products(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Of rows and matrices [n, N, K], as ``grouped`` has them."""
+    """Of rows and matrices [n, N, K], by where each matrix's rows end."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        return torch._grouped_mm(x, matrices.transpose(1, 2), offs=ends)
+        return F.grouped_mm(x, matrices.transpose(1, 2), offs=ends)
     out, begin = x.new_empty(len(x), matrices.shape[1]), 0
     for matrix, end in zip(matrices, ends.tolist(), strict=True):
         if end > begin:

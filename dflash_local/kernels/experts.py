@@ -13,10 +13,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from dflash_local.config.features import ClampedSwiGLU
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight, slices
 
-Activation = str  # of ``config.features.MoEConfig``
+Activation = str | ClampedSwiGLU  # of ``config.features.MoEConfig``
 StackedWeight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | FragmentWeight
 
 
@@ -36,12 +37,14 @@ class RoutingOptions:
             weights of a row's chosen ones are divided by their sum.
         shared: the last slot is the expert ``num_experts``, which every row takes. shared_gate: its weight is the
             sigmoid of the logits' last column, and 1 without.
+        bias: [num_experts] of the router, of the logits' dtype.
     """
 
     num_experts: int
     norm_topk_prob: bool = True
     shared: bool = False
     shared_gate: bool = False
+    bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class ExpertWeight:
 
     Attributes:
         weight: [E * N, K], one expert's rows below the other's; of gate and up the gate's rows above up's.
-        bias: [E, N].
+        bias: [E, N], of the activations' dtype.
     """
 
     weight: StackedWeight
@@ -73,11 +76,15 @@ class ExpertWeight:
         part = slice(first + rows.start, first + rows.stop)
         return weight[part] if isinstance(weight, torch.Tensor) else weight.dequantized(part).to(dtype)
 
-    def product(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        """``x`` [M, K] @ the expert's matrix.T: [M, N]; of codes a slice is decoded at a time."""
-        out = x.new_empty(len(x), self.out_features)
+    def product(self, x: torch.Tensor, expert: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """``out`` [M, N] = ``x`` [M, K] @ the expert's matrix.T (+ its bias); of codes a slice is decoded at a time."""
+        out = x.new_empty(len(x), self.out_features) if out is None else out
         for rows in self._slices():
-            torch.mm(x, self.rows(expert, rows, x.dtype).t(), out=out[:, rows])
+            columns = self.rows(expert, rows, x.dtype).t()
+            if self.bias is None:
+                torch.mm(x, columns, out=out[:, rows])
+            else:
+                torch.addmm(self.bias[expert, rows], x, columns, out=out[:, rows])
         return out
 
     def _slices(self) -> Iterator[slice]:
@@ -97,6 +104,8 @@ def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routin
         logits: [M, E] without the shared expert, and perhaps a last column, its gate.
     """
     routed = logits[:, : options.num_experts]
+    if options.bias is not None:
+        routed = routed.float() + options.bias
     order = torch.sort(torch.softmax(routed, -1, dtype=torch.float32), dim=-1, descending=True, stable=True)
     chosen = out.experts.shape[1] - options.shared
     weights = order.values[:, :chosen]
@@ -112,13 +121,13 @@ def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routin
 def experts_swiglu(
     x: torch.Tensor, gate_up: ExpertWeight, routing: Routing, intermediate: torch.Tensor, activation: Activation
 ) -> torch.Tensor:
-    """``intermediate`` [M, S, I] = activation(x @ gate.T) * (x @ up.T) of a few rows ``x`` [M, H] by their experts.
+    """``intermediate`` [M, S, I]: x @ gate.T and x @ up.T, gated, of a few rows ``x`` [M, H] by their experts.
 
     One row at a time, so that its bits do not depend on which others chose its expert.
     """
     for row, chosen in enumerate(routing.experts.tolist()):
         for slot, expert in enumerate(chosen):
-            intermediate[row, slot] = _gated(gate_up.product(x[row : row + 1], expert), activation)[0]
+            intermediate[row, slot] = gated(gate_up.product(x[row : row + 1], expert), activation)[0]
     return intermediate
 
 
@@ -145,30 +154,13 @@ def experts_down(
     return out
 
 
-def experts_prefill(
-    x: torch.Tensor, gate_up: ExpertWeight, down: ExpertWeight, routing: Routing, activation: Activation
-) -> torch.Tensor:
-    """Both products and their weighed sum [M, H] for as many rows as there are: each expert's rows together.
-
-    The sum is float32, in the order of the experts.
-    """
-    total = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
-    for expert in routing.experts.unique().tolist():
-        rows, slots = torch.where(routing.experts == expert)
-        # No name holds an expert's results: they are gone before the next one's rows are gathered.
-        total.index_add_(
-            0,
-            rows,
-            down.product(_gated(gate_up.product(x[rows], expert), activation), expert)
-            .float()
-            .mul_(routing.weights[rows, slots, None]),
-        )
-    return total.to(x.dtype)
-
-
-def _gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """[M, I] of gate and up side by side [M, 2 I]."""
+def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """[M, I] of gate and up side by side [M, 2 I], whose memory may be used."""
+    gate, up = both.chunk(2, -1)
+    if isinstance(activation, ClampedSwiGLU):
+        gate.clamp_(max=activation.limit)
+        up.clamp_(-activation.limit, activation.limit)
+        return gate.mul_(torch.sigmoid(gate * activation.alpha)) * up.add_(1)
     if activation != "silu":
         raise ValueError(f"no experts with the activation {activation}")
-    gate, up = both.chunk(2, -1)
     return F.silu(gate) * up

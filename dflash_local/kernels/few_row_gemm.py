@@ -21,12 +21,11 @@ from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, gated, row_stride
 from dflash_local.kernels.split_kv import device_properties
+from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 
 SOURCE = Path(__file__).with_name("few_row_gemm.cu")
 FRAGMENTS = Path(__file__).with_name("fragments.cu")  # stands before every source whose weights lie in fragments
 KERNEL_NAME = "few_row_gemm"
-ROW_TILE = 8  # rows of x that one instruction takes
-SLICE_ROWS = 16  # rows of x that a launch takes at most
 TAIL_BITS = 16
 # As the source numbers them.
 CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}

@@ -52,7 +52,7 @@ route(const u16* logits, const u16* __restrict__ bias, float* weights, int* expe
       value[i] = LOWEST;
       if (expert >= EXPERTS) continue;
       value[i] = from_bfloat16(of_row[expert]);
-      if (HAS_BIAS) value[i] = rounded(value[i] + from_bfloat16(bias[expert]));
+      if (HAS_BIAS) value[i] += from_bfloat16(bias[expert]);
       highest = max(highest, value[i]);
     }
 #pragma unroll

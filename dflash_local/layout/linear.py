@@ -28,6 +28,7 @@ KEPT_AS: IntDialect = "pack-quantized"  # of what is quantised here: its words a
 INT8_ROWS = StoredInt(KEPT_AS, WHOLE, bits=8)
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DECODED_SLICE = 2**25  # that a kernel decodes at a time to two bytes each, for a prompt's products
+ROW_TILE, SLICE_ROWS = 8, 16  # rows of a block that one instruction multiplies, and a launch of the few-row kernels
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 
@@ -142,7 +143,7 @@ class Fp4Groups:
     @property
     def row_scales(self) -> bool:
         """True for NVFP4: a matrix has a scale beside those of its groups, kept as one for each of its rows."""
-        return self.stored.dialect != "mxfp4-pack-quantized"
+        return self.stored.matrix_scale
 
     def joins(self, out_features: int) -> bool:
         """Always."""

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from dflash_local.config.features import MLPConfig, MoEConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
-from dflash_local.layout.linear import FormatOf, LinearSpec, Part, Segment
+from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, Part, Segment
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.part_layout import WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
+PREFILL_SCRATCH = 160 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
 FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["int64"]
 
 
@@ -37,13 +38,33 @@ class RoutedBuffers(NamedTuple):
 
     Attributes:
         logits: [M, E], or [M, E + 1] with the shared expert's gate behind them. weights, experts: [M, S].
-        intermediate: [M, S, I].
+        intermediate: [M, S, I]. lists: [launches, words], the experts that occur, for the kernels of a card.
     """
 
     logits: Buffer
     weights: Buffer
     experts: Buffer
     intermediate: Buffer
+    lists: Buffer
+
+
+def list_words(experts: int, slots: int) -> int:
+    """int32 of the list of experts that occur among the rows of a launch: which, where their slots begin, and those."""
+    return 2 + 2 * experts + SLICE_ROWS * slots
+
+
+def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool = False) -> int:
+    """Rows of a prompt that go through the experts at a time."""
+    return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes, biased)))
+
+
+def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool) -> int:
+    """A row's place among the rows of its expert, and what is widest between the products: its own numbers with those
+    of gate and up (and their biases), these with what is gated, or two orders of the results.
+    """
+    inner = intermediate_size
+    widest = max(hidden_size + 2 * inner * (1 + biased), 4 * inner, 2 * hidden_size)
+    return INDEX + INT32 + widest * item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +90,7 @@ class MoELayout:
     def shared(self) -> MLPLayout | None:
         """The expert that every token takes."""
         size = self.config.shared_intermediate_size
-        return MLPLayout(MLPConfig(size, self.config.activation)) if size else None
+        return MLPLayout(MLPConfig(size)) if size else None
 
     @property
     def gated(self) -> bool:
@@ -89,7 +110,9 @@ class MoELayout:
     def router(self, at: str, hidden_size: int) -> LinearSpec:
         """The router, and the shared expert's gate below it."""
         gate = (Part(f"{at}.shared_expert_gate", 1),) if self.gated else ()
-        return LinearSpec(f"{at}.router", hidden_size, (Part(f"{at}.gate", self.config.num_experts), *gate))
+        return LinearSpec(
+            f"{at}.router", hidden_size, (Part(f"{at}.{self.config.router}", self.config.num_experts), *gate)
+        )
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         """The router, and the shared expert's products."""
@@ -127,11 +150,29 @@ class MoELayout:
             down.buffers(self.config.intermediate_size, spec.dtype, spec.group),
         )
 
+    def router_bias(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
+        """[E], where it has one."""
+        shape = (self.config.num_experts,)
+        biased = self.config.router_bias
+        return (Buffer(f"{at}.{self.config.router}.bias", shape, spec.dtype, spec.group),) if biased else ()
+
+    def expert_biases(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
+        """[E, 2 I] and [E, H], where there are some, the gate's before up's."""
+        if not self.config.expert_bias:
+            return ()
+        count, inner = self.config.num_experts, 2 * self.config.intermediate_size
+        return (
+            Buffer(f"{at}.experts.gate_up_proj_bias", (count, inner), spec.dtype, spec.group),
+            Buffer(f"{at}.experts.down_proj_bias", (count, spec.hidden_size), spec.dtype, spec.group),
+        )
+
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """All matrices."""
+        """All matrices, and biases."""
         yield from spec.linear(self.router(at, spec.hidden_size))
+        yield from self.router_bias(at, spec)
         for buffers in self.expert_buffers(at, spec):
             yield from buffers
+        yield from self.expert_biases(at, spec)
         if not self.joins(at, spec.format_of):
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
@@ -142,7 +183,7 @@ class MoELayout:
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
         """The rows between the products, for one layer after the other."""
         rows, logits, slots = spec.rows, self.config.num_experts + self.gated, self.slots
-        size = self.config.intermediate_size
+        size, words = self.config.intermediate_size, list_words(self.config.num_experts + self.may_join, slots)
         return RoutedBuffers(
             logits=Buffer(f"{owner}.router_logits.{logits}", (rows, logits), spec.dtype, "buffers"),
             weights=Buffer(f"{owner}.expert_weights.{slots}", (rows, slots), "float32", "buffers"),
@@ -150,6 +191,7 @@ class MoELayout:
             intermediate=Buffer(
                 f"{owner}.expert_intermediate.{slots}x{size}", (rows, slots, size), spec.dtype, "buffers"
             ),
+            lists=Buffer(f"{owner}.expert_lists.{words}", (-(-rows // ROW_TILE), words), "int32", "buffers"),
         )
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
@@ -159,16 +201,13 @@ class MoELayout:
             yield from self.shared.activations(owner, spec)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """Beside the router's logits and choice: their order, or all rows on one expert, or the shared expert's.
-
-        One expert's rows are gathered for its first product, gated, and its results widened to join the float32 sum.
-        A shared expert as wide as the others takes no more than they do.
+        """Beside the router's logits and choice: their order, or some rows on their way through the experts and the
+        sums of all, or the shared expert's. A shared expert as wide as the others takes no more than they do.
         """
-        inner = self.config.intermediate_size * item_bytes
-        narrow, wide = hidden_size * item_bytes, hidden_size * FLOAT32
-        widened = wide if narrow < wide else 0
-        of_expert = max(narrow + 2 * inner, 4 * inner, narrow + widened)
-        steps = [self._order_bytes(rows), rows * (2 * INDEX + wide + of_expert)]
+        narrow, size, biased = hidden_size * item_bytes, self.config.intermediate_size, self.config.expert_bias
+        at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes, biased))
+        between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes, biased)
+        steps = [self._order_bytes(rows), rows * narrow + between]
         if self.shared is not None and not self.may_join:
             between = self.shared.config.intermediate_size * item_bytes
             products = self.shared.prefill_bytes(rows, hidden_size, item_bytes)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.config.quantization import MXFP4
 from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.models.bitsandbytes_config import config_at_load, stored_config
@@ -94,7 +95,8 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     _refuse_what_stands_beside(folder)
     quantization = _quantization(folder, facts, where)
     try:
-        if facts.model.quantization is not None and not facts.model.quantization.unread:
+        coded = facts.model.quantization is not None and not facts.model.quantization.unread
+        if coded and not _decoded_by_transformers(facts):
             model, info = _built_of_codes(files, facts, where)
         else:
             model, info = _built(files, facts, where, quantization)
@@ -217,7 +219,7 @@ def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
 
 def _decoded_by_transformers(facts: TargetFacts) -> bool:
     stored = facts.model.quantization
-    return stored is not None and stored.method == "mxfp4" and facts.model.family in MXFP4_FAMILIES
+    return stored is not None and stored.method == MXFP4 and facts.model.family in MXFP4_FAMILIES
 
 
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:

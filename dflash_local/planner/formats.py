@@ -6,7 +6,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 from __future__ import annotations
 
 from dflash_local.config.features import FeedForward, ModelConfig, MoEConfig
-from dflash_local.config.quantization import WHOLE, Quantization, StoredInt
+from dflash_local.config.quantization import MXFP4, WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import Parameters, target_parameters
 
@@ -31,7 +31,7 @@ def resolved_dtype(dtype: str, kind: str) -> str:
 def refusal(model: ModelConfig, quantize: str | None) -> str:
     """Why this target cannot be loaded in this format; empty when it can."""
     stored = model.quantization
-    by_others = stored is not None and (stored.method == "mxfp4" or stored.bitsandbytes)
+    by_others = stored is not None and (stored.method == MXFP4 or stored.bitsandbytes)
     if stored is not None and stored.unread and not by_others:
         return f"published in {stored.unread}, which is not read yet"
     return quantize_refusal(model, quantize)
@@ -71,7 +71,7 @@ def published_bytes(model: ModelConfig) -> int | None:
 
 def _expert_weight_bytes(stored: Quantization) -> float | None:
     """Bytes of a weight of the routed experts, its share of a scale included, where these alone are quantised."""
-    if stored.method == "mxfp4":
+    if stored.method == MXFP4:
         return MXFP4_BYTES
     match stored.formats:
         case (StoredInt(group_size=group, zeros=False, bits=bits),) if group != WHOLE:

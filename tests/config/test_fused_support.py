@@ -9,6 +9,7 @@ import pytest
 
 from dflash_local.config.features import (
     AttentionConfig,
+    ClampedSwiGLU,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -80,8 +81,12 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
         (replace(last(mixer=INTERLEAVED), quantization=Quantization("fp8", default=StoredFp8((8, 128)))), ""),
         (replace(last(mixer=INTERLEAVED), quantization=Quantization("fp8", default=StoredFp8((0, 0)))), ""),
         (replace(last(mixer=INTERLEAVED), quantization=Quantization("gptq", default=StoredInt("gptq", 128))), ""),
-        (last(mlp=replace(MIXTURE, expert_bias=True)), "its experts have biases"),
-        (last(mlp=replace(MIXTURE, router_bias=True)), "its experts have biases"),
+        (last(mlp=replace(MIXTURE, expert_bias=True, router_bias=True)), ""),
+        (last(mlp=replace(MIXTURE, activation=ClampedSwiGLU(), interleaved=True)), ""),
+        (
+            last(mlp=replace(MIXTURE, expert_bias=True, shared_intermediate_size=16)),
+            "its shared expert is unlike the others",
+        ),
         (last(mlp=replace(MIXTURE, scoring="sigmoid")), "its router takes the sigmoid of its logits"),
         (last(mlp=replace(MIXTURE, num_experts_per_tok=None)), "its num_experts_per_tok is not known"),
         (last(mlp=replace(MIXTURE, activation="gelu")), "its activation is gelu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.families import TABLE
 from dflash_local.config.features import (
     AttentionConfig,
+    ClampedSwiGLU,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
     MLPConfig,
     ModelConfig,
     MoEConfig,
 )
+from dflash_local.config.quantization import StoredFp4
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import CheckpointError, PairError
 
@@ -139,7 +142,11 @@ def test_gpt_oss_alternates_and_has_sinks_biases_and_experts() -> None:
     model = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2)
     assert [attention(model, layer).sliding_window for layer in range(4)] == [128, None, 128, None]
     assert attention(model).sinks and attention(model).qkv_bias and attention(model).output_bias
-    assert model.layers[0].mlp == MoEConfig(8, 2, 48, expert_bias=True, router_bias=True)
+    clamped = ClampedSwiGLU(alpha=1.702, limit=7.0)
+    mixture = MoEConfig(8, 2, 48, expert_bias=True, router_bias=True, activation=clamped)
+    assert model.layers[0].mlp == replace(mixture, interleaved=True, router="router")
+    told = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2, swiglu_limit=5.0, swiglu_alpha=2.0)
+    assert told.layers[0].mlp.activation == ClampedSwiGLU(alpha=2.0, limit=5.0)
     assert not attention(read("GptOssForCausalLM", num_local_experts=8, attention_bias=False)).qkv_bias
 
 
@@ -296,7 +303,14 @@ def method(model: ModelConfig) -> str:
 
 
 def test_the_published_format_and_dtype_are_kept_as_they_are_called() -> None:
-    assert method(read_model(published("openai/gpt-oss-20b"), "x")) == "mxfp4"
+    model = read_model(published("openai/gpt-oss-20b"), "x")
+    assert method(model) == "mxfp4" and model.quantization is not None and not model.quantization.unread
+    at = "model.layers.3."
+    assert model.quantization.stored(f"{at}mlp.experts.7.up_proj") == StoredFp4("mxfp4")
+    for name in ("mlp.router", "self_attn.q_proj"):
+        assert model.quantization.stored(at + name) is None
+    other = read_model({**published("Qwen/Qwen3-8B"), "quantization_config": {"quant_method": "mxfp4"}}, "x")
+    assert other.quantization is not None and other.quantization.unread == "mxfp4", "only gpt-oss stores experts so"
     assert method(read_model(published("moonshotai/Kimi-K2.5"), "x")) == "compressed-tensors"
     assert method(read("Qwen3ForCausalLM", quantization_config={"bits": 4})) == "unknown"
     assert read("Qwen3ForCausalLM", torch_dtype="float16").stored_dtype == "float16"

@@ -18,6 +18,7 @@ from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
+from dflash_local.layout.linear import SLICE_ROWS
 
 FORMATS = {
     "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
@@ -110,7 +111,7 @@ def test_the_sums_that_a_head_leaves_between_blocks_are_bounded(card: int) -> No
     for kind in FORMATS.values():
         head = on_meta(248320, 5120, kind)
         configs = few_row_gemm.candidates(head, False, 16, SHARED_MEMORY[card] * 1024)
-        sums = [config.split_k * head.codes.shape[0] * TILE_N * few_row_gemm.SLICE_ROWS for config in configs]
+        sums = [config.split_k * head.codes.shape[0] * TILE_N * SLICE_ROWS for config in configs]
         assert configs and max(sums) <= few_row_gemm.MAX_SUMS
 
 

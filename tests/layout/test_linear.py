@@ -96,4 +96,5 @@ def test_fp4_has_scales_of_its_kind() -> None:
     codes = ((48, 12), "int32")
     for_nvfp4 = [codes, ((48, 6), "float8_e4m3fn"), ((48,), "float32")]
     assert sizes(StoredFp4("nvfp4"), 48, 96) == sizes(StoredFp4("nvfp4-pack-quantized"), 48, 96) == for_nvfp4
+    assert sizes(StoredFp4("mxfp4"), 48, 96) == sizes(StoredFp4("mxfp4-pack-quantized"), 48, 96)
     assert sizes(StoredFp4("mxfp4-pack-quantized"), 48, 96) == [codes, ((48, 3), "uint8")]

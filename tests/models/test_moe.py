@@ -20,12 +20,12 @@ from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
+from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import (
     ExpertWeight,
     Routing,
     RoutingOptions,
     experts_down,
-    experts_prefill,
     experts_swiglu,
     route,
 )

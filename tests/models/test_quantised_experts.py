@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import torch
 from both_engines import fused_tokens, logits, reference_tokens, weights_of
 from engine_sessions import ask, random_prompt
 from quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
+from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.moe import MoEWeights
+from dflash_local.models.fused.quantized_formats import Coded
 
 EXPERTS, INNER = 8, 32
 SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
@@ -179,3 +183,28 @@ def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("dflash_local.kernels.quantized_weight.DEQUANTIZED_SLICE", 16 * x.shape[1])
     assert len(list(experts.gate_up._slices())) == 4
     assert torch.allclose(experts.gate_up.product(x, 3), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "make"),
+    [
+        (32, 256, lambda n, k: int4(n, k, 32, True)),
+        (48, 160, lambda n, k: int8(n, k, 160)),
+        (32, 128, fp8_rows),
+        (256, 256, fp8),
+        (48, 160, mxfp4),
+        (16, 128, nvfp4),
+    ],
+)
+def test_experts_in_fragments_are_decoded_as_before_they_were_packed(
+    rows: int, columns: int, make: Callable[[int, int], Coded]
+) -> None:
+    """An expert's rows begin with a tile, so it is a slice of the tiles."""
+    coded = make(3 * rows, columns)
+    before = decoded(ExpertWeight(coded, 3))
+    packed = ExpertWeight(FragmentWeight.of(coded, is_whole(coded)), 3)
+    assert (packed.out_features, packed.in_features) == (rows, columns)
+    assert torch.equal(decoded(packed), before)
+    x = torch.randn(5, columns).bfloat16()
+    for expert in range(3):
+        assert torch.equal(packed.product(x, expert), torch.mm(x, before[expert].bfloat16().t()))

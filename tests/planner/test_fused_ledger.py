@@ -19,7 +19,7 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
-from dflash_local.config.features import MLPConfig, ModelConfig  # noqa: E402
+from dflash_local.config.features import MLPConfig, ModelConfig, MoEConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
@@ -28,9 +28,11 @@ from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
+from dflash_local.layout.buffer import distinct  # noqa: E402
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.layout.spec import EngineSpec  # noqa: E402
+from dflash_local.layout.target import weight_buffers  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
@@ -265,6 +267,24 @@ def test_the_ledger_of_quantised_experts_is_what_is_allocated(
     weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
     assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
     assert fused_memory.ledger(pair.model, pair.config, load).lines[0].note.endswith("as stored")
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "openai/gpt-oss-120b"])
+def test_experts_in_mxfp4_count_as_they_are_published(name: str) -> None:
+    """4.25 bits a weight, and biases in 16."""
+    model = read_model(shape(name) or {}, name)
+    buffers = weight_buffers(model, "model.", model.vocab_size, "bfloat16", stored_formats(model.quantization))
+    experts = [buffer for buffer in distinct(buffers).values() if ".mlp.experts." in buffer.name]
+    biases = sum(buffer.nbytes for buffer in experts if buffer.name.endswith("_bias"))
+    width, layers = model.hidden_size, model.num_layers
+    mixture = model.layers[0].mlp
+    assert isinstance(mixture, MoEConfig) and biases == 2 * layers * mixture.num_experts * 3 * width, "I is H"
+    coded = target_parameters(model).experts - biases // 2
+    assert sum(buffer.nbytes for buffer in experts) - biases == coded * 17 // 32
+    book = fused_memory.ledger(model, None, Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, 1))
+    assert (
+        sum(each.nbytes for each in experts) < (book.lines[0].bytes or 0) and book.lines[0].note == "mxfp4, as stored"
+    )
 
 
 @pytest.mark.parametrize("stored", USUAL)

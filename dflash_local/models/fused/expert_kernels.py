@@ -17,10 +17,10 @@ import torch
 from dflash_local.errors import EngineError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture, slice_rows
-from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu
-from dflash_local.kernels.few_row_gemm import ROW_TILE, SLICE_ROWS
+from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
+from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 
 REPLAYS = 5
 MEASURED_LAYERS = 16  # one after the other, so that no weight is found in a cache
@@ -90,7 +90,7 @@ class ExpertKernels:
 
 
 def choose_expert_kernels(
-    layers: Sequence[tuple[Mixture, Matrices, str]], rows: int, exact: bool = False
+    layers: Sequence[tuple[Mixture, Matrices, Activation]], rows: int, exact: bool = False
 ) -> list[ExpertKernels]:
     """The fastest right kernels for each layer of a model on one device, for up to so many rows.
 
@@ -101,7 +101,7 @@ def choose_expert_kernels(
         EngineError: no kernel takes a layer's experts here; says why.
     """
     chosen: dict[object, ExpertKernels] = {}
-    groups: dict[object, list[tuple[Mixture, Matrices, str]]] = {}
+    groups: dict[object, list[tuple[Mixture, Matrices, Activation]]] = {}
     for layer in layers:
         groups.setdefault(_kind(*layer), []).append(layer)
     for kind, members in groups.items():
@@ -117,7 +117,7 @@ def choose_expert_kernels(
     return [chosen[_kind(*layer)] for layer in layers]
 
 
-def _kind(mixture: Mixture, matrices: Matrices, activation: str) -> object:
+def _kind(mixture: Mixture, matrices: Matrices, activation: Activation) -> object:
     """Equal for layers whose experts are multiplied alike."""
     forms = tuple((_format(each), each.weight.shape, each.bias is None) for each in matrices)
     return mixture, forms, activation
@@ -156,7 +156,7 @@ def _candidates(mixture: Mixture, matrices: Matrices, gate_up: bool, rows: int) 
 class _Trial:
     """Random rows through the experts of some layers, and what PyTorch makes of them with the first layer's."""
 
-    def __init__(self, mixture: Mixture, layers: Sequence[Matrices], activation: str, rows: int) -> None:
+    def __init__(self, mixture: Mixture, layers: Sequence[Matrices], activation: Activation, rows: int) -> None:
         device = layers[0].gate_up.weight.device
         generator = torch.Generator(device).manual_seed(0)
         hidden, size = layers[0].gate_up.in_features, layers[0].down.in_features
@@ -205,7 +205,7 @@ def _near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def _fastest(
-    mixture: Mixture, layers: Sequence[Matrices], activation: str, rows: int
+    mixture: Mixture, layers: Sequence[Matrices], activation: Activation, rows: int
 ) -> tuple[GateUpConfig, DownConfig]:
     trial, first = _Trial(mixture, layers, activation, rows), layers[0]
     kinds = {gate_up: list(_candidates(mixture, first, gate_up, rows)) for gate_up in (True, False)}

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
+from dflash_local.config.features import MoEConfig
+from dflash_local.config.quantization import MXFP4
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.quantize_weight import quantize
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
-from dflash_local.layout.linear import Segment
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.layout.linear import Fp4Groups, Segment
 from dflash_local.layout.moe import MoELayout
+from dflash_local.models.fused.expert_kernels import ExpertKernels
 from dflash_local.models.fused.formats import FORMATS, format_of
+from dflash_local.models.fused.quantized_formats import check_exponents
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Conversion, Place, Places
+
+Put = Callable[[torch.Tensor, torch.Tensor], None]  # a tensor as it is stored, to the rows that it is kept as
+BLOCK_BYTES = 16  # of gpt-oss's MXFP4: 32 codes that share a scale
 
 
 @dataclass(slots=True)
@@ -23,31 +32,30 @@ class Experts:
 
     Attributes:
         gate_up: N = 2 I, the gate's rows above up's. down: N = H. joined: the last one is the shared expert.
-        places: where the checkpoint's tensors are read to.
+        places: where the checkpoint's tensors are read to. kernels: of a card, once they are chosen; a block's rows go
+            through PyTorch's products without.
     """
 
     gate_up: ExpertWeight
     down: ExpertWeight
     joined: bool
     places: Places
+    kernels: ExpertKernels | None = None
 
     @classmethod
     def of(cls, layout: MoELayout, at: str, source: WeightTensors) -> Experts:
-        """Over the tensors of ``MoELayout.expert_buffers``."""
+        """Over the tensors of ``MoELayout.expert_buffers`` and of ``expert_biases``."""
         segments = layout.experts(at, source.spec)
         count = layout.config.num_experts + segments.joined
+        biases = source.tensors.take(layout.expert_biases(at, source.spec)) or (None, None)
         weights: list[ExpertWeight] = []
         places: Places = {}
-        for segment, buffers in zip(segments[:2], layout.expert_buffers(at, source.spec), strict=True):
-            _check_formats(segment, source)
+        buffers = layout.expert_buffers(at, source.spec)
+        for segment, each, bias in zip(segments[:2], buffers, biases, strict=True):
             form = FORMATS[type(segment.format)]
-            weight = form.weight(segment.format, source.tensors.take(buffers), getattr(torch, source.spec.dtype))
-            weights.append(ExpertWeight(weight, count))
-            found = form.places(weight, segment.format, segment.parts)
-            if segment.name in source.stored:
-                of_shared = {name: place for name, place in found.items() if name.startswith(f"{at}.shared_expert.")}
-                found = {segment.name: _together(weights[-1], layout.config.num_experts), **of_shared}
-            places |= found
+            stacked = form.weight(segment.format, source.tensors.take(each), getattr(torch, source.spec.dtype))
+            weights.append(ExpertWeight(stacked, count, bias))
+            places |= _places(segment, weights[-1], layout.config, at, source)
         gate_up, down = weights
         return cls(gate_up, down, segments.joined, places)
 
@@ -58,9 +66,31 @@ class Experts:
         )
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
+        """Random matrices; biases are zero."""
         for each in (self.gate_up, self.down):
             format_of(each.weight).randomize(each.weight, generator)
+            if each.bias is not None:
+                each.bias.zero_()
+
+
+def _places(segment: Segment, weight: ExpertWeight, config: MoEConfig, at: str, source: WeightTensors) -> Places:
+    """Where one matrix of every expert is read to, as the checkpoint has it, and its biases."""
+    name = segment.name
+    put = _put_by_turns if config.interleaved and name.endswith(".gate_up_proj") else _put
+    found: Places = {}
+    if weight.bias is not None:
+        found[f"{name}_bias"] = Conversion(tuple(weight.bias.shape), weight.bias.dtype, partial(put, weight.bias))
+    if isinstance(segment.format, Fp4Groups) and segment.format.stored.dialect == MXFP4:
+        assert isinstance(weight.weight, Fp4Weight)
+        return {**found, **_blocks(name, weight, weight.weight, put)}
+    if config.interleaved and isinstance(weight.weight, torch.Tensor):
+        return {**found, name: _transposed(weight, weight.weight, put)}
+    _check_formats(segment, source)
+    places = FORMATS[type(segment.format)].places(weight.weight, segment.format, segment.parts)
+    if name not in source.stored:
+        return {**found, **places}
+    of_shared = {each: place for each, place in places.items() if each.startswith(f"{at}.shared_expert.")}
+    return {**found, name: _together(weight, config.num_experts), **of_shared}
 
 
 def _check_formats(segment: Segment, source: WeightTensors) -> None:
@@ -89,3 +119,36 @@ def _together(weight: ExpertWeight, count: int) -> Place:
     assert isinstance(stacked, (IntWeight, Fp8Weight)), "what plain tensors are rounded to"
     routed = format_of(stacked).rows(stacked, shape[0] * shape[1])
     return Conversion(shape, stacked.dtype, lambda stored: quantize(stored.flatten(0, 1), routed))
+
+
+def _blocks(name: str, weight: ExpertWeight, coded: Fp4Weight, put: Put) -> Places:
+    """The places of codes [E, N, K / 32, 16], two to a byte, and of exponents [E, N, K / 32]."""
+    shape = weight.experts, weight.out_features, coded.scales.shape[1]
+    codes = coded.codes.view(torch.uint8).view(*shape[:2], -1)
+    scales = coded.scales.view(shape)
+    blocks = *shape, BLOCK_BYTES
+
+    def take_scales(stored: torch.Tensor) -> None:
+        check_exponents(f"{name}_scales", stored)
+        put(scales, stored)
+
+    of_codes: Place = Conversion(blocks, torch.uint8, partial(put, codes))
+    if put is _put:
+        of_codes = codes.view(blocks)
+    return {f"{name}_blocks": of_codes, f"{name}_scales": Conversion(shape, torch.uint8, take_scales)}
+
+
+def _transposed(weight: ExpertWeight, rows: torch.Tensor, put: Put) -> Conversion:
+    """The place of plain matrices [E, K, N]."""
+    stacked = rows.view(weight.experts, weight.out_features, weight.in_features)
+    shape = weight.experts, weight.in_features, weight.out_features
+    return Conversion(shape, rows.dtype, lambda stored: put(stacked, stored.transpose(1, 2)))
+
+
+def _put(rows: torch.Tensor, stored: torch.Tensor) -> None:
+    rows.copy_(stored.view(rows.shape))
+
+
+def _put_by_turns(rows: torch.Tensor, stored: torch.Tensor) -> None:
+    """Rows of gate and up by turns, into [E, 2 I, ...] with the gate's above up's."""
+    rows.unflatten(1, (2, -1)).copy_(stored.view(rows.shape).unflatten(1, (-1, 2)).transpose(1, 2))

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from dflash_local.kernels import few_row_gemm, nvrtc
-from dflash_local.kernels.few_row_gemm import SLICE_ROWS, FewRowConfig
+from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, trials_of, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
 from dflash_local.kernels.split_kv import device_properties
+from dflash_local.layout.linear import SLICE_ROWS
 
 Product = tuple[FragmentWeight, bool]  # the bool: gate and up, which are multiplied with each other
 REPORT = "dflash warm MODEL --json makes a report of it"

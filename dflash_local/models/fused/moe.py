@@ -7,17 +7,19 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_local.config.features import MoEConfig
+from dflash_local.config.features import ClampedSwiGLU, MoEConfig
+from dflash_local.kernels.expert_gemm import Mixture
+from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import (
     Routing,
     RoutingOptions,
     experts_down,
-    experts_prefill,
     experts_swiglu,
     route,
 )
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout
+from dflash_local.models.fused.expert_kernels import ExpertBlock, Matrices, mixture_of
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.mlp import MLPWeights
@@ -31,12 +33,13 @@ class MoEWeights:
     """The loaded weights of one layer.
 
     Attributes:
-        router: the shared expert's gate is its last row. shared: the expert that every token takes, where it is not
-            joined to the routed ones.
+        router: the shared expert's gate is its last row. router_bias: [E], or None.
+        shared: the expert that every token takes, where it is not joined to the routed ones.
     """
 
     config: MoEConfig
     router: JoinedLinear
+    router_bias: torch.Tensor | None
     experts: Experts
     shared: MLPWeights | None
     places: Places = field(default_factory=dict)
@@ -47,11 +50,14 @@ class MoEWeights:
         layout = MoELayout(config)
         router = JoinedLinear.of(layout.router(at, source.spec.hidden_size), source)
         experts = Experts.of(layout, at, source)
-        places = {**router.places, **experts.places}
+        biases = layout.router_bias(at, source.spec)
+        found = {buffer.name: source.tensors[buffer.name] for buffer in biases}
+        bias = next(iter(found.values()), None)
+        places: Places = {**router.places, **found, **experts.places}
         if layout.shared is None or experts.joined:
-            return cls(config, router, experts, None, places)
+            return cls(config, router, bias, experts, None, places)
         shared = MLPWeights.of(layout.shared.config, f"{at}.shared_expert", source)
-        return cls(config, router, experts, shared, {**places, **shared.places})
+        return cls(config, router, bias, experts, shared, {**places, **shared.places})
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -66,10 +72,21 @@ class MoEWeights:
     @property
     def routing(self) -> RoutingOptions:
         """How rows choose."""
-        joined = self.experts.joined
+        config, joined = self.config, self.experts.joined
         return RoutingOptions(
-            self.config.num_experts, self.config.norm_topk_prob, joined, joined and self.config.shared_gate
+            num_experts=config.num_experts,
+            norm_topk_prob=config.norm_topk_prob,
+            shared=joined,
+            shared_gate=joined and config.shared_gate,
+            bias=self.router_bias,
         )
+
+    @property
+    def mixture(self) -> Mixture:
+        """What the kernels of a card ask of it."""
+        activation = self.config.activation
+        clamp = (activation.limit, activation.alpha) if isinstance(activation, ClampedSwiGLU) else None
+        return mixture_of(self.routing, self.slots, clamp)
 
     def finish(self) -> None:
         """Once all places are filled."""
@@ -79,8 +96,10 @@ class MoEWeights:
             self.shared.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
+        """Random matrices; biases are zero."""
         self.router.randomize(generator)
+        if self.router_bias is not None:
+            self.router_bias.zero_()
         self.experts.randomize(generator)
         if self.shared is not None:
             self.shared.randomize(generator)
@@ -104,6 +123,7 @@ class RoutedRows(NamedTuple):
     weights: torch.Tensor
     experts: torch.Tensor
     intermediate: torch.Tensor
+    lists: torch.Tensor
 
     def without_last_slot(self) -> tuple[RoutedRows, torch.Tensor]:
         """The same memory with a slot less for each row, contiguous, and the intermediate [M, I] that this leaves."""
@@ -111,7 +131,8 @@ class RoutedRows(NamedTuple):
         first = rows * (slots - 1)
         weights, experts = (each.view(-1)[:first].view(rows, -1) for each in (self.weights, self.experts))
         taken, left = self.intermediate.view(-1).split([first * size, rows * size])
-        return RoutedRows(self.logits, weights, experts, taken.view(rows, -1, size)), left.view(rows, size)
+        routed = self._replace(weights=weights, experts=experts, intermediate=taken.view(rows, -1, size))
+        return routed, left.view(rows, size)
 
 
 class MoE:
@@ -128,12 +149,18 @@ class MoE:
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """``out`` [M, H] = its result (+ residual) of a block's rows."""
         weights, matrices = self.weights, self.weights.experts
-        logits, chosen, experts, intermediate = (buffer[: len(normed)] for buffer in self._routed)
+        logits, chosen, experts, intermediate = (buffer[: len(normed)] for buffer in self._routed[:4])
+        routing = Routing(chosen, experts)
         weights.router(normed, logits)
-        routing = route(logits, weights.routing, Routing(chosen, experts))
         if weights.shared is not None and self._shared is not None:
             inner = weights.shared.gate_up(normed, self._shared[: len(normed)])
             residual = weights.shared.down(self._weighed(inner, logits), out, residual)
+        if matrices.kernels is not None:
+            block = ExpertBlock(routing, self._routed.lists, intermediate)
+            return matrices.kernels.run(
+                normed, logits, Matrices(matrices.gate_up, matrices.down), block, out, residual, weights.router_bias
+            )
+        route(logits, weights.routing, routing)
         experts_swiglu(normed, matrices.gate_up, routing, intermediate, weights.config.activation)
         return experts_down(intermediate, matrices.down, routing, out, residual)
 

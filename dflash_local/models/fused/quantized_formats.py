@@ -227,9 +227,18 @@ def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
     }
 
 
-def _take_exponents(scales: torch.Tensor, module: str, stored: torch.Tensor) -> None:
+def check_exponents(name: str, stored: torch.Tensor) -> None:
+    """The scales of MXFP4 must be numbers.
+
+    Raises:
+        CheckpointError: one is NaN; says in which tensor.
+    """
     if bool((stored == E8M0_NAN).any()):
-        raise CheckpointError(f"tensor {module}.weight_scale holds NaN", "download the target again")
+        raise CheckpointError(f"tensor {name} holds NaN", "download the target again")
+
+
+def _take_exponents(scales: torch.Tensor, module: str, stored: torch.Tensor) -> None:
+    check_exponents(f"{module}.weight_scale", stored)
     scales.copy_(stored)
 
 

@@ -1,0 +1,181 @@
+"""gpt-oss's mixture as a part of the fused engine: against transformers' own router and experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import random_model
+from safetensors.torch import load_file, save_file
+
+from dflash_local.config.features import ClampedSwiGLU, MoEConfig
+from dflash_local.errors import CheckpointError
+from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.delta_step import CycleState
+from dflash_local.kernels.quantized_weight import Fp4Weight
+from dflash_local.layout.linear import FormatOf, unquantized
+from dflash_local.layout.moe import MoELayout
+from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fill_places import fill_places
+from dflash_local.models.fused.moe import MoE, MoEWeights
+from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.stored_formats import formats_in
+from dflash_local.models.target_facts import TargetFacts
+
+CPU = torch.device("cpu")
+WIDTH, INNER, EXPERTS, CHOSEN, ROWS = 64, 96, 4, 2, 8
+SIZES = {"hidden_size": WIDTH, "intermediate_size": INNER, "head_dim": 16}
+AT = "model.layers.1.mlp"
+MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def built(folder: Path, changes: dict[str, Any]) -> Any:
+    """A random model, saved as it is."""
+    model = random_model("gpt_oss", **{**SIZES, **changes})
+    model.save_pretrained(folder)
+    return model
+
+
+def read(folder: Path) -> MoE:
+    """The mixture of layer 1, from its tensors in the files."""
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    config = facts.model.layers[1].mlp
+    assert isinstance(config, MoEConfig)
+    weights = allocated(config, checkpoint.tensors, formats_in(checkpoint, facts.model.quantization))
+    fill_places(checkpoint, [name for name in checkpoint.tensors if name.startswith(AT)], weights.places)
+    weights.finish()
+    run = EngineSpec("float32", 64, ROWS)
+    start = torch.zeros(1, dtype=torch.int32)
+    buffers = Tensors(MoELayout(config).activations("target", run), CPU)
+    return weights.bind(AT, RunState("target", buffers, run, start, CycleState(start, start)))
+
+
+def allocated(config: MoEConfig, stored: Any = (), format_of: FormatOf = unquantized) -> MoEWeights:
+    spec = WeightSpec(WIDTH, "float32", False, format_of)
+    return MoEWeights.of(
+        config, AT, WeightTensors(Tensors(MoELayout(config).weights(AT, spec), CPU), spec, 1e-6, stored)
+    )
+
+
+def in_mxfp4(folder: Path, model: Any) -> None:
+    """Store random codes in place of the experts, and give the model what they stand for."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    generator = torch.Generator().manual_seed(5)
+    for layer, part in enumerate(model.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            at = f"model.layers.{layer}.mlp.experts.{name}"
+            _, columns, rows = tensors.pop(at).shape  # in memory [E, in, out], stored by output row
+            blocks = torch.randint(0, 256, (EXPERTS, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(121, 126, (EXPERTS, rows, columns // 32), generator=generator, dtype=torch.uint8)
+            codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()  # the low half is the even element
+            values = MAGNITUDES[codes & 7] * torch.where(codes > 7, -1, 1) * 2.0 ** (scales.float() - 127).unsqueeze(-1)
+            getattr(part.mlp.experts, name).copy_(values.flatten(2).transpose(1, 2))
+            tensors |= {f"{at}_blocks": blocks, f"{at}_scales": scales}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
+    """The result of a block, of a block that is added, and of a prompt."""
+    added = x.clone()
+    return [part.block(x, torch.full_like(x, torch.nan), None), part.block(x, added, added).sub(x), part.prefill(x)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mxfp4", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"swiglu_alpha": 1.2, "swiglu_limit": 0.5}])
+def test_a_part_is_transformers_own(changes: dict[str, Any], mxfp4: bool, tmp_path: Path) -> None:
+    model = built(tmp_path, changes)
+    if mxfp4:
+        in_mxfp4(tmp_path, model)
+    part, own = read(tmp_path), model.model.layers[1].mlp
+    assert part.weights.config.activation == ClampedSwiGLU(
+        changes.get("swiglu_alpha", 1.702), changes.get("swiglu_limit", 7.0)
+    )
+    assert isinstance(part.weights.experts.gate_up.weight, Fp4Weight if mxfp4 else torch.Tensor)
+    for rows, scale in ((1, 1.0), (ROWS, 1.0), (ROWS, 30.0)):
+        x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows)) * scale
+        want = own(x.unsqueeze(0))[0][0]
+        for found in by_both(part, x):
+            assert torch.allclose(found, want, atol=1e-5 * scale, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_router_takes_transformers_experts_with_their_weights(tmp_path: Path) -> None:
+    own = built(tmp_path, {}).model.layers[1].mlp.router
+    part = read(tmp_path)
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(3))
+    part.block(x, torch.empty_like(x), None)
+    _, weights, experts = own(x)
+    assert part._routed.experts.tolist() == experts.tolist()
+    assert torch.allclose(part._routed.weights, weights, atol=1e-6)
+    assert part.weights.router_bias is not None
+    part.weights.router_bias[2] = 100.0
+    part.block(x, torch.empty_like(x), None)
+    assert part._routed.experts[:, 0].eq(2).all() and part._routed.weights[:, 0].gt(0.999).all()
+
+
+@torch.no_grad()
+def test_every_clamp_shows(tmp_path: Path) -> None:
+    """Rows far beyond the limit: without the clamp of the gate, or of either side of up, numbers would differ."""
+    part = read_with_bias(tmp_path, {"swiglu_limit": 2.0})
+    x = torch.zeros(1, WIDTH)
+    inner = INNER
+    assert part.weights.experts.gate_up.bias is not None and part.weights.experts.down.bias is not None
+    for gate, up, want in ((9.0, 9.0, (2 + 1) * 2.0), (-9.0, -9.0, (-2 + 1) * -9.0), (1.0, 0.0, 1.0)):
+        part.weights.experts.gate_up.bias[:, :inner], part.weights.experts.gate_up.bias[:, inner:] = gate, up
+        part.block(x, torch.empty_like(x), None)
+        clamped = min(gate, 2.0)
+        expected = want * torch.sigmoid(torch.tensor(1.702 * clamped)).item()
+        assert part._routed.intermediate[0].flatten().tolist() == pytest.approx([expected] * (CHOSEN * inner))
+
+
+def read_with_bias(folder: Path, changes: dict[str, Any]) -> MoE:
+    built(folder, changes)
+    return read(folder)
+
+
+def test_rows_by_turns_are_put_apart_with_their_biases(tmp_path: Path) -> None:
+    stored = built(tmp_path, {}).state_dict()
+    experts = read(tmp_path).weights.experts
+    both, bias = stored[f"{AT}.experts.gate_up_proj"], stored[f"{AT}.experts.gate_up_proj_bias"]
+    for expert in range(EXPERTS):
+        rows = experts.gate_up.rows(expert, slice(0, 2 * INNER), torch.float32)
+        assert torch.equal(rows[:INNER], both[expert, :, ::2].T) and torch.equal(rows[INNER:], both[expert, :, 1::2].T)
+    assert experts.gate_up.bias is not None
+    assert torch.equal(experts.gate_up.bias, torch.cat([bias[:, ::2], bias[:, 1::2]], 1))
+
+
+def test_a_scale_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    model = built(tmp_path, {})
+    with torch.no_grad():
+        in_mxfp4(tmp_path, model)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{AT}.experts.gate_up_proj_scales"][1, 2, 0] = 255
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"experts\.gate_up_proj_scales holds NaN"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["router.bias", "experts.down_proj_bias", "experts.gate_up_proj_blocks"])
+def test_a_missing_tensor_is_named(lost: str, tmp_path: Path) -> None:
+    model = built(tmp_path, {})
+    with torch.no_grad():
+        in_mxfp4(tmp_path, model)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"{AT}.{lost}"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {AT}.{lost}"):
+        read(tmp_path)
