@@ -143,11 +143,16 @@ class MoELayout:
         )
 
     def expert_buffers(self, at: str, spec: WeightSpec) -> tuple[list[Buffer], list[Buffer]]:
-        """The tensors of gate and up, and of down: [E * 2 I, H] and [E * H, I]."""
-        gate_up, down, _ = self.experts(at, spec)
+        """The tensors of gate and up, and of down: [E * 2 I, H] and [E * H, I].
+
+        Of ``experts``, without their thousands of parts: a plan asks for the sizes alone, and often.
+        """
+        count, inner = self.config.num_experts + self.joins(at, spec.format_of), self.config.intermediate_size
+        gate, down = (spec.format_of(f"{at}.experts.0.{name}_proj") for name in ("gate", "down"))
+        rows, hidden = count * 2 * inner, spec.hidden_size
         return (
-            gate_up.buffers(spec.hidden_size, spec.dtype, spec.group),
-            down.buffers(self.config.intermediate_size, spec.dtype, spec.group),
+            gate.buffers(f"{at}.experts.gate_up_proj", rows, hidden, spec.dtype, spec.group),
+            down.buffers(f"{at}.experts.down_proj", count * hidden, inner, spec.dtype, spec.group),
         )
 
     def router_bias(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:

@@ -43,8 +43,9 @@ def decoded_tensors(
     for module, names in modules.items():
         form = format_of(module)
         codes = next((checkpoint.tensors[each] for each in names if _holds_codes(each)), None)
-        experts_form = format_of(f"{module}.0.gate_proj") if f"{module}.gate_up_proj" in names else UNQUANTIZED
-        if isinstance(experts_form, QuantizedAtLoad):
+        if f"{module}.gate_up_proj" in names and any(
+            isinstance(format_of(f"{module}.0.{name}_proj"), QuantizedAtLoad) for name in ("gate", "down")
+        ):
             stacked += names
         elif form == UNQUANTIZED or codes is None:
             plain += names
@@ -120,16 +121,17 @@ def _rounded(
     if len(info.shape) != 3:
         raise CheckpointError(f"{info.file}: tensor {name} has shape {list(info.shape)}, expected one of three axes")
     form = format_of(f"{module}.0.{'down' if matrix == 'down_proj' else 'gate'}_proj")
-    rows, columns = info.shape[0] * info.shape[1], info.shape[2]
-    out = torch.empty(rows, columns, device=device, dtype=dtype)
     if form == UNQUANTIZED:
-        fill_places(checkpoint, [name], {name: out.view(info.shape)})
-        return out.view(info.shape)
+        out = torch.empty(info.shape, device=device, dtype=dtype)
+        fill_places(checkpoint, [name], {name: out})
+        return out
+    rows, columns = info.shape[0] * info.shape[1], info.shape[2]
     buffers = form.buffers(name, rows, columns, dtype_name(dtype), "target weights")
     weight = FORMATS[type(form)].weight(form, Tensors(buffers, device).take(buffers), dtype)
     take = Conversion(info.shape, dtype, lambda stored: quantize(stored.flatten(0, 1), weight))
     fill_places(checkpoint, [name], {name: take})
-    return decode(weight, out).view(info.shape)
+    # What the codes stand for needs room only now, when the tensor as it was stored is gone.
+    return decode(weight, torch.empty(rows, columns, device=device, dtype=dtype)).view(info.shape)
 
 
 def _fitting(place: torch.Tensor, shape: torch.Size, info: TensorInfo) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from both_engines import fused_tokens, logits, reference_tokens, weights_of
 from engine_sessions import ask, random_prompt
+from live_memory import LiveMemory
 from quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
@@ -18,13 +19,16 @@ from safetensors.torch import load_file, save_file
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.experts import ExpertWeight, Routing, experts_down, experts_swiglu, route
 from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.load_config import LoadConfig
+from dflash_local.models import weight_stream
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.quantized_formats import Coded
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, random_weights
 
 EXPERTS, INNER = 8, 32
 SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
@@ -208,3 +212,58 @@ def test_experts_in_fragments_are_decoded_as_before_they_were_packed(
     x = torch.randn(5, columns).bfloat16()
     for expert in range(3):
         assert torch.equal(packed.product(x, expert), torch.mm(x, before[expert].bfloat16().t()))
+
+
+def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(tmp_path: Path) -> None:
+    folder, _ = save("qwen3_5_moe", tmp_path, "awq")
+    part = mixture(folder)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(16, part.experts.gate_up.in_features, generator=generator)
+    logits = torch.randn(16, EXPERTS + 1, generator=generator)
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        empty = Routing(torch.empty(len(rows), part.slots), torch.empty(len(rows), part.slots, dtype=torch.int32))
+        routing = route(logits[rows], part.routing, empty)
+        between = torch.empty(len(rows), part.slots, INNER)
+        experts_swiglu(x[rows], part.experts.gate_up, routing, between, "silu")
+        return experts_down(between, part.experts.down, routing, torch.empty_like(x[rows]))
+
+    whole, order = run(torch.arange(16)), torch.randperm(16, generator=generator)
+    assert torch.equal(run(order), whole[order])
+    assert all(torch.equal(run(torch.tensor([row]))[0], whole[row]) for row in range(16))
+
+
+@pytest.mark.parametrize("dialect", ["fp8", "gptq_zeros", "modelopt_nvfp4", "mxfp4_pack_quantized"])
+def test_codes_are_read_where_they_stay(dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the weights: one buffer of the reader, and some tensors of one expert."""
+    monkeypatch.setattr(weight_stream, "RING", 1)
+    sizes = {**SIZES, "hidden_size": 256, "num_experts": 64}
+    folder, _ = save_quantised("qwen3_5_moe", tmp_path, dialect, sizes=sizes)
+    stored = (folder / "model.safetensors").stat().st_size
+    with LiveMemory() as memory:
+        weights = weights_of(folder)[0]
+    held = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_in(weights)}
+    total = sum(held.values())
+    reader, largest = min(weight_stream.WINDOW, stored), 4 * 96 * 256
+    assert total < 1.1 * stored and memory.peak < total + reader + 4 * largest
+
+
+def tensors_in(weights: TargetWeights) -> Iterator[torch.Tensor]:
+    yield from (place for place in weights.places.values() if isinstance(place, torch.Tensor))
+    for product in (*weights.products, weights.head):
+        coded = product.weight
+        yield coded if isinstance(coded, torch.Tensor) else coded.codes
+
+
+@pytest.mark.parametrize("dialect", ["fp8", "awq", "modelopt_nvfp4", "mxfp4_pack_quantized"])
+def test_random_weights_have_the_scale_of_a_model(dialect: str, tmp_path: Path) -> None:
+    """For measuring without a download."""
+    folder, _ = save("qwen3_5_moe", tmp_path, dialect)
+    _, facts = weights_of(folder)
+    weights = random_weights(facts.model, torch.device("cpu"), torch.float32)
+    target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
+    hidden = target.prefill(torch.arange(11), False).hidden
+    part = weights.layers[0].mlp
+    assert isinstance(part, MoEWeights) and part.experts.joined
+    assert bool(hidden.isfinite().all())
+    assert 0.7 < float(decoded(part.experts.down).std()) * INNER**0.5 < 1.4

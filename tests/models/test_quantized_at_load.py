@@ -137,6 +137,23 @@ def test_experts_are_quantised_too(family: str, width: int, quantize: str, toget
     assert part.experts.joined == joins
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("hidden", "inner", "coded"), [(64, 48, (True, False)), (48, 32, (False, True))])
+def test_one_matrix_of_the_experts_may_stay_plain(
+    hidden: int, inner: int, coded: tuple[bool, bool], together: bool, tmp_path: Path
+) -> None:
+    """No group divides the inputs of gate and up, or of down."""
+    sizes = {**SIZES, "hidden_size": hidden, "moe_intermediate_size": inner}
+    folder = save_model("qwen3_moe", tmp_path, **sizes)
+    if together:
+        join_experts(folder)
+    part = weights_of(folder, "int4")[0].layers[1].mlp
+    assert isinstance(part, MoEWeights)
+    kinds = tuple(isinstance(each.weight, IntWeight) for each in (part.experts.gate_up, part.experts.down))
+    assert kinds == coded
+    assert fused_tokens(folder, "int4") == reference_tokens(folder, "int4") != reference_tokens(folder)
+
+
 @pytest.mark.parametrize(
     ("family", "quantize", "why"),
     [
