@@ -74,7 +74,7 @@ def read_pair(
     (target_name, given), (drafter_name, wanted) = target, drafter
     known, of_target = filled(given, {})
     facts = _facts(known, target_name, of_target)
-    if why := fused_refusal(facts.model, "cuda"):
+    if why := fused_refusal(facts.model):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = DrafterConfig.from_json(filled_in, Path(drafter_name))

@@ -23,12 +23,8 @@ CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
 ACTIVATION = "silu"
 
 
-def fused_refusal(model: ModelConfig, device: str) -> str:
-    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason.
-
-    Args:
-        device: as a session names it.
-    """
+def fused_refusal(model: ModelConfig) -> str:
+    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason."""
     if reason := _first(_unknown_kind, model):
         return reason
     if model.quantization is not None and model.quantization.unread:

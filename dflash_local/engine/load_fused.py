@@ -35,7 +35,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         bitsandbytes=pair.where.bitsandbytes,
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
-        target=fused_refusal(pair.facts.model, pair.where.device),
+        target=fused_refusal(pair.facts.model),
     )
     return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
 

@@ -63,7 +63,7 @@ def last(**changes: Any) -> ModelConfig:
     ],
 )
 def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
-    assert fused_refusal(model, "cpu") == "" == fused_refusal(model, "cuda:0")
+    assert fused_refusal(model) == ""
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,9 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
     ],
 )
 def test_what_it_does_not_know_is_named(model: ModelConfig, why: str) -> None:
-    assert fused_refusal(model, "cpu") == why
+    assert fused_refusal(model) == why
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda", "balanced"])
 @pytest.mark.parametrize("mixture", [MIXTURE, replace(MIXTURE, shared_intermediate_size=16, shared_gate=True)])
-def test_a_mixture_runs_on_a_cpu_and_has_no_kernels_yet(mixture: MoEConfig, device: str) -> None:
-    assert fused_refusal(last(mlp=mixture), "cpu") == ""
-    assert fused_refusal(last(mlp=mixture), device) == "it is a mixture of experts, whose kernels are missing"
+def test_a_mixture_of_experts_runs(mixture: MoEConfig) -> None:
+    assert fused_refusal(last(mlp=mixture)) == ""

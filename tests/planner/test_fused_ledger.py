@@ -12,7 +12,6 @@ pytest.importorskip("torch", reason="holds the planner to the engine, and torch 
 
 import torch  # noqa: E402
 
-from dflash_local.bench import random_pair  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
@@ -203,7 +202,7 @@ def test_the_ledger_of_gpt_oss_but_for_its_mixture_is_what_is_allocated(size: st
     model, config = read_model(name, size), DrafterConfig.from_shape(drafter, size)
     layers = tuple(replace(layer, mlp=MLPConfig(2880)) for layer in model.layers)
     model = replace(model, layers=layers, quantization=None)
-    assert not fused_refusal(model, "cuda:0") and config.attention_bias and config.head_dim == 64
+    assert not fused_refusal(model) and config.attention_bias and config.head_dim == 64
     runner = on_meta(replace(PAIRS["Qwen/Qwen3-8B"], model=model, config=config), 4099, torch.bfloat16, "full")
     found = lines(model, config, Load.of("cuda", LoadConfig(), 4099, config.block_size))
     assert standing(found) == held(runner) - host_copies(runner)
@@ -228,7 +227,6 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-Next"])
 def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: there are no kernels for a card."""
-    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
     pair = of_row(registry.load().find(name))
     runner = on_meta(pair, 4099, torch.bfloat16, "full", exact=exact)
     load = Load.of("cpu", LoadConfig(dtype="bfloat16", exact=exact), 4099, pair.config.block_size)
@@ -254,10 +252,9 @@ def test_the_ledger_of_quantised_experts_is_what_is_allocated(
     name: str, stored: str, bits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They count in the bits that they are published in, a shared expert of their format among them."""
-    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
     pair = of_row(registry.load().find(name))
     pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], name))))
-    assert fused_refusal(pair.model, "cpu") == ""
+    assert fused_refusal(pair.model) == ""
     runner = on_meta(pair, 4099, torch.bfloat16, "full")
     load = Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, pair.config.block_size)
     found = lines(pair.model, pair.config, load)
@@ -317,7 +314,6 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
 def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
     name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random_pair, "fused_refusal", lambda model, _device: fused_refusal(model, "cpu"))
     pair = of_row(registry.load().find(name))
     pair = replace(pair, model=quantized(pair.model, quantize))
     runner = on_meta(pair, 4099, torch.bfloat16, "full")
