@@ -28,7 +28,7 @@ from dflash_local.kernels.kernel_trial import Say
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.kernel_choice import choose_configs
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
 
@@ -181,5 +181,6 @@ def build(
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
     choose_configs([*weights.measured, *drafter.products], block, say)
+    choose_experts(weights.parts, block, exact, say)
     chosen = choose_precision(drafter, precision, block)
     return FusedRunner(target, drafter, context), chosen

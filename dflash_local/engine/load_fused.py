@@ -23,7 +23,7 @@ from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.planner.parameters import target_parameters
@@ -98,6 +98,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
     parts = None  # what a coarser precision replaces is free then
     say("measuring", 0.85)
     choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
+    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: say(text, 0.88))
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)

@@ -1,7 +1,7 @@
 """A mixture of experts for a prompt's rows: each expert's rows together, by grouped products of the library.
 
-Shapes: M rows of S experts each, R = M * S of them by their experts, H wide, I wide inside. How many rows are taken at a
-time, and what they take meanwhile, is said in ``layout.moe``; beside it coded experts are decoded a slice at a time.
+Shapes: M rows of S experts each, R = M * S of them by their experts, H wide, I wide inside. How many rows are taken at
+a time, and what they take meanwhile, ``layout.moe`` says; beside it coded experts are decoded a slice at a time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.layout.linear import Fp4Groups, Segment
 from dflash_local.layout.moe import MoELayout
-from dflash_local.models.fused.expert_kernels import ExpertKernels
+from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.formats import FORMATS, format_of
 from dflash_local.models.fused.quantized_formats import check_exponents
 from dflash_local.models.fused.weight_tensors import WeightTensors
@@ -58,6 +58,16 @@ class Experts:
             places |= _places(segment, weights[-1], layout.config, at, source)
         gate_up, down = weights
         return cls(gate_up, down, segments.joined, places)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.gate_up.weight.device
+
+    @property
+    def matrices(self) -> Matrices:
+        """Both products' weights."""
+        return Matrices(self.gate_up, self.down)
 
     def finish(self) -> None:
         """Once all places are filled."""

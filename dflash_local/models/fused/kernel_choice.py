@@ -14,8 +14,10 @@ from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused import fragment_format, fragment_kernels
+from dflash_local.models.fused.expert_kernels import choose_expert_kernels
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
+from dflash_local.models.fused.moe import MoEWeights
 
 REPLAYS = 5
 
@@ -44,6 +46,26 @@ def choose_configs(
             member.config = best
         chosen[shape[0], shape[1]] = best
     return chosen
+
+
+def choose_experts(parts: Iterable[object], rows: int, exact: bool, say: Say = lambda text, part: None) -> None:
+    """The kernels of mixtures of experts among the parts of a model's layers, for blocks of so many rows.
+
+    Without CUDA nothing is chosen, and PyTorch's products are kept.
+
+    Args:
+        exact: a row has the same bits in a block of any number of rows. say: see ``choose_configs``.
+
+    Raises:
+        EngineError: no kernel takes the experts of a layer; says why.
+    """
+    mixtures = [part for part in parts if isinstance(part, MoEWeights) and part.experts.device.type == "cuda"]
+    if not mixtures:
+        return
+    say("measuring experts", 0.0)
+    layers = [(part.mixture, part.experts.matrices, part.config.activation) for part in mixtures]
+    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact), strict=True):
+        part.experts.kernels = kernels
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:

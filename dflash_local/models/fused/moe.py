@@ -19,7 +19,7 @@ from dflash_local.kernels.experts import (
 )
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout
-from dflash_local.models.fused.expert_kernels import ExpertBlock, Matrices, mixture_of
+from dflash_local.models.fused.expert_kernels import ExpertBlock, mixture_of
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.mlp import MLPWeights
@@ -157,9 +157,7 @@ class MoE:
             residual = weights.shared.down(self._weighed(inner, logits), out, residual)
         if matrices.kernels is not None:
             block = ExpertBlock(routing, self._routed.lists, intermediate)
-            return matrices.kernels.run(
-                normed, logits, Matrices(matrices.gate_up, matrices.down), block, out, residual, weights.router_bias
-            )
+            return matrices.kernels.run(normed, logits, matrices.matrices, block, out, residual, weights.router_bias)
         route(logits, weights.routing, routing)
         experts_swiglu(normed, matrices.gate_up, routing, intermediate, weights.config.activation)
         return experts_down(intermediate, matrices.down, routing, out, residual)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +95,11 @@ class TargetWeights:
     def products(self) -> tuple[Linear | GateUp, ...]:
         """All matrices of the layers."""
         return tuple(product for layer in self.layers for product in layer.products)
+
+    @property
+    def parts(self) -> Iterator[PartWeights[Mixer] | PartWeights[FeedForward]]:
+        """Of all layers."""
+        return (part for layer in self.layers for part in (layer.mixer, layer.mlp))
 
     @property
     def measured(self) -> tuple[Linear | GateUp, ...]:

@@ -1,0 +1,199 @@
+"""Mixtures of experts on a GPU: kernels against PyTorch's products, rows by bits, whole tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import save_model
+from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
+
+from dflash_local.kernels import expert_gemm
+from dflash_local.kernels.expert_gemm import Mixture
+from dflash_local.kernels.expert_prefill import experts_prefill
+from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu, route
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.random_weight import random_coded
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.expert_kernels import (
+    ExpertBlock,
+    ExpertKernels,
+    Matrices,
+    choose_expert_kernels,
+    mixture_of,
+)
+from dflash_local.models.fused.invariance import settle_rows
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import TargetWeights, read_weights
+from dflash_local.models.target_facts import TargetFacts
+
+pytestmark = pytest.mark.gpu
+BF16 = torch.bfloat16
+HIDDEN, SIZE, EXPERTS, TOP_K = 1024, 256, 32, 4
+FORMATS: dict[str, FragmentFormat | None] = {
+    "bfloat16": None,
+    "int4": FragmentFormat("int4", (1, 128), False, BF16),
+    "int4, groups of 32 with zeros": FragmentFormat("int4", (1, 32), True, BF16),
+    "int8, rows": FragmentFormat("int8", None, False, torch.float32),
+    "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
+    "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
+    "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
+}
+OPTIONS = RoutingOptions(EXPERTS, shared=True, shared_gate=True)
+MIXTURE = mixture_of(OPTIONS, TOP_K + 1)
+
+
+def matrices(name: str) -> Matrices:
+    """Random ones of all experts, a shared one among them."""
+    kind, found = FORMATS[name], []
+    for features, columns in ((2 * SIZE, HIDDEN), (HIDDEN, SIZE)):
+        generator, shape = torch.Generator("cuda").manual_seed(features), ((EXPERTS + 1) * features, columns)
+        if kind is None:
+            plain = torch.randn(shape, device="cuda", generator=generator).mul_(columns**-0.5).to(BF16)
+            found.append(ExpertWeight(plain, EXPERTS + 1))
+        else:
+            found.append(ExpertWeight(FragmentWeight.of(random_coded(kind, shape, generator)), EXPERTS + 1))
+    return Matrices(*found)
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(BF16)
+
+
+def run(
+    kernels: ExpertKernels, weights: Matrices, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[Routing, torch.Tensor, torch.Tensor]:
+    """The routing, the rows between the products, and their result."""
+    rows, slots = len(x), kernels.mixture.slots
+    routing = Routing(
+        torch.full((rows, slots), float("nan"), device="cuda"),
+        torch.full((rows, slots), -1, device="cuda", dtype=torch.int32),
+    )
+    lists = torch.full((8, kernels.mixture.list_words), -1, device="cuda", dtype=torch.int32)
+    between = torch.full((rows, slots, SIZE), float("nan"), device="cuda", dtype=BF16)
+    out = torch.empty_like(x) if residual is None else residual.clone()
+    block = ExpertBlock(routing, lists, between)
+    kernels.run(x, logits, weights, block, out, None if residual is None else out)
+    return routing, between, out
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) -> None:
+    weights = matrices(name)
+    (kernels,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16, exact=True)
+    x, logits, residual = random(40, HIDDEN), random(40, EXPERTS + 1, seed=1), random(40, HIDDEN, seed=2)
+    logits[:, 3] = 8  # every row's, like the shared one: more than eight rows of an expert
+    logits[5, :EXPERTS] = 0.25  # a tie of all
+    routing, between, out = run(kernels, weights, x, logits, residual)
+    wanted = route(logits, OPTIONS, Routing(*(torch.empty_like(each) for each in routing)))
+    assert torch.equal(routing.experts, wanted.experts)
+    assert torch.allclose(routing.weights, wanted.weights, rtol=1e-2)
+    assert error(between, experts_swiglu(x, weights.gate_up, routing, torch.empty_like(between), "silu")) < 1e-2
+    assert error(out, experts_down(between, weights.down, routing, torch.empty_like(out), residual)) < 5e-3
+    prompt = experts_prefill(x, weights.gate_up, weights.down, routing, "silu") + residual
+    assert error(prompt, out) < 1e-2
+    for rows in ([0], [5, 39], list(range(30, 38)), list(range(15, -1, -1)), [7, 3, 7]):
+        _, some, results = run(kernels, weights, x[rows], logits[rows], residual[rows])
+        assert torch.equal(some, between[rows]) and torch.equal(results, out[rows]), rows
+
+
+def test_a_recorded_block_follows_its_rows_experts() -> None:
+    weights = matrices("int4")
+    (kernels,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16)
+    x, logits = random(16, HIDDEN), random(16, EXPERTS + 1)
+    run(kernels, weights, x, logits, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(kernels, weights, x, logits, None)
+    for seed in range(20):
+        logits.copy_(random(16, EXPERTS + 1, seed=seed))
+        graph.replay()
+        recorded = found[2].clone()
+        assert torch.equal(run(kernels, weights, x, logits, None)[2], recorded)
+
+
+def test_all_configurations_of_a_shape_are_right() -> None:
+    weights, (x, logits) = matrices("bfloat16"), (random(16, HIDDEN), random(16, EXPERTS + 1))
+    shared = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    for rows in (8, 16):
+        ups = list(expert_gemm.candidates(True, weights.gate_up, MIXTURE, rows, shared))
+        downs = list(expert_gemm.candidates(False, weights.down, MIXTURE, rows, shared))
+        assert ups and downs
+        for first, second in [(up, downs[0]) for up in ups] + [(ups[0], down) for down in downs]:
+            kernels = ExpertKernels(MIXTURE, {rows: (first, second)})  # type: ignore[dict-item]
+            routing, between, out = run(kernels, weights, x[:rows], logits[:rows], None)
+            want = experts_swiglu(x[:rows], weights.gate_up, routing, torch.empty_like(between), "silu")
+            assert error(between, want) < 1e-2, first
+            assert error(out, experts_down(between, weights.down, routing, torch.empty_like(out))) < 5e-3, second
+
+
+WIDE = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
+
+
+def read(folder: Path, rows: int, exact: bool) -> tuple[TargetWeights, TargetFacts]:
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    weights = read_weights(checkpoint, facts, torch.device("cuda"), BF16)
+    choose_configs(weights.products, rows)
+    choose_experts(weights.parts, rows, exact)
+    if exact:
+        settle_rows([*weights.products, weights.head], rows)
+    return weights, facts
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [("qwen3_moe", ""), ("qwen3_5_moe", ""), ("qwen3_next", ""), ("gpt_oss", ""), ("qwen3_5_moe", "gptq"),
+     ("qwen3_5_moe", "fp8"), ("qwen3_moe", "mxfp4_pack_quantized")],
+)  # fmt: skip
+def test_a_drafted_block_has_the_bits_of_single_steps(
+    family: str, dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DIALECTS, "fp8", fp8_blocks((128, 128)))  # which the kernels take
+    shared = {"shared_expert_intermediate_size": 128} if family in ("qwen3_5_moe", "qwen3_next") else {}
+    sizes = (
+        {"hidden_size": 256, "intermediate_size": 128, "head_dim": 64} if family == "gpt_oss" else {**WIDE, **shared}
+    )
+    folder = save_model(family, tmp_path / "plain", **sizes)
+    if dialect:
+        quantise(folder, tmp_path / "quantised", dialect)
+        folder = tmp_path / "quantised"
+    rows, prompt = 8, 11
+    weights, facts = read(folder, rows, exact=True)
+    ids = torch.arange(5, 5 + prompt + 3 * rows, device="cuda") % facts.model.vocab_size
+
+    def logits(step: int) -> torch.Tensor:
+        target = FusedTarget(weights, facts.model, (0, 2), 128, rows, exact=True)
+        target.prefill(ids[:prompt], False)
+        found = []
+        for at in range(prompt, len(ids), step):
+            part = ids[at : at + step]
+            found.append(target.head(target.verify(part, False).hidden))
+            target.commit(len(part))
+        return torch.cat(found)
+
+    want = logits(1)
+    assert want.isfinite().all() and want.std() > 0
+    for step in (2, 3, rows):
+        assert torch.equal(logits(step), want), step
+    # What a CPU makes of the same weights by PyTorch's products.
+    checkpoint = Checkpoint.open(folder)
+    plain = FusedTarget(
+        read_weights(checkpoint, facts, torch.device("cpu"), torch.float32), facts.model, (0, 2), 128, len(ids)
+    )
+    plain.prefill(ids[:prompt].cpu(), False)
+    assert error(want.cpu(), plain.head(plain.verify(ids[prompt:].cpu(), False).hidden)) < 0.05
+
+
+def test_mixture_of_one_configuration_for_any_rows_in_exact_mode() -> None:
+    weights = matrices("int4")
+    (exact,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16, exact=True)
+    assert exact.configs[8] == exact.configs[16]
+    (small,) = choose_expert_kernels([(Mixture(EXPERTS, TOP_K, 2), weights, "silu")], 3)
+    assert list(small.configs) == [8]

@@ -1,0 +1,87 @@
+"""The part of a mixture of experts with the kernels of a card, whose sources run on the CPU: as PyTorch's products."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from families import save_model
+from host_cuda import HostKernel, compiler
+
+from dflash_local.errors import EngineError
+from dflash_local.kernels import expert_gemm, nvrtc
+from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig
+from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused import expert_kernels
+from dflash_local.models.fused.expert_kernels import ExpertKernels, choose_expert_kernels
+from dflash_local.models.fused.moe import MoE
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import read_weights
+from dflash_local.models.target_facts import TargetFacts
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"
+)
+ROWS, CPU = 20, torch.device("cpu")
+CARD = DeviceProperties(99 * 1024, 3, (9, 0))
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    make = expert_gemm.make_kernel
+    assert make is not None
+    monkeypatch.setattr(expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options, folder))
+    monkeypatch.setattr(expert_gemm, "_kernels", {})
+    monkeypatch.setattr(expert_gemm, "device_properties", lambda device: CARD)
+    monkeypatch.setattr(expert_kernels, "device_properties", lambda device: CARD)
+    expert_gemm._route_kernel.cache_clear()
+
+
+def part_of(family: str, folder: Path, **sizes: int) -> MoE:
+    """The mixture of a tiny model's second layer in bfloat16."""
+    save_model(family, folder, **sizes)
+    checkpoint = Checkpoint.open(folder)
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    target = FusedTarget(read_weights(checkpoint, facts, CPU, torch.bfloat16), facts.model, (0, 2), 64, ROWS)
+    part = target.layers[1].mlp
+    assert isinstance(part, MoE)
+    return part
+
+
+CASES = {
+    "a shared expert among the others": ("qwen3_5_moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
+    "a shared expert of its own": ("qwen3_5_moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
+    "no shared expert": ("qwen3_moe", {"moe_intermediate_size": 32}),
+    "biases and a clamp": ("gpt_oss", {"intermediate_size": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_block_of_two_launches_is_as_without_kernels(case: str, tmp_path: Path) -> None:
+    family, sizes = CASES[case]
+    part = part_of(family, tmp_path / "model", **sizes)
+    experts, mixture = part.weights.experts, part.weights.mixture
+    x = torch.randn(ROWS, experts.gate_up.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for rows in (ROWS, 3):
+        experts.kernels = None
+        want = part.block(x[:rows], torch.empty_like(x[:rows]), None).clone()
+        added = part.block(x[:rows], x[:rows].clone(), x[:rows])
+        configs = GateUpConfig(1, 2, 1, 2), DownConfig(2, 1, 2)
+        experts.kernels = ExpertKernels(mixture, {8: configs, 16: configs})
+        found = part.block(x[:rows], torch.empty_like(x[:rows]), None).clone()
+        assert (found - want).float().norm() < 1e-2 * want.float().norm()
+        assert torch.allclose(part.block(x[:rows], x[:rows].clone(), x[:rows]), added, atol=0.05)
+
+
+def test_experts_that_no_kernel_takes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
+    weights = part_of("qwen3_moe", tmp_path / "model", moe_intermediate_size=16).weights
+    layer = weights.mixture, weights.experts.matrices, weights.config.activation
+    with pytest.raises(EngineError, match="no kernel takes these experts: experts of 32 x 16"):
+        choose_expert_kernels([layer], 16)
