@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -9,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("needs_torch"):
             item.add_marker(pytest.mark.skip(reason="loads a model, and torch is not installed here"))
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests are there for good: the collector need not look through millions of their objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 class NetworkBlocked(RuntimeError):
@@ -82,10 +90,18 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of home folders; to number each by those that are there would read thousands of names for each test."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_home(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Path:
     """A fresh home folder; every variable that decides where files go points into it."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     for name in [*(n for n in os.environ if n.startswith("DFLASH_")), *_UNSET]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
