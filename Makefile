@@ -133,9 +133,12 @@ $(INSTALLED_WEB): $(INSTALLED)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@touch $@
 
-$(INSTALLED_DEV): $(INSTALLED)
-	@echo "Installing the test tools into $(VENV)"
+# In one go where nothing is installed yet: to find out what belongs together takes pip as long as to install it.
+$(INSTALLED_DEV):
+	$(if $(wildcard $(INSTALLED)),,$(call create_venv,$(VENV)))
+	@echo "Installing dflash-local and its test tools into $(VENV) (torch is large)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(INSTALLED)
 	@touch $@
 
 # The lowest versions decide for the packages tied to them; the rest keeps its tested version.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -9,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,21 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
+
+def _one_certificate() -> None:
+    """Every client of the hub reads all authorities that there are, for 30 ms; no test speaks TLS, so one will do."""
+    spec = importlib.util.find_spec("certifi")
+    if spec is None or spec.origin is None:
+        return
+    end = "-----END CERTIFICATE-----\n"
+    first, found, _ = Path(spec.origin).with_name("cacert.pem").read_text(encoding="utf-8").partition(end)
+    file = Path(_SESSION_HOME.name) / "authority.pem"
+    file.write_text(first + found, encoding="utf-8")
+    os.environ["SSL_CERT_FILE"] = str(file)
+
+
+_one_certificate()
+
 _UNSET = (
     *("FORCE_COLOR", "CLICOLOR_FORCE", "PYTHONSTARTUP", "CC"),
     *("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_DISABLE_IMPLICIT_TOKEN"),
@@ -38,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("needs_torch"):
             item.add_marker(pytest.mark.skip(reason="loads a model, and torch is not installed here"))
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests are there for good: the collector need not look through millions of their objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 class NetworkBlocked(RuntimeError):
@@ -82,10 +105,18 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of home folders; to number each by those that are there would read thousands of names for each test."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_home(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Path:
     """A fresh home folder; every variable that decides where files go points into it."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     for name in [*(n for n in os.environ if n.startswith("DFLASH_")), *_UNSET]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))

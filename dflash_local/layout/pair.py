@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -26,9 +27,9 @@ def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
             yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 
 
-def run_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
-    """What a loaded pair takes beside its weights."""
-    yield from target.run_buffers(model, model.vocab_size, spec)
+def _block_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
+    """What a loaded pair takes beside its weights and what the target's layers keep."""
+    yield from target.block_buffers(model, model.vocab_size, spec)
     yield from cycle.cycle_buffers(spec.rows, model.vocab_size).all()
     if draft is not None:
         yield from drafter.run_buffers(draft, model.vocab_size, spec)
@@ -40,6 +41,11 @@ def _weight_bytes(model: ModelConfig, draft: DrafterConfig | None, spec: EngineS
 
 
 def bytes_by_group(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> dict[Group, int]:
-    """Bytes of what stands from load to close; those of weights are kept, since a plan tries many contexts."""
-    weights = _weight_bytes(model, draft, replace(spec, context=0))  # no weight depends on it
-    return {**weights, **group_bytes(run_buffers(model, draft, spec))}
+    """Bytes of what stands from load to close.
+
+    A plan tries many contexts: those of weights are kept, and what layers keep is worked out once for those of a kind.
+    """
+    sums: Counter[Group] = Counter(_weight_bytes(model, draft, replace(spec, context=0)))  # no weight depends on it
+    sums.update(target.state_bytes(model, spec))
+    sums.update(group_bytes(_block_buffers(model, draft, spec)))
+    return dict(sums)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from dflash_local.config.features import (
 )
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.layout.attention import AttentionLayout
-from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
 from dflash_local.layout.mlp import MLPLayout
@@ -183,9 +184,24 @@ def parts(model: ModelConfig) -> list[PartLayout]:
 
 def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
     """What a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
-    yield from shared_buffers(model, vocab_size, spec).present()
-    for part in parts(model):
-        yield from part.activations(OWNER, spec)
+    yield from block_buffers(model, vocab_size, spec)
     for index, layer in enumerate(model.layers):
         for role, config in (("mixer", layer.mixer), ("mlp", layer.mlp)):
             yield from part_layout(config).state(f"{OWNER}.layers.{index}.{role}", spec)
+
+
+def block_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
+    """Of these, what all layers work on in turn."""
+    yield from shared_buffers(model, vocab_size, spec).present()
+    for part in parts(model):
+        yield from part.activations(OWNER, spec)
+
+
+def state_bytes(model: ModelConfig, spec: EngineSpec) -> dict[Group, int]:
+    """Of these, the bytes of what each layer keeps for itself; layers of one kind are worked out once."""
+    sums: Counter[Group] = Counter()
+    for layer, count in Counter(model.layers).items():
+        for config in (layer.mixer, layer.mlp):
+            for group, size in group_bytes(part_layout(config).state(OWNER, spec)).items():
+                sums[group] += count * size
+    return dict(sums)

@@ -5,7 +5,7 @@ All of the planned context is reserved at load. Knows shapes and bytes, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
@@ -42,20 +42,21 @@ def engine_spec(drafter: DrafterConfig | None, load: Load) -> EngineSpec:
 def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Ledger:
     """The memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
     spec = engine_spec(drafter, load)
-    held = _held(target, drafter, spec)
+    sums = pair.bytes_by_group(target, drafter, spec)
+    held = _held(target, spec, sums)
     standing = Ledger(tuple(held), Line("loading", 0)).running or 0
     beside = max(_making_tables(target, drafter, spec), _rounding(drafter, spec))
     loading = _loading(target, held, standing + beside)
     moments = [Ledger((*held, *_moment(target, drafter, spec, load, phase)), loading) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
-    host = tuple(line for line in _on_host(target, drafter, spec, load) if line.bytes)
+    host = tuple(line for line in _on_host(target, spec, load, sums) if line.bytes)
     return Ledger(lines, loading, memory.reserve(load, fullest.peak, GAPS), host)
 
 
-def _on_host(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, load: Load) -> tuple[Line, Line]:
+def _on_host(target: ModelConfig, spec: EngineSpec, load: Load, sums: Mapping[Group, int]) -> tuple[Line, Line]:
     """What lies in pinned host memory; the kernels read it, and copy it, where it is."""
-    embedding = sum(pair.bytes_by_group(target, drafter, spec).get(group, 0) for group in HOST_GROUPS)
+    embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
     return (
         Line("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
@@ -73,9 +74,8 @@ def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
     return Line("loading", reserved, "all that is reserved")
 
 
-def _held(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> list[Line]:
+def _held(target: ModelConfig, spec: EngineSpec, sums: Mapping[Group, int]) -> list[Line]:
     """What stands from load to close."""
-    sums = pair.bytes_by_group(target, drafter, spec)
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),

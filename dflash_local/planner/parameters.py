@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import (
@@ -59,6 +60,7 @@ class Parameters:
         return self.attention + self.linear + self.mlp
 
 
+@lru_cache(maxsize=64)  # a plan asks for each context that it tries
 def target_parameters(model: ModelConfig) -> Parameters:
     """The target's parameters."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size

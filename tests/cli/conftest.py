@@ -7,11 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from fake_hub import FakeHub, online
+from typer.main import get_command
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
@@ -45,12 +48,19 @@ class NoTerminal(io.TextIOWrapper):
     """Piped input."""
 
 
+@cache
+def parser_of(app: typer.Typer) -> Any:
+    """The commands and their options; a process builds them once, tests call hundreds of commands in one."""
+    return get_command(app)
+
+
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """``cli("run", "demo", "hi", stdin="...")`` runs a command; without ``stdin`` nothing is piped in."""
 
     def call(*argv: str, stdin: str | bytes = b"") -> Result:
         raw = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+        monkeypatch.setattr("typer.main.get_command", parser_of)
         monkeypatch.setattr(sys, "stdin", NoTerminal(io.BytesIO(raw), encoding="utf-8"))
         capsys.readouterr()
         code = main(argv)

@@ -19,7 +19,6 @@ from dflash_local.engine.sampling import log_probabilities
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 
 PAIRS = pytest.mark.parametrize("pair", BUNDLED)
-SCORED = 10_000
 REPLY = 400
 
 
@@ -68,11 +67,11 @@ def test_en_26_l4a_every_token_is_the_argmax_of_the_row_that_emitted_it(
     assert not list(emitted), "a token was emitted that no row chose"
 
 
-def sampled(session: Session, params: SamplingParams) -> Iterator[tuple[torch.Tensor, int]]:
-    """(log-probabilities of the target, emitted token) of at least SCORED tokens, teacher-forced."""
+def sampled(session: Session, params: SamplingParams, tokens: int) -> Iterator[tuple[torch.Tensor, int]]:
+    """(log-probabilities of the target, emitted token) of at least so many tokens, teacher-forced."""
     target, count = session.runner.target, 0
     for seed in range(1, 10_000):
-        if count >= SCORED:
+        if count >= tokens:
             return
         prompt = prompts(40)[seed % 40]
         sampling = SamplingParams(temperature=params.temperature, seed=seed)
@@ -89,8 +88,11 @@ def sampled(session: Session, params: SamplingParams) -> Iterator[tuple[torch.Te
         yield from zip(logp, emitted, strict=True)
 
 
-@pytest.mark.parametrize("pair", [pytest.param("demo", marks=pytest.mark.slow), "demo-hybrid"])
-def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str) -> None:
+@pytest.mark.parametrize(
+    ("pair", "tokens"),
+    [("demo-hybrid", 2_500), *(pytest.param(pair, 10_000, marks=pytest.mark.slow) for pair in BUNDLED)],
+)
+def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str, tokens: int) -> None:
     """z of the summed surprise is N(0,1) and the randomised PIT uniform, if the sampling is lossless.
 
     At temperature 2 these toys are uncertain enough for the test to have power.
@@ -98,7 +100,7 @@ def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str) -> No
     surprise = variance = 0.0
     uniform: list[float] = []
     generator = torch.Generator().manual_seed(1)
-    for logp, token in sampled(session_of(pair), SamplingParams(temperature=2.0)):
+    for logp, token in sampled(session_of(pair), SamplingParams(temperature=2.0), tokens):
         p = logp.double().exp()
         finite = torch.where(p > 0, logp.double(), torch.zeros_like(p))
         mean = float((p * finite).sum())

@@ -20,7 +20,8 @@ from dflash_local.models.transformers_target import Forward
 from dflash_local.request import SamplingParams
 
 V, BLOCK, LENGTH = 8, 4, 64
-TOKENS = 150_000
+TOKENS = 60_000  # every planted bug is caught with as many
+GRID_TOKENS = 150_000
 LEVEL = 1e-6
 CPU = torch.device("cpu")
 
@@ -67,12 +68,12 @@ class TableDrafter:
     def propose(
         self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
     ) -> torch.Tensor:
+        if noise is None or self.greedy:
+            noise = torch.zeros(count, V)
+        best = (self.table / sampler.params.temperature + noise[:count, None]).argmax(-1).tolist()
         drafts = []
-        for i in range(count):
-            scores = self.table[anchor]
-            if noise is not None and not self.greedy:
-                scores = scores / sampler.params.temperature + noise[i]
-            anchor = int(scores.argmax())
+        for after in best:
+            anchor = after[anchor]
             drafts.append(anchor)
         return torch.tensor(drafts, dtype=torch.long)
 
@@ -150,7 +151,7 @@ def smallest_p_value(
     drafter: str,
     sampler: Callable[[SamplingParams, int], Sampler],
     first_seed: int,
-    tokens: int = TOKENS,
+    tokens: int,
 ) -> float:
     """Run the loop until so many tokens are counted; the smallest per-slot p-value times the number of slots."""
     target = TableTarget(seed=5)
@@ -200,35 +201,37 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> float:
 
 CELLS = [
     (SamplingParams(temperature=1.0), "near"),
-    (SamplingParams(temperature=1.0), "uniform"),
     (SamplingParams(temperature=0.3), "greedy"),
     (SamplingParams(temperature=1.7), "opposite"),
     (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), "near"),
-    (SamplingParams(temperature=1.7, top_p=0.7), "greedy"),
 ]
 ALL_CELLS = [
-    (replace(filters, temperature=t), drafter)
-    for t in (0.3, 1.0, 1.7)
-    for filters in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.8), SamplingParams(min_p=0.1))
-    for drafter in ("near", "uniform", "opposite", "greedy")
+    *CELLS,
+    (SamplingParams(temperature=1.7, top_p=0.7), "greedy"),
+    *(
+        (replace(filters, temperature=t), drafter)
+        for t in (0.3, 1.0, 1.7)
+        for filters in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.8), SamplingParams(min_p=0.1))
+        for drafter in ("near", "uniform", "opposite", "greedy")
+    ),
 ]
 
 
 @pytest.mark.parametrize(("params", "drafter"), CELLS, ids=lambda x: str(x)[:60])
 def test_l2_the_loop_samples_exactly_p(params: SamplingParams, drafter: str) -> None:
-    assert smallest_p_value(params, drafter, TabledSampler, first_seed=10**6) > LEVEL
+    assert smallest_p_value(params, drafter, TabledSampler, 10**6, TOKENS) > LEVEL
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_l2_planted_bugs_are_caught(planted: type[TabledSampler]) -> None:
     drafter = "greedy" if planted is BonusFromDrafter else "near"
     params = SamplingParams(temperature=1.0)
-    # Most are caught long before the full count; what is caught with less is caught.
+    # Most are caught long before the whole count; what is caught with less is caught.
     assert any(smallest_p_value(params, drafter, planted, 10**6, tokens) < LEVEL for tokens in (15_000, TOKENS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("params", "drafter"), ALL_CELLS, ids=lambda x: str(x)[:90])
+@pytest.mark.parametrize(("params", "drafter"), list(dict.fromkeys(ALL_CELLS)), ids=lambda x: str(x)[:90])
 def test_l2_full_grid_with_fresh_seeds(params: SamplingParams, drafter: str) -> None:
     seed = int(torch.seed() % 2**40)
-    assert smallest_p_value(params, drafter, TabledSampler, seed) > LEVEL, f"first seed {seed}"
+    assert smallest_p_value(params, drafter, TabledSampler, seed, GRID_TOKENS) > LEVEL, f"first seed {seed}"

@@ -1,6 +1,6 @@
 """Compiles the fused engine's kernels ahead of time for five generations of cards, in the shapes of the pairs that it
 runs. Prints a JSON list of what each takes of a program's shared memory, in bytes.
-Usage: compiled.py [COMPUTE_CAPABILITY...]"""
+Usage: compiled.py few|all [COMPUTE_CAPABILITY...]; few: of attention the largest, of the rest what is tuned by card"""
 
 from __future__ import annotations
 
@@ -45,9 +45,13 @@ ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256), (64, 8, 64))
 Work = tuple[str, Any, dict[str, str], dict[str, Any], int, int]
 
 
-def work(limit: int) -> Iterator[Work]:
-    """Kernel, types of its arguments, constants, warps, stages."""
-    for heads, kv_heads, head_dim in ATTENTION:
+def work(limit: int, few: bool) -> Iterator[Work]:
+    """Kernel, types of its arguments, constants, warps, stages.
+
+    Args:
+        few: the largest attention alone, products and a prompt's chunks; the rest is alike on every card, and small.
+    """
+    for heads, kv_heads, head_dim in ATTENTION[-1:] if few else ATTENTION:
         yield from attention(heads, kv_heads, head_dim, limit)
     for config in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
         constants = {
@@ -62,7 +66,13 @@ def work(limit: int) -> Iterator[Work]:
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(limit)
-    yield from packed_weights()
+    if not few:
+        yield from packed_weights()
+        yield from small()
+
+
+def small() -> Iterator[Work]:
+    """Kernels of little memory."""
     types = {"table": BF16, "ids": "*i64"}
     yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
@@ -184,6 +194,7 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    every = ((card, item) for card in map(int, sys.argv[1:] or LIMITS) for item in work(LIMITS[card]))
+    few, cards = sys.argv[1] == "few", list(map(int, sys.argv[2:])) or list(LIMITS)
+    every = ((card, item) for card in cards for item in work(LIMITS[card], few))
     fit = [(card, item) for card, item in every if card >= READS_EIGHT or EIGHT not in item[2].values()]
     json.dump([compiled(card, item) for card, item in fit], sys.stdout)

@@ -101,6 +101,13 @@ def fused_rows() -> dict[str, RandomPair]:
 
 
 PAIRS = fused_rows()
+ONE_OF_A_KIND = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "meta-llama/Llama-3.1-8B-Instruct")  # the others' sizes differ
+WAYS = [
+    ("bfloat16", False, "full", "auto"),
+    ("float32", True, "8bit-head", "auto"),
+    ("bfloat16", False, "8bit", "fp8"),
+    ("bfloat16", False, "8bit-frequent", "auto"),
+]
 
 
 def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, **options: Any) -> FusedRunner:
@@ -135,14 +142,12 @@ def test_the_registry_has_pairs_for_the_fused_engine() -> None:
     assert {"Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "meta-llama/Llama-3.1-8B-Instruct"} <= set(PAIRS)
 
 
-@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize(
-    ("dtype", "exact", "precision", "kv_cache"),
+    ("name", "dtype", "exact", "precision", "kv_cache"),
     [
-        ("bfloat16", False, "full", "auto"),
-        ("float32", True, "8bit-head", "auto"),
-        ("bfloat16", False, "8bit", "fp8"),
-        ("bfloat16", False, "8bit-frequent", "auto"),
+        pytest.param(name, *ways, marks=() if ways == WAYS[0] or name in ONE_OF_A_KIND else pytest.mark.slow)
+        for name in PAIRS
+        for ways in WAYS
     ],
 )
 def test_the_ledger_is_what_the_engine_allocates(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -23,6 +25,8 @@ from dflash_local.ui.tui.desk import Hear, Said
 from tests.service.scripted import ScriptedSession
 
 Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
+COLLECT_EVERY = 16  # plays
+_PLAYS = count()
 
 
 @dataclass
@@ -112,6 +116,17 @@ class Stage:
         await self.idle(pilot)
 
 
+def look_no_more() -> None:
+    """Screens collect garbage twice, and let go of all in the end: of libraries and tests that is a second each time.
+
+    So they begin with all of that out of the collector's sight; what earlier tests left is collected now and then.
+    """
+    if next(_PLAYS) % COLLECT_EVERY == 0:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
+
+
 def play(
     act: Play,
     session: ScriptedSession | None = None,
@@ -133,6 +148,7 @@ def play(
     conversation = Conversation(pair, load or scripted, wishes or Wishes(), recorder)
     desk = ScriptedDesk(conversation, examples=examples)
     stage = Stage(ChatApp(desk), desk, session)
+    look_no_more()
 
     async def run() -> None:
         async with stage.app.run_test(size=size) as pilot:

@@ -17,6 +17,7 @@ def test_full_collections_wait_for_the_end_of_a_job() -> None:
     seen: list[tuple[int, int, int]] = []
 
     async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+        gc.unfreeze()
         await stage.send("hi", pilot)
         seen.append(gc.get_threshold())
         await stage.until(lambda: gc.get_freeze_count() > 0, pilot)
