@@ -54,7 +54,7 @@ def part_of(family: str, folder: Path, **sizes: int) -> MoE:
 
 
 CASES = {
-    "a shared expert among the others": ("qwen3_5_moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
+    "one that is shared": ("qwen3_5_moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
     "a shared expert of its own": ("qwen3_5_moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
     "no shared expert": ("qwen3_moe", {"moe_intermediate_size": 32}),
     "biases and a clamp": ("gpt_oss", {"intermediate_size": 32}),
