@@ -34,7 +34,7 @@ from dflash_local.models.target_facts import TargetFacts
 
 # Of drafters whose configuration is not public and not even inferred; none of them changes what is computed.
 ASSUMED: dict[str, Any] = {"block_size": 16, "dflash_config.mask_token_id": 7, "rope_theta": 1e7}
-HINT = "--weights random measures the fused engine, which knows dense and hybrid targets of a few families"
+HINT = "--weights random measures the fused engine, which knows dense and hybrid targets of several families"
 ROPE_OF_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -78,8 +78,6 @@ def read_pair(
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = DrafterConfig.from_json(filled_in, Path(drafter_name))
-    if config.attention_bias:
-        raise UsageError(f"the fused engine cannot run {drafter_name}: its projections have biases", HINT)
     if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:
         raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
     found = config.fingerprint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 import torch
 
@@ -47,7 +48,7 @@ def _pieces(buffers: Mapping[str, Buffer], device: torch.device) -> dict[str, to
     pieces = whole.split([buffer.nbytes for buffer in buffers.values()])
     found = {}
     for (name, buffer), piece in zip(buffers.items(), pieces, strict=True):
-        found[name] = piece.view(getattr(torch, buffer.dtype)).view(buffer.shape)
+        found[name] = _in_front(piece.view(getattr(torch, buffer.dtype)), buffer)
         if buffer.zeroed:
             found[name].zero_()
     return found
@@ -58,7 +59,12 @@ def _allocated(buffer: Buffer, device: torch.device) -> torch.Tensor:
     if buffer.group in HOST_GROUPS and device.type == "cuda":
         return pinned_empty(buffer.shape, dtype)
     make = torch.zeros if buffer.zeroed else torch.empty
-    return make(buffer.shape, device=device, dtype=dtype)
+    return _in_front(make(buffer.room or buffer.shape, device=device, dtype=dtype), buffer)
+
+
+def _in_front(memory: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """The tensor of a buffer in the front of its memory."""
+    return memory.flatten()[: prod(buffer.shape)].view(buffer.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

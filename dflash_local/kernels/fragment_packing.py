@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Literal
 
 import torch
 
 from dflash_local.kernels.quantized_weight import INT4_ZERO, CodedWeight, Fp4Weight, Fp8Weight, IntWeight
-from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD
+from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD, STEP_K, TILE_N, code_room, scale_room
 
-TILE_N, STEP_K = 16, 128
 GROUP_SIZES = (32, 64, 128)  # of integers, and multiples of the last
 FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, and the groups that they are of
 MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
@@ -122,7 +122,8 @@ class FragmentWeight(CodedWeight):
         """The fragments of a weight; beside both a slice is held.
 
         Args:
-            in_place: over the weight's memory, which then means nothing else.
+            in_place: over the weight's memory, which then means nothing else. What a weight lacks of its last tile and
+                step must be there behind it (``layout.linear.code_room``).
 
         Raises:
             ValueError: the kernel does not take its shape or its groups, or there is no place; says which.
@@ -130,11 +131,11 @@ class FragmentWeight(CodedWeight):
         kind = fragment_format(weight)
         n, k = weight.shape
         tiles, steps = -(-n // TILE_N), -(-k // STEP_K)
-        if in_place and not is_whole(weight):
-            raise ValueError(f"{n} x {k} does not consist of tiles of {TILE_N} x {STEP_K}")
+        if in_place and not has_room(weight):
+            raise ValueError(f"{n} x {k} does not consist of tiles of {TILE_N} x {STEP_K}, nor is there room for them")
 
         def place(tensor: torch.Tensor, *sizes: int) -> torch.Tensor:
-            return tensor.view(sizes) if in_place else tensor.new_empty(sizes)
+            return _over(tensor, sizes) if in_place else tensor.new_empty(sizes)
 
         words = weight.codes.view(torch.int32)
         codes = place(words, tiles, steps, kind.step_words)
@@ -149,7 +150,8 @@ class FragmentWeight(CodedWeight):
                 zeros = packed_groups[1][1]
         row_scales = weight.row_scales if isinstance(weight, Fp4Weight) else None
         packed = cls(codes, scales, zeros, row_scales, weight.shape, kind, weight.dtype)
-        for part, rows in packed.slices(PACKED_SLICE):
+        # From the last one up: what is packed may reach into what has been read, and no further.
+        for part, rows in reversed(list(packed.slices(PACKED_SLICE))):
             height = TILE_N * len(codes[part])
             codes[part] = _fragments(_padded(words[rows], height, steps * kind.step_words // TILE_N), kind.codes)
             for given, target in packed_groups:
@@ -243,8 +245,38 @@ class FragmentWeight(CodedWeight):
 
 
 def is_whole(weight: Codable) -> bool:
-    """True where a weight consists of whole tiles and steps, so that it may be packed in place."""
+    """True where a weight consists of whole tiles and steps."""
     return weight.shape[0] % TILE_N == 0 and weight.shape[1] % STEP_K == 0
+
+
+def has_room(weight: Codable) -> bool:
+    """True where a weight may be packed in place: what it lacks of its last tile and step can lie behind it.
+
+    Weights of ``layout``'s buffers have that room; of another it is seen by the end of its memory.
+    """
+    if is_whole(weight):
+        return True
+    n, k = weight.shape
+    codes, room = weight.codes.view(torch.int32), code_room(n, k, k // weight.codes.view(torch.int32).shape[1])
+    if not _reaches(codes, prod(room)):
+        return False
+    if isinstance(weight, Fp8Weight) or not fragment_format(weight).grouped:
+        return True
+    zeros = weight.zeros if isinstance(weight, IntWeight) else None
+    of_groups = prod(scale_room(n, k, weight.group_size))
+    return all(_reaches(each, of_groups) for each in (weight.scales, zeros) if each is not None)
+
+
+def _reaches(tensor: torch.Tensor, numbers: int) -> bool:
+    """True where so many numbers lie from a tensor's first one to the end of its memory."""
+    behind = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    return tensor.is_contiguous() and behind >= numbers * tensor.element_size()
+
+
+def _over(tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Other sizes from a tensor's first number on."""
+    strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    return tensor.as_strided(sizes, strides, tensor.storage_offset())
 
 
 def fragment_format(weight: Codable) -> FragmentFormat:

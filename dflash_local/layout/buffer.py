@@ -42,7 +42,8 @@ class Buffer:
 
     Attributes:
         name: dotted; layers that use one buffer in turn name it alike. dtype: as torch names it. group: the ledger's
-            line. zeroed: read before everything in it has been written.
+            line. zeroed: read before everything in it has been written. room: the shape of the memory in whose front
+            it lies; None: its own.
     """
 
     name: str
@@ -50,11 +51,12 @@ class Buffer:
     dtype: str
     group: Group
     zeroed: bool = False
+    room: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes, padding of the allocator left out."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Bytes, with its room, padding of the allocator left out."""
+        return prod(self.room or self.shape) * ITEM_BYTES[self.dtype]
 
 
 def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:

@@ -28,8 +28,25 @@ KEPT_AS: IntDialect = "pack-quantized"  # of what is quantised here: its words a
 INT8_ROWS = StoredInt(KEPT_AS, WHOLE, bits=8)
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DECODED_SLICE = 2**25  # that a kernel decodes at a time to two bytes each, for a prompt's products
+TILE_N, STEP_K = 16, 128  # rows and columns of a coded matrix that the few-row kernels take at a time
 ROW_TILE, SLICE_ROWS = 8, 16  # rows of a block that one instruction multiplies, and a launch of the few-row kernels
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
+
+
+def code_room(out_features: int, in_features: int, codes: int) -> tuple[int, int]:
+    """Room for the codes of whole tiles and steps, so many in an element: they are packed where they lie."""
+    return -(-out_features // TILE_N) * TILE_N, -(-in_features // STEP_K) * STEP_K // codes
+
+
+def scale_room(out_features: int, in_features: int, group_size: int) -> tuple[int, int]:
+    """The same for scales of groups along the input."""
+    steps = -(-in_features // STEP_K)
+    of_step = STEP_K // group_size if STEP_K % group_size == 0 else 1
+    return -(-out_features // TILE_N) * TILE_N, -(-steps // -(-group_size // STEP_K)) * of_step
+
+
+def _roomy(name: str, shape: tuple[int, int], dtype: str, group: Group, room: tuple[int, int]) -> Buffer:
+    return Buffer(name, shape, dtype, group, room=None if room == shape else room)
 
 
 class WeightFormat(Protocol):
@@ -86,11 +103,15 @@ class IntGroups:
         """Codes, scales, zero points: see ``kernels.quantized_weight.IntWeight``."""
         size, per_word = self.stored.group_size, WORD_BITS // self.stored.bits
         groups = (out_features, 1 if size == WHOLE else -(-in_features // size))
+        words = (out_features, -(-in_features // per_word))
+        room = scale_room(out_features, in_features, in_features if size == WHOLE else size)
+        if size == WHOLE and not self.stored.zeros:
+            room = groups  # results are multiplied with them, and they stay as they are
         buffers = [
-            Buffer(f"{name}.codes", (out_features, -(-in_features // per_word)), "int32", group),
-            Buffer(f"{name}.scales", groups, "float32" if size == WHOLE else self.scale_dtype, group),
+            _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, per_word)),
+            _roomy(f"{name}.scales", groups, "float32" if size == WHOLE else self.scale_dtype, group, room),
         ]
-        return [*buffers, Buffer(f"{name}.zeros", groups, "uint8", group)] if self.stored.zeros else buffers
+        return [*buffers, _roomy(f"{name}.zeros", groups, "uint8", group, room)] if self.stored.zeros else buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +145,13 @@ class Fp8Blocks:
         columns = self.stored.block[1]
         blocks = (-(-out_features // self.rows), 1 if columns == WHOLE else -(-in_features // columns))
         return [
-            Buffer(f"{name}.codes", (out_features, in_features), "float8_e4m3fn", group),
+            _roomy(
+                f"{name}.codes",
+                (out_features, in_features),
+                "float8_e4m3fn",
+                group,
+                code_room(out_features, in_features, 1),
+            ),
             Buffer(f"{name}.scales", blocks, "float32" if columns == WHOLE else self.scale_dtype, group),
         ]
 
@@ -152,12 +179,14 @@ class Fp4Groups:
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         """Codes and scales: see ``kernels.quantized_weight.Fp4Weight``."""
         groups = (out_features, -(-in_features // self.stored.group_size))
-        codes = Buffer(f"{name}.codes", (out_features, -(-in_features // (WORD_BITS // 4))), "int32", group)
+        words = (out_features, -(-in_features // INT4_PER_WORD))
+        codes = _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, INT4_PER_WORD))
+        room = scale_room(out_features, in_features, self.stored.group_size)
         if not self.row_scales:
-            return [codes, Buffer(f"{name}.scales", groups, "uint8", group)]
+            return [codes, _roomy(f"{name}.scales", groups, "uint8", group, room)]
         return [
             codes,
-            Buffer(f"{name}.scales", groups, "float8_e4m3fn", group),
+            _roomy(f"{name}.scales", groups, "float8_e4m3fn", group, room),
             Buffer(f"{name}.row_scales", (out_features,), "float32", group),
         ]
 

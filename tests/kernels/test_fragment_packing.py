@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 
 import pytest
 import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import few_row_gemm, fragment_decode, fragment_packing
-from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, has_room
 from dflash_local.kernels.skinny_gemm import swiglu_reference
+from dflash_local.layout.linear import code_room, scale_room
 
 
 def bits_of(weight: Codable) -> dict[str, object]:
@@ -309,3 +311,35 @@ def test_slices_of_a_prompts_product_are_whole_tiles_of_about_one_size(n: int, k
     assert step % (fragment_decode.GEMM_TILE if k < 2**17 else 16) == 0
     assert step * k <= fragment_decode.DECODED_SLICE or step == 16
     assert (slices - 1) * step < n and step * slices - n < slices * fragment_decode.GEMM_TILE
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [int4(1000, 160, 32, True), int4(72, 2880, 32), int8(40, 160, 160), int8(40, 288, 32, True), fp8(80, 288),
+     mxfp4(1000, 2880), nvfp4(72, 160), int4(48, 320, 320, True)],
+)  # fmt: skip
+def test_a_weight_with_room_behind_it_is_packed_where_it_lies(weight: Codable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragment_packing, "PACKED_SLICE", 3 * 16 * 256)  # several slices, each over what was read
+    want, (n, k) = FragmentWeight.of(weight), weight.shape
+    codes = weight.codes.view(torch.int32)
+    rooms = {"codes": code_room(n, k, k // codes.shape[1])}
+    if want.format.grouped:
+        rooms["scales"] = scale_room(n, k, weight.group_size)  # type: ignore[union-attr]
+    if want.zeros is not None:
+        rooms["zeros"] = rooms["scales"]
+    assert not has_room(weight)
+    with pytest.raises(ValueError, match="nor is there room for them"):
+        FragmentWeight.of(weight, in_place=True)
+    roomy, behind = {}, {}
+    for name, room in rooms.items():
+        given = getattr(weight, name)
+        bytes_of_room = prod(room) * (4 if name == "codes" else given.element_size())
+        memory = torch.full((bytes_of_room + 64,), 0x55, dtype=torch.uint8)
+        front = memory[: given.nbytes].view(given.dtype).view(given.shape)
+        roomy[name], behind[name] = front.copy_(given), memory[bytes_of_room:]
+    packed = FragmentWeight.of(replace(weight, **roomy), in_place=True)
+    assert torch.equal(packed.dequantized(), want.dequantized())
+    assert torch.equal(packed.codes, want.codes) and packed.codes.data_ptr() == roomy["codes"].data_ptr()
+    for name in rooms:
+        found, wanted = (getattr(each, name).contiguous().view(torch.uint8) for each in (packed, want))
+        assert torch.equal(found, wanted) and bool((behind[name] == 0x55).all()), name

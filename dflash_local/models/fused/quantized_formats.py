@@ -14,7 +14,7 @@ import torch
 
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
+from dflash_local.kernels.fragment_packing import FragmentWeight, has_room
 from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, row_slices, words_of
 from dflash_local.kernels.skinny_gemm import gated
 from dflash_local.layout.linear import (
@@ -59,7 +59,7 @@ class _Decoded:
 
     def finish(self, weight: Coded) -> Any:
         """In fragments where the card has kernels for it."""
-        return FragmentWeight.of(weight, is_whole(weight)) if fragment_format.takes(weight) else weight
+        return FragmentWeight.of(weight, has_room(weight)) if fragment_format.takes(weight) else weight
 
     def linear(
         self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
