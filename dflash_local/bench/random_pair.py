@@ -34,7 +34,7 @@ from dflash_local.models.target_facts import TargetFacts
 
 # Of drafters whose configuration is not public and not even inferred; none of them changes what is computed.
 ASSUMED: dict[str, Any] = {"block_size": 16, "dflash_config.mask_token_id": 7, "rope_theta": 1e7}
-HINT = "--weights random measures the fused engine, which knows dense and hybrid targets of several families"
+HINT = "--weights random measures the fused engine; another target runs on the reference engine: dflash bench MODEL"
 ROPE_OF_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 

@@ -126,27 +126,13 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
 
 
 def test_the_registrys_shapes_are_told_apart() -> None:
-    """What the registry knows suffices: dense and hybrid targets run fused on a card, mixtures do not yet."""
-    fused = set()
+    """What the registry knows suffices: all its targets run fused on a card but those with latent attention."""
+    refused = {}
     for file in SHAPES.glob("*.json"):
         repo = file.stem.replace("--", "/")
-        if "z-lab" not in repo and not fused_refusal(read_model(shape(repo) or {}, repo)):
-            fused.add(repo)
-    assert fused == {
-        *(
-            f"Qwen/{name}"
-            for name in (
-                "Qwen3-4B",
-                "Qwen3-8B",
-                "Qwen3.5-4B",
-                "Qwen3.5-9B",
-                "Qwen3.5-27B",
-                "Qwen3.6-27B",
-                "Qwen3.8-27B",
-            )
-        ),
-        "meta-llama/Llama-3.1-8B-Instruct",
-    }
+        if "z-lab" not in repo and (why := fused_refusal(read_model(shape(repo) or {}, repo))):
+            refused[repo] = why
+    assert refused == {"moonshotai/Kimi-K2.5": "its attention is latent"}
 
 
 @pytest.mark.parametrize(
@@ -159,10 +145,10 @@ def test_an_old_card_runs_the_reference_engine(card: str, engine: str) -> None:
 
 
 def test_the_fused_engine_is_refused_with_the_reason() -> None:
-    config = shape("openai/gpt-oss-20b")
+    config = shape("moonshotai/Kimi-K2.5")
     assert config is not None
     target = read_model(config, "target")
-    with pytest.raises(UsageError, match="it is a mixture of experts"):
+    with pytest.raises(UsageError, match="its attention is latent"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="reference", exact=True))
