@@ -67,6 +67,8 @@ class Stats:
         draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
         verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
         undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
+        distinct_experts: different routed experts of a layer that the rows of the last cycle took, on average; None
+            where the target has none or the engine does not count them.
     """
 
     acceptance_lengths: tuple[int, ...]
@@ -88,6 +90,7 @@ class Stats:
     verify_rows: tuple[tuple[int, int], ...] = ()
     mean_verify_rows: float | None = None
     undrafted_cycles: int = 0
+    distinct_experts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

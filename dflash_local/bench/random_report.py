@@ -111,6 +111,7 @@ def random_report(
                     "s": found.prefill_s,
                     "tokens_per_s": measures.prefill / found.prefill_s,
                 },
+                "routing": None if pair.model.dense else measures.routing,
                 "at": [_measured(at, found.bandwidth, specified) for at in found.at],
                 "peak_bytes": found.peak,
                 "products": found.products,
@@ -138,6 +139,7 @@ def _measured(at: AtContext, bandwidth: float, specified: float | None) -> dict[
         **{name: figure(one) for name, one in single.items()},
         "verify": {str(rows): figure(one) for rows, one in at.verify.items()},
         "cycle": {str(rows): figure(one) for rows, one in at.cycle.items()},
+        "experts": {str(rows): count for rows, count in sorted(at.experts.items())} or None,
     }
 
 
@@ -179,9 +181,14 @@ def random_lines(
         f"bandwidth: {found.bandwidth / GIGA:.0f} GB/s measured here, "
         + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
     ]
+    if not pair.model.dense:
+        texts.append(f"routing of a block's rows to experts: {measures.routing}, set for the measurement")
     lines = _folded(texts, width)
     for at in found.at:
         lines += ["", *_table(at, found.bandwidth, specified, stated), *_folded(_spans(at, stated), width)]
+        if at.experts:
+            counts = ", ".join(f"{count:.1f} at {rows}" for rows, count in sorted(at.experts.items()))
+            lines += _folded([f"different experts of a layer by verified rows, measured: {counts}"], width)
     plain = f"plain decoding, projected: {1e3 / found.at[0].step.ms:.0f} tok/s"
     if found.prefill_s:
         rate = measures.prefill / found.prefill_s

@@ -9,11 +9,12 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
+from dflash_local.bench.routing import Routing, distinct_experts, expert_bytes, mixtures, set_routing
 from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
@@ -50,12 +51,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), drafter precision."""
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), drafter precision; which
+    experts rows take.
+    """
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
     prefill: int
     drafter_precision: str = "auto"
+    routing: Routing = "uniform"
 
     @property
     def room(self) -> int:
@@ -78,7 +82,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class AtContext:
-    """Figures at so many committed tokens; verify and cycle by verified rows."""
+    """Figures at so many committed tokens; verify and cycle by verified rows.
+
+    Attributes:
+        experts: different routed experts of a layer in a block, by its rows; empty where there are none.
+    """
 
     context: int
     step: Figure
@@ -86,6 +94,7 @@ class AtContext:
     inject: Figure
     verify: dict[int, Figure]
     cycle: dict[int, Figure]
+    experts: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[
     at = []
     for index, context in enumerate(measures.contexts):
         say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
-        at.append(at_context(runner, context, measures.rows, place))
+        at.append(at_context(runner, context, measures.rows, place, measures.routing))
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)
     runner.close()
@@ -205,8 +214,10 @@ def bandwidth(place: Place) -> tuple[float, float]:
     return 2 * source.nbytes / copied * 1e3, source.nbytes / read * 1e3
 
 
-def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Place) -> AtContext:
-    """All figures at ``context`` committed tokens."""
+def at_context(
+    runner: FusedRunner, context: int, rows: Sequence[int], place: Place, routing: Routing = "uniform"
+) -> AtContext:
+    """All figures at ``context`` committed tokens. ``routing``: of a mixture's rows."""
     target, drafter = runner.target, runner.proposer
     if drafter is None:
         raise ValueError("a pair has a drafter")
@@ -223,27 +234,34 @@ def at_context(runner: FusedRunner, context: int, rows: Sequence[int], place: Pl
         runner.progress.limit.fill_(END_OF_NOTHING)
         return place.clock(again, place.replays)
 
-    def cycle_ms(verified: int, drafting: bool) -> float:
-        key = CycleKey(verified, drafting, drafting, False, max_seq_len)
-        return timed(lambda: runner._cycle(key), min(KEPT, verified))
+    parts = mixtures(target)
+    experts: dict[int, float] = {}
 
-    def verify_ms(verified: int) -> float:
-        return timed(lambda: target.block(verified, max_seq_len, True), min(KEPT, verified))
+    def block_figure(verified: int, work: Callable[[], object], beside: int = 0) -> Figure:
+        set_routing(parts, verified, routing)
+        ms = timed(work, min(KEPT, verified))
+        if parts:
+            experts[verified] = distinct_experts(parts)
+        return Figure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(parts))
+
+    def cycle_of(verified: int, drafting: bool, beside: int = 0) -> Figure:
+        key = CycleKey(verified, drafting, drafting, False, max_seq_len)
+        return block_figure(verified, lambda: runner._cycle(key), beside)
+
+    def verify_of(verified: int) -> Figure:
+        return block_figure(verified, lambda: target.block(verified, max_seq_len, True))
 
     read, injected = draft_bytes(drafter, context), inject_bytes(drafter)
-    verify = {each: Figure(verify_ms(each), verify_bytes(target, context, each)) for each in rows}
-    cycle = {
-        each: Figure(cycle_ms(each, True), read + injected + verify_bytes(target, context, each))
-        for each in rows
-        if each > 1
-    }
+    verify = {each: verify_of(each) for each in rows}
+    cycle = {each: cycle_of(each, True, read + injected) for each in rows if each > 1}
     return AtContext(
         context,
-        step=Figure(cycle_ms(1, False), verify_bytes(target, context, 1)),
+        step=cycle_of(1, False),
         draft=Figure(timed(lambda: drafter.block(max_seq_len), 0), read),
         inject=Figure(timed(lambda: drafter.inject(block), 0), injected),
         verify=verify,
         cycle=cycle,
+        experts=experts,
     )
 
 
@@ -253,7 +271,9 @@ def weight_bytes(product: Linear | GateUp) -> int:
 
 
 def verify_bytes(target: FusedTarget, context: int, rows: int) -> int:
-    """Matrices, keys and values of committed tokens and the block, recurrent states; vectors are left out."""
+    """Matrices that every row is multiplied with, keys and values of committed tokens and the block, recurrent states;
+    vectors are left out.
+    """
     weights = target.weights
     matrices = sum(weight_bytes(product) for product in (*weights.products, weights.head))
     return matrices + sum(layer.mixer.state_bytes(context + rows) for layer in target.layers)

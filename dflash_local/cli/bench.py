@@ -64,6 +64,15 @@ AcceptanceLengths = Annotated[
 Baselines = Annotated[
     bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")
 ]
+Routing = Annotated[
+    str | None,
+    typer.Option(
+        "--routing",
+        metavar="uniform|correlated",
+        help="Random weights of a mixture: each row's experts drawn by themselves (the worst case, the default), or "
+        "all rows' among k * rows^0.75.",
+    ),
+]
 Fidelity = Annotated[
     bool,
     typer.Option("--fidelity", help="Instead: how near a quantised target's choices are to its original's."),
@@ -92,6 +101,7 @@ def bench(
     prefill: Prefill = None,
     acceptance: AcceptanceLengths = None,
     baselines: Baselines = False,
+    routing: Routing = None,
     fidelity: Fidelity = False,
     original: Original = None,
     report: Report = None,
@@ -109,10 +119,20 @@ def bench(
         _refuse("random", fidelity=fidelity or None, original=original)
         _refuse_load_options(load, user.load_config)
         options = RandomOptions(
-            load, drafter, tuple(context or ()), block_size, prefill, acceptance, baselines, report, as_json, stored
+            load,
+            drafter,
+            tuple(context or ()),
+            block_size,
+            prefill,
+            acceptance,
+            baselines,
+            report,
+            as_json,
+            stored,
+            routing,
         )
         return random_bench(model, options, user, console)
-    _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None)
+    _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None, routing=routing)
     if fidelity and block_size is not None:
         raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
     if original is not None and not fidelity:

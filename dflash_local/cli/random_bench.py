@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from dflash_local.cli import fit
 from dflash_local.cli.console import Console
@@ -37,7 +37,7 @@ class RandomOptions:
     """The options of the command that random weights know. Nothing given is None or empty.
 
     Attributes:
-        stored: the target's format, of ``config.quantizers.USUAL``.
+        stored: the target's format, of ``config.quantizers.USUAL``. routing: of a mixture's rows.
     """
 
     load: LoadConfig = LoadConfig()
@@ -50,6 +50,7 @@ class RandomOptions:
     report: Path | None = None
     as_json: bool = False
     stored: str | None = None
+    routing: str | None = None
 
 
 def random_bench(
@@ -153,6 +154,7 @@ def _known_shape(choice: Choice, role: str, part: Repo | Path | None, user: Sett
 def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ...]) -> Measures:
     """What is measured, every number checked against what both models were made for."""
     from dflash_local.bench.random_run import Measures, rows_of
+    from dflash_local.bench.routing import Routing
     from dflash_local.engine.drafter_precision import precision_of
 
     block = pair.config.block_size
@@ -171,7 +173,12 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     if options.block_size is not None:
         check_integer("block_size", options.block_size, 2, block)
         rows = (options.block_size,)
-    return Measures(contexts, rows, prefill, options.load.drafter_precision)
+    if options.routing is not None and pair.model.dense:
+        raise UsageError(f"{pair.target} has no experts to route to", "leave out --routing")
+    routing = options.routing or "uniform"
+    if routing not in get_args(Routing):
+        raise UsageError(f"--routing {routing}: no such routing", f"give {' or '.join(get_args(Routing))}")
+    return Measures(contexts, rows, prefill, options.load.drafter_precision, cast(Routing, routing))
 
 
 def _check_fit(

@@ -80,7 +80,7 @@ class Figures:
         self._alarmed = True
         return True
 
-    def stats(self, emitted: int) -> Stats:
+    def stats(self, emitted: int, distinct_experts: float | None = None) -> Stats:
         """The figures of a reply of ``emitted`` tokens."""
         total = self.elapsed()
         decode = total - self.prefill_s if self.prefill_s else 0.0
@@ -107,4 +107,5 @@ class Figures:
             verify_rows=tuple(sorted(self._rows.items())),
             mean_verify_rows=sum(rows * n for rows, n in self._rows.items()) / cycles if cycles else None,
             undrafted_cycles=self._undrafted,
+            distinct_experts=distinct_experts,
         )

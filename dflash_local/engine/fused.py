@@ -23,6 +23,7 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import SamplingParams
@@ -93,6 +94,12 @@ class FusedRunner:
             self._drain()
             self._graphs.clear()
         self._proposer = proposer
+
+    @property
+    def distinct_experts(self) -> float | None:
+        """See ``Stats.distinct_experts``; waits for the device."""
+        counts = [layer.mlp.distinct_experts for layer in self.target.layers if isinstance(layer.mlp, MoE)]
+        return float(torch.cat(counts).float().mean()) if counts else None
 
     @property
     def vocab_size(self) -> int:

@@ -204,4 +204,5 @@ class Generation:
             yield Notice(f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then")
 
     def _finish(self, reason: FinishReason) -> Finished:
-        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), self.figures.stats(self.emitted))
+        stats = self.figures.stats(self.emitted, self.runner.distinct_experts)
+        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), stats)

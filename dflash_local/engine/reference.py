@@ -58,6 +58,7 @@ class ReferenceRunner:
     name = "reference"
     exact = False
     drafter_precision = "full"
+    distinct_experts = None
     costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:

@@ -74,6 +74,10 @@ class Runner(Protocol):
         """True when a row's logits are the same in every bit with and without drafting."""
 
     @property
+    def distinct_experts(self) -> float | None:
+        """See ``Stats.distinct_experts``; asked once a reply."""
+
+    @property
     def drafter_precision(self) -> str:
         """What drafts are computed with, see ``engine.drafter_precision``."""
 

@@ -182,8 +182,8 @@ class MoELayout:
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Nothing."""
-        return iter(())
+        """How many routed experts occurred in each launch of the last block."""
+        yield Buffer(f"{at}.distinct_experts", (-(-spec.rows // ROW_TILE),), "int32", "buffers", zeroed=True)
 
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
         """The rows between the products, for one layer after the other."""

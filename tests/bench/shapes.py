@@ -36,6 +36,16 @@ HYBRID = DENSE | {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5},
 }
+MIXTURE = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 DRAFTER: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -57,3 +67,8 @@ DRAFTER: dict[str, Any] = {
 def tiny_pair(hybrid: bool = False) -> RandomPair:
     """A pair of some hundred thousand weights."""
     return read_pair(("tiny", HYBRID if hybrid else DENSE), ("tiny drafter", DRAFTER))
+
+
+def tiny_mixture() -> RandomPair:
+    """The same with 32 experts, of which a token takes four."""
+    return read_pair(("tiny mixture", MIXTURE), ("tiny drafter", DRAFTER))

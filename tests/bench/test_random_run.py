@@ -17,7 +17,7 @@ from dflash_local.catalog.row import Published
 from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
-from tests.bench.shapes import PLACE, tiny_pair
+from tests.bench.shapes import PLACE, tiny_mixture, tiny_pair
 
 WISH = Measures((40, 90), (1, 4, 8), 64)
 
@@ -67,6 +67,26 @@ def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
         assert at.cycle[8].bytes == at.draft.bytes + at.verify[8].bytes + at.inject.bytes
     assert found.bandwidth > 0 and found.prefill_s is not None and found.prefill_s > 0
     assert "a prompt of 64 tokens" in said and "cycles at 90 tokens" in said
+
+
+def test_a_mixtures_rows_are_routed_as_is_said_and_their_experts_count() -> None:
+    pair, found = tiny_mixture(), {}
+    for routing in ("uniform", "correlated"):
+        wish = Measures((40,), (1, 4, 8), 0, "full", routing)
+        (at,) = random_run.measure(pair, wish, PLACE, lambda _text, _part: None).at
+        assert set(at.experts) == {1, 4, 8} and at.experts[1] == 4
+        of_expert = pair.model.num_layers * 3 * 16 * 64 * 4
+        assert at.verify[8].bytes - at.verify[4].bytes > of_expert * (at.experts[8] - at.experts[4]) > 0
+        lines = random_report.random_lines(pair, wish, PLACE, _found(at), Assumption("given", ()), ())
+        assert any(routing in line for line in lines) and any(f"{at.experts[8]:.1f} at 8" in line for line in lines)
+        found[routing] = at.experts
+    assert found["correlated"][4] <= round(4 * 4**0.75) and found["correlated"][8] <= round(4 * 8**0.75)
+    assert found["uniform"][4] > found["correlated"][4] and found["uniform"][8] > found["correlated"][8]
+    assert 32 * (1 - (28 / 32) ** 8) == pytest.approx(found["uniform"][8], rel=0.15)
+
+
+def _found(at: random_run.AtContext) -> random_run.Found:
+    return random_run.Found(1.0, 1.0, (at,), None, None, {}, "full", ())
 
 
 def test_memory_that_runs_out_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

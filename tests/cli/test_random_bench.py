@@ -129,7 +129,8 @@ def test_acceptance_lengths_are_read_once_each() -> None:
     ("argv", "code", "words"),
     [
         (("qwen3-8b", "--device", "cpu"), 2, "needs a CUDA GPU"),
-        (("openai/gpt-oss-20b",), 2, "the fused engine cannot run openai/gpt-oss-20b: it is a mixture of experts"),
+        (("qwen3-8b", "--routing", "uniform"), 2, "Qwen/Qwen3-8B has no experts to route to"),
+        (("qwen3.5-35b-a3b", "--routing", "even"), 2, "--routing even: no such routing"),
         (("moonshotai/Kimi-K2.5",), 5, "runs on a server only"),
         (("no-such-model",), 3, "unknown model"),
         (("someone/else", "--drafter", "someone/drafter"), 3, "nothing is known of the shape"),

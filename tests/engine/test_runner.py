@@ -45,6 +45,7 @@ class DistantRunner:
     device = torch.device("cpu")
     is_recurrent = False
     exact = False
+    distinct_experts = None
     drafter_precision = "full"
     costs: Mapping[int, float] = {}
 

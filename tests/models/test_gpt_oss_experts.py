@@ -53,7 +53,8 @@ def read(folder: Path) -> MoE:
     weights.finish()
     run = EngineSpec("float32", 64, ROWS)
     start = torch.zeros(1, dtype=torch.int32)
-    buffers = Tensors(MoELayout(config).activations("target", run), CPU)
+    layout = MoELayout(config)
+    buffers = Tensors([*layout.activations("target", run), *layout.state(AT, run)], CPU)
     return weights.bind(AT, RunState("target", buffers, run, start, CycleState(start, start)))
 
 

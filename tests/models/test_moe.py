@@ -254,7 +254,7 @@ def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dty
     router[:] = -1.0
     router[: layout.top_k] = 1.0
     start = torch.zeros(1, dtype=torch.int32)
-    buffers = Tensors(layout.activations("target", run), CPU)
+    buffers = Tensors([*layout.activations("target", run), *layout.state("mlp", run)], CPU)
     part = weights.bind("mlp", RunState("target", buffers, run, start, CycleState(start, start)))
     x = torch.rand(rows, hidden).to(dtype)
     with LiveMemory() as memory:
@@ -292,3 +292,26 @@ def test_a_session_runs_on_the_fused_engine_where_it_is_asked_for(family: str, t
         assert session.facts.engine == ("fused" if engine == "fused" else "reference")
         replies[engine] = ask(session, random_prompt(9), 12, mode="ar").ids
     assert replies["fused"] == replies["reference"] == replies["auto"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_that_only_rows_without_a_token_take_are_not_read(family: str) -> None:
+    """In exact mode every block has all rows; the count of experts is of those that hold tokens."""
+    target = fused_target(family, 64, exact=True)
+    target.clear()
+    target.prefill(torch.arange(5, 16), False)
+    part = mixture_of(target)
+    target.verify(torch.tensor([3]), False)
+    assert part.distinct_experts == CHOSEN
+    part.fixed_logits = torch.eye(EXPERTS + 1)[:, : EXPERTS + part.weights.config.shared_gate].repeat(2, 1)
+    target.verify(torch.tensor([3, 1, 4]), False)
+    assert part.distinct_experts == 3, "each row's own, and the first"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
+def test_a_reply_says_how_many_experts_its_last_cycle_took(family: str, tmp_path: Path) -> None:
+    options = LoadConfig(device="cpu", engine="fused", draft=False, context=64)
+    session = load(Pair(family, save_model(family, tmp_path), None, bundled=False), options)
+    found = ask(session, random_prompt(5, 3), 6, mode="ar").finished.stats.distinct_experts
+    session.close()
+    assert found == (None if family == "qwen3" else CHOSEN), "a step has one row"

@@ -23,7 +23,7 @@ from dflash_local.models.fused.expert_kernels import ExpertBlock, mixture_of
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
 from dflash_local.models.fused.mlp import MLPWeights
-from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.part import RunState, UsedRows
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
@@ -108,12 +108,13 @@ class MoEWeights:
         """The part over the model's buffers."""
         layout = MoELayout(self.config)
         routed = RoutedRows(*run.tensors.take(layout.routed(run.owner, run.spec)))
-        if self.shared is None:
-            return MoE(self, routed, None)
-        if not layout.may_join:
+        (distinct,) = run.tensors.take(layout.state(at, run.spec))
+        between: torch.Tensor | None = None
+        if self.shared is not None and layout.may_join:
+            routed, between = routed.without_last_slot()
+        elif self.shared is not None:
             (between,) = run.tensors.take(MLPLayout(self.shared.config).activations(run.owner, run.spec))
-            return MoE(self, routed, between)
-        return MoE(self, *routed.without_last_slot())
+        return MoE(self, routed, between, distinct, run.used)
 
 
 class RoutedRows(NamedTuple):
@@ -140,27 +141,53 @@ class MoE:
 
     Args:
         routed: room for a block's rows between the products. shared: the same of the shared expert, where that is not
-            joined to the routed ones.
+            joined to the routed ones. distinct: [launches] int32. used: rows of a block that hold tokens.
+
+    Attributes:
+        fixed_logits: [rows, E], or [rows, E + 1] with the shared expert's gate: what a block's rows are routed by
+            instead of the router's, for measuring; the router runs all the same.
     """
 
-    def __init__(self, weights: MoEWeights, routed: RoutedRows, shared: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        weights: MoEWeights,
+        routed: RoutedRows,
+        shared: torch.Tensor | None,
+        distinct: torch.Tensor,
+        used: UsedRows,
+    ) -> None:
         self.weights, self._routed, self._shared = weights, routed, shared
+        self._distinct, self._used = distinct, used
+        self.fixed_logits: torch.Tensor | None = None
+
+    @property
+    def distinct_experts(self) -> torch.Tensor:
+        """[1] int32: routed experts that the rows of the last block's first launch took."""
+        return self._distinct[:1]
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``out`` [M, H] = its result (+ residual) of a block's rows."""
+        """``out`` [M, H] = its result (+ residual) of a block's rows; of rows without a token nothing is promised."""
         weights, matrices = self.weights, self.weights.experts
-        logits, chosen, experts, intermediate = (buffer[: len(normed)] for buffer in self._routed[:4])
-        routing = Routing(chosen, experts)
-        weights.router(normed, logits)
+        weights.router(normed, self._routed.logits[: len(normed)])
         if weights.shared is not None and self._shared is not None:
             inner = weights.shared.gate_up(normed, self._shared[: len(normed)])
-            residual = weights.shared.down(self._weighed(inner, logits), out, residual)
+            inner = self._weighed(inner, self._routed.logits[: len(normed)])
+            residual = weights.shared.down(inner, out, residual)
+        rows = slice(self._used.count or len(normed))  # experts that only rows without a token take are not read
+        logits, chosen, experts, intermediate = (buffer[: len(normed)][rows] for buffer in self._routed[:4])
+        if self.fixed_logits is not None:
+            logits = self.fixed_logits[: len(logits)]
+        routing, x, results = Routing(chosen, experts), normed[rows], out[rows]
+        residual = None if residual is None else residual[rows]
         if matrices.kernels is not None:
-            block = ExpertBlock(routing, self._routed.lists, intermediate)
-            return matrices.kernels.run(normed, logits, matrices.matrices, block, out, residual, weights.router_bias)
+            block, bias = ExpertBlock(routing, self._routed.lists, intermediate), weights.router_bias
+            matrices.kernels.run(x, logits, matrices.matrices, block, results, residual, bias, self._distinct)
+            return out
         route(logits, weights.routing, routing)
-        experts_swiglu(normed, matrices.gate_up, routing, intermediate, weights.config.activation)
-        return experts_down(intermediate, matrices.down, routing, out, residual)
+        self._distinct[0] = routing.experts.unique().numel() - matrices.joined
+        experts_swiglu(x, matrices.gate_up, routing, intermediate, weights.config.activation)
+        experts_down(intermediate, matrices.down, routing, results, residual)
+        return out
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
         """Its result [M, H] of a prompt's rows."""

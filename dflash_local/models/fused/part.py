@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -15,12 +15,22 @@ from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
+@dataclass(slots=True)
+class UsedRows:
+    """How many of a block's rows hold tokens, 0 for all; those behind fill it up in exact mode, and nobody reads what
+    becomes of them.
+    """
+
+    count: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """What all parts of a model share while it runs.
 
     Attributes:
-        owner: of the shared buffers. start: [1] int32, committed tokens. cycle: see ``CycleState``.
+        owner: of the shared buffers. start: [1] int32, committed tokens. cycle: see ``CycleState``. used: of the block
+            that runs.
     """
 
     owner: str
@@ -28,6 +38,7 @@ class RunState:
     spec: EngineSpec
     start: torch.Tensor
     cycle: CycleState
+    used: UsedRows = field(default_factory=UsedRows)
 
 
 class Mixer(Protocol):

@@ -19,7 +19,7 @@ from dflash_local.layout import target as layout
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer
-from dflash_local.models.fused.part import RecurrentMixer, RunState
+from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
 from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
@@ -90,7 +90,8 @@ class FusedTarget:
         self.hidden, self.tapped = tensors[shared.hidden.name], tensors[shared.taps.name]
         self._x, self._normed = tensors[shared.x.name], tensors[shared.normed.name]
         self._branch = None if shared.branch is None else tensors[shared.branch.name]
-        run = RunState(layout.OWNER, tensors, self.spec, self.start, CycleState(self.cycle, self.kept))
+        self._used = UsedRows()
+        run = RunState(layout.OWNER, tensors, self.spec, self.start, CycleState(self.cycle, self.kept), self._used)
         self.layers = tuple(_bound(index, layer, run) for index, layer in enumerate(weights.layers))
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
@@ -114,6 +115,7 @@ class FusedTarget:
         Args:
             max_seq_len: no token of the block stands at or behind this position.
         """
+        self._used.count = rows
         if self.exact:
             rows = self.rows
         x, normed = self._x[:rows], self._normed[:rows]
@@ -126,6 +128,7 @@ class FusedTarget:
                 self._tap(self.tapped[:rows], index).copy_(x)
         self.weights.norm(x, self.hidden[:rows])
         self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
+        self._used.count = 0
 
     def _scale_embedding(self, x: torch.Tensor) -> torch.Tensor:
         """Embedding rows as the layers take them, in place; the scale is rounded as the published models do."""
