@@ -59,12 +59,12 @@ def reference(option: str = "") -> Candidate:
     return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
-def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str) -> str:
+def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, experts: bool) -> str:
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
         bitsandbytes: the format that it is asked for. dtype: float32, bfloat16 or float16.
-        device: as a session names it. target: of ``config.fused_support.fused_refusal``.
+        device: as a session names it. target: of ``config.fused_support.fused_refusal``. experts: the target has some.
     """
     if bitsandbytes is not None:
         return f"it does not know {bitsandbytes} weights"
@@ -72,4 +72,6 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str) -
         return "it runs in bfloat16 or float32"
     if device.startswith(("mps", "balanced")):
         return f"it does not run on {device}"
+    if experts and device.startswith("cuda") and dtype != "bfloat16":
+        return f"its kernels for experts compute in bfloat16, not in {dtype}"
     return target

@@ -15,6 +15,7 @@ from dflash_local.engine.drafter_precision import choose_precision, give_head_ba
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.kernels import nvrtc
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
@@ -36,12 +37,17 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         dtype=str(pair.where.dtype).removeprefix("torch."),
         device=pair.where.device,
         target=fused_refusal(pair.facts.model),
+        experts=not pair.facts.model.dense,
     )
-    return engine_rule.fused(why, lambda: _has_kernels(pair.where.device), pair.config.needs_fused)
+    dense = pair.facts.model.dense
+    return engine_rule.fused(why, lambda: _has_kernels(pair.where.device, dense), pair.config.needs_fused)
 
 
-def _has_kernels(device: str) -> bool:
-    return not why_no_kernels(device)
+def _has_kernels(device: str, dense: bool) -> bool:
+    """A mixture's are compiled by NVRTC, which the card and the installed libraries must have."""
+    if why_no_kernels(device):
+        return False
+    return dense or nvrtc.why_not(torch.cuda.get_device_capability(torch.device(device))) is None
 
 
 def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:

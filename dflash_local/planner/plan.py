@@ -160,6 +160,7 @@ def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> 
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
         device=device,
         target=fused_refusal(target),
+        experts=not target.dense,
     )
     fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
     return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))

@@ -91,7 +91,7 @@ def check(
 def test_every_family_is_planned_as_it_is_loaded(
     family: str, kernels: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_fused, "_has_kernels", lambda device: kernels and device.startswith("cuda"))
+    monkeypatch.setattr(load_fused, "_has_kernels", lambda device, dense: kernels and device.startswith("cuda"))
     save_model(family, tmp_path)
     files = Checkpoint.open(tmp_path)
     target = read_model(files.config, family)
@@ -99,7 +99,7 @@ def test_every_family_is_planned_as_it_is_loaded(
 
 
 def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_fused, "_has_kernels", lambda device: device.startswith("cuda"))
+    monkeypatch.setattr(load_fused, "_has_kernels", lambda device, dense: device.startswith("cuda"))
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
     biased = replace(contract, drafter=replace(contract.drafter, attention_bias=True))
@@ -152,6 +152,17 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="reference", exact=True))
+
+
+def test_a_mixture_runs_fused_on_a_card_in_bfloat16_alone() -> None:
+    config = shape("Qwen/Qwen3.5-35B-A3B")
+    assert config is not None
+    target, card = read_model(config, "target"), replace(DEVICES["cuda:0"], kernels=True)
+    assert plan(target, None, card).engine == "fused"
+    assert plan(target, None, card, LoadConfig(dtype="float32")).engine == "reference"
+    with pytest.raises(UsageError, match="its kernels for experts compute in bfloat16, not in float32"):
+        plan(target, None, card, LoadConfig(engine="fused", dtype="float32"))
+    assert plan(target, None, DEVICES["cpu"], LoadConfig(engine="fused", dtype="float32")).engine == "fused"
 
 
 def test_torch_names_the_dtypes_of_the_rule() -> None:
