@@ -26,45 +26,6 @@ constexpr int LIST_BYTES = (2 * MAX_EXPERTS + 1 + ROWS * SLOTS + 3) / 4 * 16;
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 + LIST_BYTES == SHARED_BYTES, "shared memory as the host counts it");
 static_assert(COLUMNS % 32 == 0 && TILES_PER_WARP <= 2, "a unit holds tiles of both halves");
 
-// All columns of x to shared memory; those beyond the last are zeros. Rows beyond the last are nobody's.
-__device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, int rows) {
-  constexpr int CHUNKS = ALL_K / 8, AHEAD = 8;
-  const int all = rows * CHUNKS;
-  for (int i = threadIdx.x; i < all; i += THREADS * AHEAD) {
-    uint4 v[AHEAD];
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
-      v[j] = make_uint4(0, 0, 0, 0);
-      if (at < all && k < IN_FEATURES) v[j] = *(const uint4*)(x + row * x_stride + k);
-    }
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
-      if (at < all) *(uint4*)(shared + row * X_STRIDE + k * 2) = scaled_x(v[j]);
-    }
-  }
-}
-
-// Sums of all rows of x over the groups of a warp's columns, by the tensor core: [group][row].
-__device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int lane) {
-  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-  for (int group = 0; group < WARP_STEPS * GROUPS; group++) {
-    float c[ROW_TILES][4] = {};
-#pragma unroll
-    for (int k = 0; k < STEP_GROUP; k += 32)
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; m++) {
-        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + (group * STEP_GROUP + k) * 2);
-        mma(c[m], ones, b.x, b.y);
-        mma(c[m], ones, b.z, b.w);
-      }
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-      if (lane < 4) *(float2*)(group_sums + group * ROWS + m * 8 + 2 * lane) = make_float2(c[m][0], c[m][1]);
-  }
-}
-
 // list: [0] how many experts occur; from 1 on which, by number; from 1 + list_experts on where the slots of each begin,
 // and where those of the last end; from 2 + 2 * list_experts on the slots, row * SLOTS + rank, by expert and row.
 // tiles: of 16 features, of an expert, half of them the gate's. bias: [experts, 2 I] or null.
@@ -117,12 +78,12 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
   for (int i = 0; i < NUM_STAGES; i++)
     if (i < total_steps) load_next(stages[i]);
 
-  stage_x(shared, x, x_stride, rows);
+  stage_x<ALL_K, X_STRIDE, THREADS>(shared, x, x_stride, rows, rows, IN_FEATURES);
   __syncthreads();
   const u8* my_x = shared + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
   float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
   if (SUMS_X) {
-    sum_groups(my_group_sums, my_x + g * X_STRIDE, lane);  // warps that share a K write the same numbers
+    sum_groups<ROW_TILES, X_STRIDE, WARP_STEPS>(my_group_sums, my_x + g * X_STRIDE, lane);  // warps that share a K write the same numbers
     __syncwarp();
   }
 

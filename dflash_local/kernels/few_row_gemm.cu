@@ -31,45 +31,6 @@ static_assert(WARPS * ROWS * TAIL_STRIDE <= 2 * SUM_FLOATS, "room for the sums o
 static_assert(X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4 == SHARED_BYTES, "shared memory as the host counts it");
 static_assert(!SWIGLU || (COLUMNS % 32 == 0 && TILES_PER_WARP <= 2), "a unit holds tiles of both halves");
 
-// A block's columns of x to shared memory; rows and columns beyond the last are zeros.
-__device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, int rows, int first) {
-  constexpr int CHUNKS = BLOCK_K / 8, ALL = ROWS * CHUNKS, AHEAD = 8;
-  const int end = min(BLOCK_STEPS * STEP_K, IN_FEATURES - first);
-  for (int i = threadIdx.x; i < ALL; i += THREADS * AHEAD) {
-    uint4 v[AHEAD];
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
-      v[j] = make_uint4(0, 0, 0, 0);
-      if (at < ALL && row < rows && k < end) v[j] = *(const uint4*)(x + row * x_stride + first + k);
-    }
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      const int at = i + j * THREADS, row = at / CHUNKS, k = at % CHUNKS * 8;
-      if (at < ALL) *(uint4*)(shared + row * X_STRIDE + k * 2) = scaled_x(v[j]);
-    }
-  }
-}
-
-// Sums of x over the groups of a warp's columns, by the tensor core: [group][row].
-__device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int lane) {
-  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-  for (int group = 0; group < WARP_STEPS * GROUPS; group++) {
-    float c[ROW_TILES][4] = {};
-#pragma unroll
-    for (int k = 0; k < STEP_GROUP; k += 32)
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; m++) {
-        const uint4 b = *(const uint4*)(x + m * 8 * X_STRIDE + (group * STEP_GROUP + k) * 2);
-        mma(c[m], ones, b.x, b.y);
-        mma(c[m], ones, b.z, b.w);
-      }
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-      if (lane < 4) *(float2*)(group_sums + group * ROWS + m * 8 + 2 * lane) = make_float2(c[m][0], c[m][1]);
-  }
-}
-
 struct Output {
   u16* out;
   const u16* residual;  // null, or rows that lie as those of out
@@ -177,12 +138,14 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   // Only weights, which no kernel writes, are read before the kernels in front of this one have ended.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  stage_x(shared, x, x_stride, rows, split * BLOCK_STEPS * STEP_K);
+  const int first_column = split * BLOCK_STEPS * STEP_K;
+  stage_x<BLOCK_K, X_STRIDE, THREADS>(shared, x + first_column, x_stride, rows, ROWS,
+                                      min(BLOCK_STEPS * STEP_K, IN_FEATURES - first_column));
   __syncthreads();
   const u8* my_x = shared + g * X_STRIDE + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
   float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
   if (SUMS_X) {
-    sum_groups(my_group_sums, my_x, lane);  // warps that share a K write the same numbers
+    sum_groups<ROW_TILES, X_STRIDE, WARP_STEPS>(my_group_sums, my_x, lane);  // warps that share a K write the same numbers
     __syncwarp();
   }
 

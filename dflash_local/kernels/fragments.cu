@@ -316,3 +316,45 @@ __device__ __forceinline__ uint4 scaled_x(uint4 v) {
                     multiply_pairs(v.w, two_60));
 }
 
+// Rows of x to shared memory, STRIDE bytes apart, K columns of each; beyond the last row and column they are zeros.
+// staged: rows that are written. end: columns that x has.
+template <int K, int STRIDE, int THREADS_OF_BLOCK>
+__device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, int rows, int staged, int end) {
+  constexpr int CHUNKS = K / 8, AHEAD = 8;
+  const int all = staged * CHUNKS;
+  for (int i = threadIdx.x; i < all; i += THREADS_OF_BLOCK * AHEAD) {
+    uint4 v[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int at = i + j * THREADS_OF_BLOCK, row = at / CHUNKS, k = at % CHUNKS * 8;
+      v[j] = make_uint4(0, 0, 0, 0);
+      if (at < all && row < rows && k < end) v[j] = *(const uint4*)(x + row * x_stride + k);
+    }
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int at = i + j * THREADS_OF_BLOCK, row = at / CHUNKS, k = at % CHUNKS * 8;
+      if (at < all) *(uint4*)(shared + row * STRIDE + k * 2) = scaled_x(v[j]);
+    }
+  }
+}
+
+// Sums of M * 8 rows of x, as they are staged, over the groups of a warp's STEPS_OF_WARP steps, by the tensor core:
+// [group][row]. x: the lane's part.
+template <int M, int STRIDE, int STEPS_OF_WARP>
+__device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int lane) {
+  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  for (int group = 0; group < STEPS_OF_WARP * GROUPS; group++) {
+    float c[M][4] = {};
+#pragma unroll
+    for (int k = 0; k < STEP_GROUP; k += 32)
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const uint4 b = *(const uint4*)(x + m * 8 * STRIDE + (group * STEP_GROUP + k) * 2);
+        mma(c[m], ones, b.x, b.y);
+        mma(c[m], ones, b.z, b.w);
+      }
+#pragma unroll
+    for (int m = 0; m < M; m++)
+      if (lane < 4) *(float2*)(group_sums + group * M * 8 + m * 8 + 2 * lane) = make_float2(c[m][0], c[m][1]);
+  }
+}

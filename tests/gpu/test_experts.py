@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exact_steps import check_steps
 from families import save_model
 from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
@@ -179,21 +180,7 @@ def test_a_drafted_block_has_the_bits_of_single_steps(
     rows, prompt = 8, 11
     weights, facts = read(folder, rows, exact=True)
     ids = torch.arange(5, 5 + prompt + 3 * rows, device="cuda") % facts.model.vocab_size
-
-    def logits(step: int) -> torch.Tensor:
-        target = FusedTarget(weights, facts.model, (0, 2), 128, rows, exact=True)
-        target.prefill(ids[:prompt], False)
-        found = []
-        for at in range(prompt, len(ids), step):
-            part = ids[at : at + step]
-            found.append(target.head(target.verify(part, False).hidden))
-            target.commit(len(part))
-        return torch.cat(found)
-
-    want = logits(1)
-    assert want.isfinite().all() and want.std() > 0
-    for step in (2, 3, rows):
-        assert torch.equal(logits(step), want), step
+    want = check_steps(weights, facts, ids, prompt, rows)
     # What a CPU makes of the same weights by PyTorch's products.
     checkpoint = Checkpoint.open(folder)
     plain = FusedTarget(

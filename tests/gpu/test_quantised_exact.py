@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exact_steps import check_steps
 from families import save_model
 from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,6 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs
-from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 
@@ -61,18 +61,4 @@ def test_a_drafted_block_has_the_bits_of_single_steps(
     quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
     weights, facts = read(tmp_path / "quantised")
     ids = torch.arange(SINK, SINK + PROMPT + 3 * ROWS, device="cuda") % facts.model.vocab_size
-
-    def logits(step: int) -> torch.Tensor:
-        target = FusedTarget(weights, facts.model, (0, 2), 128, ROWS, exact=True)
-        target.prefill(ids[:PROMPT], False)
-        found = []
-        for at in range(PROMPT, len(ids), step):
-            part = ids[at : at + step]
-            found.append(target.head(target.verify(part, False).hidden))
-            target.commit(len(part))
-        return torch.cat(found)
-
-    want = logits(1)
-    assert want.isfinite().all() and want.std() > 0
-    for step in (2, 3, ROWS):
-        assert torch.equal(logits(step), want), step
+    check_steps(weights, facts, ids, PROMPT, ROWS)
