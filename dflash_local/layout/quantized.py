@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from dflash_local.config.features import GatedDeltaNetConfig, LayerConfig, ModelConfig, MoEConfig
+from dflash_local.config.features import LayerConfig, ModelConfig, MoEConfig
 from dflash_local.config.module_names import DECAY, ROUTERS
 from dflash_local.config.quantization import WHOLE, Quantization, Rule, StoredFp8, StoredInt, StoredPlain
 from dflash_local.layout.linear import INT8_ROWS, KEPT_AS
@@ -50,8 +50,6 @@ def _unknown(layer: LayerConfig) -> str:
     """Which feature of a layer hides matrices from the rules; empty where none does."""
     if any(type(config) not in PARTS for config in (layer.mixer, layer.mlp)):
         return "attention is latent"
-    if isinstance(layer.mixer, GatedDeltaNetConfig) and not layer.mixer.split_projections:
-        return "Gated-DeltaNet projections are interleaved"
     if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias:
         return "experts have biases"
     return ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dflash_local.checkpoint_files.safetensors_header import TensorInfo
-from dflash_local.config.module_names import HEAD
+from dflash_local.config.module_names import HEAD, experts_of
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.quantize_weight import quantize
@@ -18,7 +18,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.fused.quantized_formats import decode, stored_size
-from dflash_local.models.fused_experts import FusedExperts, experts_of
+from dflash_local.models.fused_experts import FusedExperts
 from dflash_local.models.place import Conversion, Places
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.config.module_names import EXPERT
 from dflash_local.errors import CheckpointError
 
-EXPERT = re.compile(r"(.*layers[.](\d+)[.].+[.]experts)[.](\d+)[.](gate|up|down)_proj")
 PARTS = 3  # of an expert
-
-
-def experts_of(module: str) -> str:
-    """The mixture that a module is an expert's matrix of; empty for other modules."""
-    found = EXPERT.fullmatch(module)
-    return found[1] if found else ""
-
-
-def together(module: str) -> str:
-    """The tensor that holds an expert's matrix where those of all experts are stored in one; empty for others."""
-    experts = experts_of(module)
-    return f"{experts}.{'down' if module.endswith('.down_proj') else 'gate_up'}_proj" if experts else ""
 
 
 class FusedExperts:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dflash_local.config.module_names import together
 from dflash_local.config.quantization import Quantization, StoredFormat, StoredPlain
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused_experts import together
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

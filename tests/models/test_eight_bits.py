@@ -39,10 +39,10 @@ def test_codes_are_within_half_a_step_of_their_weight(dtype: torch.dtype) -> Non
 
 
 def test_what_is_held_is_what_the_layout_says() -> None:
-    layer = Linear(random(40, 96))
+    layer = Linear(random(48, 128))
     quantise_layer(layer)
-    buffers = eight_bits(96).buffers("codes", 40, 96, "float32", "drafter weights")
-    assert codes(layer).nbytes == sum(buffer.nbytes for buffer in buffers) == 40 * 96 + 40 * 4
+    buffers = eight_bits(128).buffers("codes", 48, 128, "float32", "drafter weights")
+    assert codes(layer).nbytes == sum(buffer.nbytes for buffer in buffers) == 48 * 128 + 48 * 4
 
 
 @pytest.mark.parametrize("rows", [1, 5, 80])

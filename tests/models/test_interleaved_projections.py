@@ -94,7 +94,7 @@ def test_crossed_blocks_of_a_checkpoint_are_refused_in_one_line(tmp_path: Path) 
         weights_of(folder)
 
 
-@pytest.mark.parametrize(("quantize", "sizes"), [("int4", DENSE), ("int8", DENSE), ("fp8", WIDE)])
+@pytest.mark.parametrize(("quantize", "sizes"), [("int4", DENSE), ("int8", DENSE), ("fp8", WIDE), ("int8", {})])
 def test_weights_quantised_as_they_are_read_are_those_of_the_reference(
     quantize: str, sizes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -159,7 +159,6 @@ def test_one_matrix_of_the_experts_may_stay_plain(
     [
         ("qwen3_moe", "bnb-nf4", "bnb-nf4 would leave its experts in 16 bits"),
         ("gpt_oss", "int4", "int4 is not supported where experts have biases"),
-        ("qwen3_next", "int8", "int8 is not supported where Gated-DeltaNet projections are interleaved"),
         ("deepseek_v3", "fp8", "fp8 is not supported where attention is latent"),
     ],
 )
