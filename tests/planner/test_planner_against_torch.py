@@ -65,7 +65,7 @@ def test_parameters_are_those_transformers_allocates(family: str) -> None:
 def test_quantised_formats_are_offered_where_the_loader_takes_them(family: str) -> None:
     model = shape_of(family)
     assert (formats.refusal(model, "bnb-nf4") == "") == model.dense
-    assert (formats.refusal(model, "int4") != "") == (family in ("qwen3_next", "gpt_oss", "deepseek_v3"))
+    assert (formats.refusal(model, "int4") != "") == (family in ("gpt_oss", "deepseek_v3"))
 
 
 @pytest.mark.parametrize("family", DENSE)
