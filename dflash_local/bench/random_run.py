@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.bench.routing import Routing, distinct_experts, expert_bytes, mixtures, set_routing
+from dflash_local.bench.routing import Routing, expert_bytes, set_routing
 from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
@@ -234,14 +234,15 @@ def at_context(
         runner.progress.limit.fill_(END_OF_NOTHING)
         return place.clock(again, place.replays)
 
-    parts = mixtures(target)
+    parts = target.mixtures
     experts: dict[int, float] = {}
 
     def block_figure(verified: int, work: Callable[[], object], beside: int = 0) -> Figure:
         set_routing(parts, verified, routing)
         ms = timed(work, min(KEPT, verified))
-        if parts:
-            experts[verified] = distinct_experts(parts)
+        distinct = runner.distinct_experts
+        if distinct is not None:
+            experts[verified] = distinct
         return Figure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(parts))
 
     def cycle_of(verified: int, drafting: bool, beside: int = 0) -> Figure:

@@ -13,16 +13,10 @@ from typing import Literal
 import torch
 
 from dflash_local.models.fused.moe import MoE
-from dflash_local.models.fused.target import FusedTarget
 
 Routing = Literal["uniform", "correlated"]
 EXPONENT = 0.75
 FAVOUR = 20.0  # of the experts that a block's rows choose among, in logits of about one
-
-
-def mixtures(target: FusedTarget) -> list[MoE]:
-    """The layers that have experts."""
-    return [layer.mlp for layer in target.layers if isinstance(layer.mlp, MoE)]
 
 
 def set_routing(parts: Sequence[MoE], rows: int, routing: Routing) -> None:
@@ -36,11 +30,6 @@ def set_routing(parts: Sequence[MoE], rows: int, routing: Routing) -> None:
             chosen = torch.randperm(config.num_experts, device=device, generator=generator)
             logits[:, chosen[: round(part.weights.mixture.top_k * rows**EXPONENT)]] += FAVOUR
         part.fixed_logits = logits.to(part.weights.router.products[0].weight.dtype)
-
-
-def distinct_experts(parts: Sequence[MoE]) -> float:
-    """Routed experts of a layer that the last block's rows took, on average."""
-    return sum(int(part.distinct_experts) for part in parts) / len(parts)
 
 
 def expert_bytes(parts: Sequence[MoE]) -> int:

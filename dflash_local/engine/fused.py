@@ -23,7 +23,6 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
-from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import SamplingParams
@@ -98,7 +97,7 @@ class FusedRunner:
     @property
     def distinct_experts(self) -> float | None:
         """See ``Stats.distinct_experts``; waits for the device."""
-        counts = [layer.mlp.distinct_experts for layer in self.target.layers if isinstance(layer.mlp, MoE)]
+        counts = [part.distinct_experts for part in self.target.mixtures]
         return float(torch.cat(counts).float().mean()) if counts else None
 
     @property

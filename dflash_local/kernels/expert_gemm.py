@@ -36,7 +36,6 @@ Name = Literal["route", "expert_gate_up", "expert_down"]
 SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("route", "expert_gate_up", "expert_down")}
 PLAIN_BITS = 16
 ROUTE_THREADS = SLICE_ROWS * WARP_SIZE
-MAX_TOP_K = 32
 
 
 class Mixture(NamedTuple):

@@ -19,6 +19,7 @@ from dflash_local.layout import target as layout
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer
+from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
 from dflash_local.models.rope import inverse_frequencies
@@ -99,6 +100,11 @@ class FusedTarget:
         self._fill_rotations(tensors)
         self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
         self.length = 0  # the host's view of ``start``, where it knows
+
+    @property
+    def mixtures(self) -> list[MoE]:
+        """The layers' parts that have experts."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE)]
 
     def _fill_rotations(self, tensors: Tensors) -> None:
         """The tables of positions, one for each width that rotates."""
