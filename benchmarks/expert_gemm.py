@@ -26,7 +26,7 @@ from dflash_local.kernels import cuda_driver, expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import source_text
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import span_ms
@@ -35,8 +35,8 @@ ROWS = (1, 8, 16)
 ROUTINGS = 24  # of a graph's launches
 REPLAYS = 7
 BF16 = torch.bfloat16
-FORMATS: dict[str, FragmentFormat | None] = {
-    "bf16": None,
+FORMATS: dict[str, FragmentFormat] = {
+    "bf16": PLAIN,
     "int4 g128": FragmentFormat("int4", (1, 128), False, BF16),
     "int4 g32 zeros": FragmentFormat("int4", (1, 32), True, BF16),
     "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
@@ -66,7 +66,7 @@ def matrices(layer: Layer, name: str, features: int, columns: int) -> ExpertWeig
     kind, experts = FORMATS[name], layer.mixture.all_experts
     generator = torch.Generator("cuda").manual_seed(features)
     bias = torch.randn(experts, features, device="cuda", generator=generator).bfloat16() if layer.bias else None
-    if kind is None:
+    if kind == PLAIN:
         plain = torch.empty(experts * features, columns, device="cuda", dtype=BF16)
         return ExpertWeight(plain.normal_(generator=generator).mul_(columns**-0.5), experts, bias)
     coded = random_coded(kind, (experts * features, columns), generator)

@@ -45,13 +45,15 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
   const Weight weight = {codes, scales, zeros, row_scales, all_features};
   const int half = tiles / 2, expert_units = tiles / (WARPS_N * TILES_PER_WARP), size = half * TILE_N;
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
+  // In this order: expert_down may read the list before this kernel has ended.
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
+  // All of the list at once, as far as it may reach: what lies behind its end is not looked at.
   const int occurring = list[0];
   for (int i = threadIdx.x; i < MAX_EXPERTS + 1 + ROWS * SLOTS; i += THREADS) {
-    if (i < occurring) experts[i] = list[1 + i];
-    if (i <= occurring) starts[i] = list[1 + list_experts + i];
+    if (i < MAX_EXPERTS) experts[i] = list[1 + i];
+    if (i <= MAX_EXPERTS) starts[i] = list[1 + list_experts + i];
     if (i < rows * SLOTS) slots[i] = list[2 + 2 * list_experts + i];
   }
   __syncthreads();
@@ -103,6 +105,15 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
     }
   };
   take_rows();
+  // Of a thread's feature in every row: the biases of the unit, which are there when its sums are.
+  static_assert(!HAS_BIAS || THREADS % OUT_COLUMNS == 0, "a thread has one feature of a unit");
+  float gate_bias = 0.0f, up_bias = 0.0f;
+  auto take_biases = [&]() {
+    if (!HAS_BIAS) return;
+    const u16* of_expert = bias + (i64)experts[at] * 2 * size + unit * OUT_COLUMNS + threadIdx.x % OUT_COLUMNS;
+    gate_bias = from_bfloat16(of_expert[0]), up_bias = from_bfloat16(of_expert[size]);
+  };
+  take_biases();
   for (int begin = 0; begin < total_steps; begin += NUM_STAGES) {
 #pragma unroll
     for (int i = 0; i < NUM_STAGES; i++) {
@@ -146,10 +157,7 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
           up += sums[(k * ROWS + rank) * SUM_STRIDE + of_gate + TILE_N];
         }
         gate = rounded(gate), up = rounded(up);
-        if (HAS_BIAS) {
-          const u16* of_expert = bias + (i64)experts[at] * 2 * size + feature;
-          gate = rounded(gate + from_bfloat16(of_expert[0])), up = rounded(up + from_bfloat16(of_expert[size]));
-        }
+        if (HAS_BIAS) gate = rounded(gate + gate_bias), up = rounded(up + up_bias);
         float result;
         if (CLAMPED) {
           gate = min(gate, limit), up = max(min(up, limit), -limit);
@@ -159,9 +167,11 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
         }
         intermediate[(i64)my_slots[rank] * size + feature] = to_bfloat16(result);
       }
-      if (++unit < expert_units) continue;
-      unit = 0;
-      if (++at < occurring) take_rows();
+      if (++unit == expert_units) {
+        unit = 0;
+        if (++at < occurring) take_rows();
+      }
+      if (begin + i + 1 < total_steps) take_biases();
     }
   }
 }

@@ -26,7 +26,7 @@ from dflash_local.kernels.few_row_gemm import (
     fragment_constants,
     source_text,
 )
-from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
@@ -34,7 +34,6 @@ from dflash_local.layout.moe import list_words
 
 Name = Literal["route", "expert_gate_up", "expert_down"]
 SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("route", "expert_gate_up", "expert_down")}
-PLAIN_BITS = 16
 ROUTE_THREADS = SLICE_ROWS * WARP_SIZE
 
 
@@ -73,16 +72,16 @@ class Mixture(NamedTuple):
         return list_words(self.all_experts, self.slots)
 
 
-def fragment_format(weight: ExpertWeight) -> FragmentFormat | None:
-    """Of the kernels' codes; None: plain bfloat16.
+def fragment_format(weight: ExpertWeight) -> FragmentFormat:
+    """Of the kernels' codes.
 
     Raises:
         ValueError: they do not take the weight; says why.
     """
     if isinstance(weight.weight, FragmentWeight):
-        kind: FragmentFormat | None = weight.weight.format
+        kind = weight.weight.format
     elif isinstance(weight.weight, torch.Tensor) and weight.weight.dtype == torch.bfloat16:
-        kind = None
+        kind = PLAIN
     else:
         raise ValueError(f"experts of {weight.weight.dtype} that are not packed")
     if weight.out_features % TILE_N or weight.in_features % 32:
@@ -110,16 +109,16 @@ class GateUpConfig:
         """Tiles that a block works on at a time, half of them the gate's."""
         return self.warps_n * self.tiles
 
-    def shared_bytes(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> int:
+    def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
         """Shared memory of a block: x, its sums over groups, twice the warps' sums, and the list."""
         steps = -(-in_features // STEP_K)
         all_k = -(-steps // self.warps_k) * self.warps_k * STEP_K
-        group_sums = all_k // kind.step_group * rows * 4 if kind is not None and kind.sums_x else 0
+        group_sums = all_k // kind.step_group * rows * 4 if kind.sums_x else 0
         sums = 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
         words = 2 * mixture.most(rows) + 1 + rows * mixture.slots
         return rows * (all_k * 2 + 64) + group_sums + sums + (words + 3) // 4 * 16
 
-    def constants(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
+    def constants(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
         """What the kernel is compiled for."""
         return {
             **fragment_constants(kind, in_features, self.tiles),
@@ -153,12 +152,12 @@ class DownConfig:
         """Of a warp."""
         return 1
 
-    def shared_bytes(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> int:
-        """Shared memory of a block: twice the results of a tile, the list, and the weights of the slots."""
+    def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
+        """Shared memory of a block: twice the results of a tile, the list, and the slots' weights and experts."""
         slots = rows * mixture.slots
-        return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 1 + 2 * slots) * 4
+        return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 1 + 3 * slots) * 4
 
-    def constants(self, kind: FragmentFormat | None, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
+    def constants(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
         """What the kernel is compiled for."""
         sizes = fragment_constants(kind, in_features, self.tiles)
         return {**sizes, "WARPS": self.warps, "K_PARTS": self.k_parts}
@@ -172,14 +171,14 @@ GATE_UP_CONFIGS = (
 )  # fmt: skip
 DOWN_CONFIGS = (
     DownConfig(16, 1, 2), DownConfig(16, 1, 4), DownConfig(16, 2, 2), DownConfig(8, 1, 4, 2), DownConfig(8, 1, 2, 2),
-    DownConfig(16, 4, 2), DownConfig(8, 1, 4), DownConfig(8, 2, 3),
+    DownConfig(16, 4, 2), DownConfig(8, 1, 4), DownConfig(8, 2, 3), DownConfig(8, 4, 2, 2),
 )  # fmt: skip
 
 
 def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int, shared_memory: int) -> bool:
     """True where a device's multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
     kind, in_features = fragment_format(weight), weight.in_features
-    loaded = config.tiles * config.num_stages * (PLAIN_BITS if kind is None else kind.bits) * 2
+    loaded = config.tiles * config.num_stages * kind.bits * 2
     most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
     if loaded > min(most, 128):
         return False

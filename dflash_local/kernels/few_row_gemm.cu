@@ -1,4 +1,4 @@
-// Products of a few rows with a quantised weight: out[M, N] = x[M, K] W[N, K]^T, M <= 8 * ROW_TILES, sums in float32.
+// Products of a few rows with a weight, quantised or not: out[M, N] = x[M, K] W[N, K]^T, M <= 8 * ROW_TILES, sums in float32.
 // What codes and fragments are stands in fragments.cu.
 //
 // Blocks are persistent. A unit of work is WARPS_N * TILES_PER_WARP tiles; the K of a unit is shared by WARPS_K warps,

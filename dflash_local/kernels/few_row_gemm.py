@@ -1,4 +1,4 @@
-"""Products of a few rows with a quantised weight, by ``few_row_gemm.cu``: every byte of the weight is read once.
+"""Products of a few rows with a weight, quantised or not, by ``few_row_gemm.cu``: its every byte is read once.
 
 Configurations are chosen by measurement (``models.fused.kernel_choice``). Sums are float32 in an order that the
 configuration fixes, so a row's result does not depend on the other rows.
@@ -17,7 +17,7 @@ import torch
 
 from dflash_local.kernels import cuda_driver, nvrtc
 from dflash_local.kernels.cuda_driver import WARP_SIZE
-from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, gated, row_stride
 from dflash_local.kernels.split_kv import device_properties
@@ -28,8 +28,7 @@ FRAGMENTS = Path(__file__).with_name("fragments.cu")  # stands before every sour
 KERNEL_NAME = "few_row_gemm"
 TAIL_BITS = 16
 # As the source numbers them.
-CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3}
-PLAIN = 4  # bfloat16 as a checkpoint has it
+CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "bfloat16": 4}
 SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint8: 4, torch.float8_e4m3fn: 5}
 NO_SCALE = 0
 MAX_PARTS = 1024  # counters of a device
@@ -38,6 +37,7 @@ MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, un
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))
+PLAIN_LAYOUTS = ((16, 1, 1, 2), (8, 2, 1, 2), (4, 2, 1, 4))  # of bfloat16, whose loads take four times the registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: i
     """
     if paired and weight.shape[0] % (2 * TILE_N):
         return []
-    steps = weight.codes.shape[1]
+    steps = weight.steps
     found: dict[FewRowConfig, None] = {}
-    for warps, warps_n, tiles, num_stages in LAYOUTS:
+    for warps, warps_n, tiles, num_stages in PLAIN_LAYOUTS if weight.format == PLAIN else LAYOUTS:
         splits = []
         for split_k in SPLITS[: steps.bit_length()]:
             warps_k = _warps_without_waste(-(-steps // split_k), warps)
@@ -108,7 +108,7 @@ def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: i
         found |= dict.fromkeys(splits[:2])
     # A K is shared where shared memory is small or the weight has few rows; a head's many rows would take much room.
     fewest = min((config.split_k for config in found), default=1)
-    most = max(fewest, MAX_SUMS // (weight.codes.shape[0] * TILE_N * SLICE_ROWS))
+    most = max(fewest, MAX_SUMS // (weight.tiles * TILE_N * SLICE_ROWS))
     return [config for config in found if config.split_k <= most]
 
 
@@ -203,17 +203,14 @@ def compile_options(
     )
 
 
-def fragment_constants(weight_format: FragmentFormat | None, in_features: int, tiles: int) -> dict[str, int]:
-    """What ``fragments.cu`` is compiled for; without a format: plain bfloat16.
+def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: int) -> dict[str, int]:
+    """What ``fragments.cu`` is compiled for.
 
     Args:
         tiles: of 16 features, of a warp.
     """
-    sizes = {"IN_FEATURES": in_features, "TILES_PER_WARP": tiles}
-    if weight_format is None:
-        plain = {"CODES": PLAIN, "BLOCK_ROWS": 1, "GROUP_SIZE": 0, "HAS_ZEROS": 0}
-        return {**plain, "SCALE_TYPE": NO_SCALE, "ROW_SCALE_TYPE": NO_SCALE, **sizes}
-    block, scale_type = weight_format.block, SCALE_TYPES[weight_format.scales]
+    block, plain = weight_format.block, weight_format == PLAIN
+    scale_type = NO_SCALE if plain else SCALE_TYPES[weight_format.scales]
     row_scale_type = SCALE_TYPES[torch.float32] if weight_format.row_scales else NO_SCALE
     return {
         "CODES": CODES[weight_format.codes],
@@ -222,7 +219,8 @@ def fragment_constants(weight_format: FragmentFormat | None, in_features: int, t
         "HAS_ZEROS": int(weight_format.zeros),
         "SCALE_TYPE": scale_type if block else NO_SCALE,
         "ROW_SCALE_TYPE": row_scale_type if block else scale_type,
-        **sizes,
+        "IN_FEATURES": in_features,
+        "TILES_PER_WARP": tiles,
     }
 
 
@@ -243,7 +241,7 @@ def _launch(
     residual: torch.Tensor | None,
     paired: bool,
 ) -> None:
-    tiles = weight.codes.shape[0]
+    tiles = weight.tiles
     if paired and weight.shape[0] % (2 * TILE_N):
         raise ValueError(f"a gated pair of {weight.shape[0]} rows does not consist of tiles of {TILE_N}")
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:

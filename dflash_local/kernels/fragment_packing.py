@@ -26,13 +26,14 @@ from dflash_local.layout.linear import DEQUANTIZED_SLICE, INT4_PER_WORD, STEP_K,
 GROUP_SIZES = (32, 64, 128)  # of integers, and multiples of the last
 FP4_SCALES = {torch.uint8: 32, torch.float8_e4m3fn: 16}  # MXFP4's and NVFP4's, and the groups that they are of
 MAX_E8M0 = 188  # 2^61; with the 2^66 that FP4's products lack it is as large as a float32 gets
+LANE_COLUMNS = 32  # of which each lane takes eight
 HALF_OF_LANES = 16  # columns of 32 that lanes t of 0 and 1 hold; their scales lie before those of the others
 MAX_TAIL_ROWS = 256  # more are worth a launch of their own
 WORD_BYTES = 4
 PACKED_SLICE = 2**24  # codes that are packed at a time: copies of 8 to 16 MiB, of which about four live at once
 SIGNS = -0x7F7F7F80  # 0x80808080: the highest bit of each byte of a word
 
-Codes = Literal["int4", "int8", "e4m3", "e2m1"]
+Codes = Literal["int4", "int8", "e4m3", "e2m1", "bfloat16"]
 Codable = IntWeight | Fp8Weight | Fp4Weight
 Fields = tuple[tuple[int, int, tuple[int, int, int, int]], ...]
 # Fields of a code of four bits: their mask, their lowest bit in the code, and where each operand's lie in half a word.
@@ -64,7 +65,7 @@ class FragmentFormat:
     @property
     def bits(self) -> int:
         """Of a code."""
-        return 4 if self.codes in ("int4", "e2m1") else 8
+        return {"int4": 4, "e2m1": 4, "bfloat16": 16}.get(self.codes, 8)
 
     @property
     def step_words(self) -> int:
@@ -92,12 +93,16 @@ class FragmentFormat:
         return self.codes == "int4" or self.zeros
 
 
+PLAIN = FragmentFormat("bfloat16", None, False, torch.bfloat16)  # as a checkpoint has it: no scales, nothing packed
+
+
 @dataclass(frozen=True, slots=True)
 class FragmentWeight(CodedWeight):
     """A weight [N, K] in fragments.
 
     Attributes:
-        codes: [tiles, steps, words] int32. scales: of groups [tiles, groups / groups of a step, 8, groups of a step,
+        codes: [tiles, steps, words] int32; ``PLAIN``: [N, K] bfloat16, which also stands for the scales that there are
+            not. scales: of groups [tiles, groups / groups of a step, 8, groups of a step,
             2], the last axis being features g and g + 8 (groups of 16: see ``HALF_OF_LANES``); else as of the weight.
         zeros: uint8, as the scales, or None. row_scales: [N] float32, or None.
         tail: [tiles of the tail, steps, 2048] bfloat16, or None.
@@ -116,6 +121,27 @@ class FragmentWeight(CodedWeight):
     def coded_rows(self) -> int:
         """Its rows but for the tail's."""
         return self.shape[0] - self.format.tail
+
+    @property
+    def tiles(self) -> int:
+        """Of 16 coded rows."""
+        return -(-self.coded_rows // TILE_N)
+
+    @property
+    def steps(self) -> int:
+        """Of 128 columns."""
+        return -(-self.shape[1] // STEP_K)
+
+    @classmethod
+    def plain(cls, weight: torch.Tensor) -> FragmentWeight:
+        """A matrix [N, K] in bfloat16 as it lies.
+
+        Raises:
+            ValueError: the kernels do not take it; says why.
+        """
+        if weight.dtype != torch.bfloat16 or not weight.is_contiguous() or weight.shape[1] % LANE_COLUMNS:
+            raise ValueError(f"rows are no multiples of {LANE_COLUMNS} bfloat16, one behind the other")
+        return cls(weight, weight, None, None, weight.shape, PLAIN, weight.dtype)
 
     @classmethod
     def of(cls, weight: Codable, in_place: bool = False) -> FragmentWeight:
@@ -176,10 +202,9 @@ class FragmentWeight(CodedWeight):
 
     def slices(self, codes: int = DEQUANTIZED_SLICE) -> Iterator[tuple[slice, slice]]:
         """Parts of the tiles of about so many codes, and the coded rows that they hold."""
-        tiles, steps = self.codes.shape[:2]
-        length = max(1, codes // (TILE_N * STEP_K * steps))
-        for at in range(0, tiles, length):
-            end = min(at + length, tiles)
+        length = max(1, codes // (TILE_N * STEP_K * self.steps))
+        for at in range(0, self.tiles, length):
+            end = min(at + length, self.tiles)
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.coded_rows))
 
     def first_rows(self, stop: int) -> FragmentWeight:
@@ -205,6 +230,8 @@ class FragmentWeight(CodedWeight):
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """What some coded rows [n, K] stand for, in float32; they begin with a tile's first."""
+        if self.format == PLAIN:
+            return self.codes[rows].float()
         if self.format.codes != "int4":
             return self.unpacked(rows).dequantized()
         begin, end, part = self._tiles(rows)
@@ -286,8 +313,8 @@ def fragment_format(weight: Codable) -> FragmentFormat:
         ValueError: the kernel does not take it; says why.
     """
     k = weight.shape[1]
-    if k % 32:
-        raise ValueError(f"{k} columns are no multiple of 32")
+    if k % LANE_COLUMNS:
+        raise ValueError(f"{k} columns are no multiple of {LANE_COLUMNS}")
     if isinstance(weight, Fp8Weight):
         return _fp8_format(weight, k)
     group = weight.group_size

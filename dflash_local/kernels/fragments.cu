@@ -58,9 +58,11 @@ static_assert(!SCALES_CODES || (GROUP_SIZE == 16 && BLOCK_ROWS == 1), "scales of
 static_assert(SCALED || !SUMS_X, "an offset is taken off a group");
 static_assert(IN_FEATURES % 32 == 0, "lanes take 8 columns of 32");
 
+// The whole line comes from memory at once: of plain bfloat16 one load of a warp takes half of eight lines, and 64 bytes
+// at a time memory gives a tenth less.
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
@@ -151,7 +153,8 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
       const u8* row = weight.codes + (((i64)t * TILE_N + (lane >> 2)) * IN_FEATURES + at * STEP_K + (lane & 3) * 8) * 2;
 #pragma unroll
       for (int i = 0; i < LOADS; i++) {
-        const bool has = load && (IN_FEATURES % STEP_K == 0 || at * STEP_K + i / 2 * 32 < IN_FEATURES);
+        const bool has = load && t * TILE_N + (lane >> 2) + i % 2 * 8 < weight.features &&
+                         (IN_FEATURES % STEP_K == 0 || at * STEP_K + i / 2 * 32 < IN_FEATURES);
         const u8* from = row + (i64)(i % 2 * 8) * IN_FEATURES * 2 + i / 2 * 64;
         step.codes[n][i] = has ? load_streamed(from) : make_uint4(0, 0, 0, 0);
       }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight, is_whole
+from dflash_local.kernels.fragment_packing import PLAIN, Codable, FragmentFormat, FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.layout.linear import WORD_BITS
 
@@ -18,6 +18,8 @@ def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.de
     """Of every code, scales of both signs where a format has them, and results of about one."""
     n, k = shape
     generator = torch.Generator(device).manual_seed(0)
+    if kind == PLAIN:
+        return FragmentWeight.plain((torch.randn(shape, generator=generator, device=device) * k**-0.5).bfloat16())
     weight = random_coded(kind, (n - kind.tail, k), generator)
     packed = FragmentWeight.of(weight, in_place=is_whole(weight))
     if not kind.tail:

@@ -116,6 +116,29 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_plain_rows_are_multiplied_where_they_lie(rows: int) -> None:
+    for n, k in ((257, 2048), (1000, 2880), (992, 4096 + 32)):
+        memory = empty(n + 32, k)  # nothing behind a weight may be read
+        memory[:n] = random(n, k, seed=2)
+        weight, x, residual = FragmentWeight.plain(memory[:n]), random(rows, k), random(rows, n, seed=1)
+        want = x.double() @ memory[:n].double().t()
+        hot = torch.zeros_like(x)
+        hot[torch.arange(rows), torch.arange(rows) * 97 % k] = 1
+        for config in configs(weight, rows):
+            out = few_row_gemm.linear(x, weight, empty(rows, n), config)
+            assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 3e-3, (n, k, config)
+            assert torch.equal(few_row_gemm.linear(x[:1], weight, empty(1, n), config), out[:1]), (n, k, config)
+            added = few_row_gemm.linear(x, weight, residual.clone(), config, residual)
+            assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (n, k, config)
+            picked = few_row_gemm.linear(hot, weight, empty(rows, n), config)
+            assert torch.equal(picked, memory[:n].t()[torch.arange(rows) * 97 % k]), (n, k, config)
+        for config in configs(weight, rows, paired=True) if n % 32 == 0 else ():
+            gated = swiglu_reference(x.double(), memory[:n].double(), torch.empty(rows, n // 2, device="cuda").double())
+            out = few_row_gemm.swiglu(x, weight, empty(rows, n // 2), config)
+            assert ((out.double() - gated).norm(dim=1) / gated.norm(dim=1)).max() < 1e-2, (n, k, config)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_every_gated_config_equals_what_the_weight_stands_for(rows: int) -> None:
     for name, weight in weights():
         if weight.shape[0] % 32:

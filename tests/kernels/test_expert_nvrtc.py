@@ -13,11 +13,11 @@ from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import source_text
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 
 FORMATS = {
-    "bfloat16": None,
+    "bfloat16": PLAIN,
     "int4 in groups of 128": FragmentFormat("int4", (1, 128), False, torch.bfloat16),
     "int4 in groups of 32 with zeros": FragmentFormat("int4", (1, 32), True, torch.bfloat16),
     "fp8": FragmentFormat("e4m3", (128, 128), False, torch.bfloat16),
@@ -43,11 +43,11 @@ def compiler() -> nvrtc.Nvrtc:
         pytest.skip(f"{error.message}; {error.hint}")
 
 
-def on_meta(kind: FragmentFormat | None, mixture: Mixture, features: int, columns: int) -> ExpertWeight:
+def on_meta(kind: FragmentFormat, mixture: Mixture, features: int, columns: int) -> ExpertWeight:
     """All experts' matrices, without memory."""
     shape = torch.Size((mixture.all_experts * features, columns))
     bias = torch.empty(mixture.all_experts, features, device="meta") if mixture.clamp else None
-    if kind is None:
+    if kind == PLAIN:
         return ExpertWeight(torch.empty(shape, dtype=torch.bfloat16, device="meta"), mixture.all_experts, bias)
     codes = torch.empty(-(-shape[0] // 16), -(-columns // 128), kind.step_words, dtype=torch.int32, device="meta")
     packed = FragmentWeight(codes, torch.empty(0, device="meta"), None, None, shape, kind, torch.bfloat16)

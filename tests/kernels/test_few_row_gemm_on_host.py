@@ -121,6 +121,30 @@ def test_gated_products_of_any_number_of_rows_are_right(name: str, kernels: Kern
     assert torch.equal(few_row_gemm.swiglu(x, packed, empty(21, 48), config), out), "whatever runs first"
 
 
+@pytest.mark.parametrize("config", [FewRowConfig(1, 2, 1, 3, split_k=2), FewRowConfig(3, 1, 2, 2)])
+def test_plain_rows_are_multiplied_where_they_lie(config: FewRowConfig, kernels: Kernels) -> None:
+    n, k, rows = 75, 288, 11
+    memory = torch.full((n + 32, k), float("nan"), dtype=torch.bfloat16)  # nothing behind a weight may be read
+    memory[:n] = random(n, k)
+    weight, x, residual = FragmentWeight.plain(memory[:n]), random(rows, k, seed=1), random(rows, n + 5, seed=2)
+    want = x.double() @ memory[:n].double().t()
+    wide = empty(rows, n + 5)
+    out = few_row_gemm.linear(x, weight, wide[:, :n], config)
+    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < ROUNDING and wide[:, n:].isnan().all()
+    assert torch.equal(few_row_gemm.linear(x[4:5], weight, empty(1, n), config), out[4:5]), "a row alone"
+    added = few_row_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone())
+    assert torch.equal(added, (out.float() + residual[:, :n].float()).bfloat16())
+    hot = one_hot(rows, k)
+    assert torch.equal(few_row_gemm.linear(hot, weight, empty(rows, n), config), hot @ memory[:n].t())
+
+
+def test_plain_gated_products_are_right(kernels: Kernels) -> None:
+    weight, x = random(96, 160), random(9, 160, seed=1)
+    want = swiglu_reference(x.double(), weight.double(), torch.empty(9, 48).double())
+    out = few_row_gemm.swiglu(x, FragmentWeight.plain(weight), empty(9, 48), FewRowConfig(2, 2, 1, 2))
+    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-2
+
+
 def test_every_unit_and_every_tile_of_a_tail_has_its_block(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, below = int8(200, 160, 160), random(72, 160)
     packed = FragmentWeight.of(weight).with_tail(below.clone())

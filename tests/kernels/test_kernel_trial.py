@@ -18,7 +18,7 @@ from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord, source_digest
 from dflash_local.kernels.kernel_trial import Request, Trial, TrialsImpossibleError, trials_of, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
@@ -38,7 +38,7 @@ FORMATS = [
         *(nvfp4(16, 128, row_scales) for row_scales in (False, True)),
     )
 ]
-FORMATS.append(replace(FORMATS[1], tail=24))
+FORMATS.extend((replace(FORMATS[1], tail=24), PLAIN))
 # What each planted kernel does, by warps_k of its configuration.
 PLANTED = """
 import os, threading

@@ -16,7 +16,7 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.layout.linear import SLICE_ROWS
 
@@ -31,6 +31,7 @@ FORMATS = {
     "NVFP4": FragmentWeight.of(nvfp4(16, 128)).format,
     "int4 with a tail": replace(FragmentWeight.of(int4(16, 128, 128)).format, tail=64),
     "fp8 with a tail": replace(FragmentWeight.of(fp8(16, 128)).format, tail=96),
+    "bfloat16": PLAIN,
 }
 DRIVER = 13000
 
@@ -45,6 +46,8 @@ def compiler() -> nvrtc.Nvrtc:
 
 def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     """A weight without memory."""
+    if kind == PLAIN:
+        return FragmentWeight.plain(torch.empty(n, k, dtype=torch.bfloat16, device="meta"))
     codes = torch.empty(-(-n // 16), -(-k // 128), kind.step_words, dtype=torch.int32, device="meta")
     return FragmentWeight(codes, torch.empty(0, device="meta"), None, None, torch.Size((n, k)), kind, torch.bfloat16)
 
@@ -111,7 +114,7 @@ def test_the_sums_that_a_head_leaves_between_blocks_are_bounded(card: int) -> No
     for kind in FORMATS.values():
         head = on_meta(248320, 5120, kind)
         configs = few_row_gemm.candidates(head, False, 16, SHARED_MEMORY[card] * 1024)
-        sums = [config.split_k * head.codes.shape[0] * TILE_N * SLICE_ROWS for config in configs]
+        sums = [config.split_k * head.tiles * TILE_N * SLICE_ROWS for config in configs]
         assert configs and max(sums) <= few_row_gemm.MAX_SUMS
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dflash_local.kernels import skinny_gemm
+from dflash_local.kernels import few_row_gemm, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import power_of_two
@@ -21,6 +21,7 @@ from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Part, WeightFormat, part_rows
 from dflash_local.models.fused.at_load import QUANTIZED_AT_LOAD
 from dflash_local.models.fused.fragment_format import FRAGMENTS
+from dflash_local.models.fused.fragment_kernels import product_of, right_configs
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Places
 
@@ -111,6 +112,8 @@ class _Unquantized:
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: Any, residual: torch.Tensor | None
     ) -> torch.Tensor:
         if config is not None and len(x) <= skinny_gemm.MAX_ROWS:
+            if isinstance(config, FewRowConfig):
+                return few_row_gemm.linear(x, FragmentWeight.plain(weight), out, config, residual)
             return skinny_gemm.linear(x, weight, out, config, residual)
         if residual is None:
             return torch.mm(x, weight.t(), out=out)
@@ -118,14 +121,24 @@ class _Unquantized:
 
     def swiglu(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: Any) -> torch.Tensor:
         if config is not None and len(x) <= skinny_gemm.MAX_ROWS:
+            if isinstance(config, FewRowConfig):
+                return few_row_gemm.swiglu(x, FragmentWeight.plain(weight), out, config)
             return skinny_gemm.swiglu(x, weight, out, config)
         return skinny_gemm.swiglu_reference(x, weight, out)
 
     def prefill(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, weight.t())
 
-    def candidates(self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[GemmConfig]:
-        """Those of the usual configurations that divide a weight and fit, else those for toys."""
+    def candidates(self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
+        """Those of the few-row kernels, and of Triton's usual configurations those that divide a weight and fit, else
+        those for toys.
+        """
+        triton = self._triton_candidates(weight, paired, rows, shared_memory)
+        product = product_of(weight, paired)
+        return triton if product is None else [*triton, *right_configs(product, rows, shared_memory)]
+
+    @staticmethod
+    def _triton_candidates(weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
         matrices = 2 if paired else 1
         out_features, block_m = weight.shape[0] // matrices, max(skinny_gemm.MIN_ROWS, power_of_two(rows))
         room = shared_memory - skinny_gemm.RESERVED_SHARED_MEMORY
@@ -135,7 +148,8 @@ class _Unquantized:
             return config.fits(out_features, weight.shape[1]) and stage * config.num_stages <= room
 
         usual = SWIGLU_CONFIGS if paired else GEMM_CONFIGS
-        return [config for config in usual if fits(config)] or [config for config in SMALL_CONFIGS if fits(config)]
+        found = [config for config in usual if fits(config)] or [config for config in SMALL_CONFIGS if fits(config)]
+        return [*found]
 
 
 UNQUANTIZED = _Unquantized()

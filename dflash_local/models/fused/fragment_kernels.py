@@ -1,4 +1,4 @@
-"""Which few-row kernels may multiply a packed weight on its card, and which is the fastest: found out once, kept.
+"""Which few-row kernels may multiply a weight on its card, and which is the fastest: found out once, kept.
 
 The first use of a kernel is a child process's (``kernels.kernel_trial``). At each load the configurations that are used
 are tried again, with the weight at hand.
@@ -14,6 +14,7 @@ import torch
 from dflash_local.kernels import few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, trials_of, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
@@ -29,6 +30,18 @@ FAILED: dict[Verdict, str] = {
     "uncompiled": "did not compile",
     "untried": "were left out",
 }
+
+
+def product_of(weight: object, paired: bool) -> Product | None:
+    """Of a weight that the kernels take where it lies: packed, or plain bfloat16."""
+    if isinstance(weight, FragmentWeight):
+        return weight, paired
+    if not isinstance(weight, torch.Tensor) or not runs_kernels(weight):
+        return None
+    try:
+        return FragmentWeight.plain(weight), paired
+    except ValueError:
+        return None
 
 
 def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part: None) -> None:

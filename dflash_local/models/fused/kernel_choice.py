@@ -38,7 +38,7 @@ def choose_configs(
     """
     chosen: dict[tuple[int, int], KernelConfig | None] = {}
     groups = by_kind(layer for layer in layers if runs_kernels(layer.weight))
-    fragment_kernels.try_new([product for members in groups if (product := _packed(members[0]))], rows, say)
+    fragment_kernels.try_new([product for members in groups if (product := _product(members[0]))], rows, say)
     say("measuring", 1.0)
     for members in groups:
         best, shape = _chosen(members, rows), members[0].weight.shape
@@ -101,14 +101,19 @@ def _packed(layer: Linear | GateUp) -> fragment_kernels.Product | None:
     return (layer.weight, layer.paired) if isinstance(layer.weight, FragmentWeight) else None
 
 
+def _product(layer: Linear | GateUp) -> fragment_kernels.Product | None:
+    """The layer's product where few-row kernels take its weight."""
+    return fragment_kernels.product_of(layer.weight, layer.paired)
+
+
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
     """Kernel configurations that divide a weight and fit a device's shared memory (bytes for one program)."""
     return format_of(layer.weight).candidates(layer.weight, layer.paired, rows, shared_memory)
 
 
 def _chosen(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
-    """The fastest configuration; of packed weights by what was measured on this card before."""
-    product = _packed(members[0])
+    """The fastest configuration; of few-row kernels by what was measured on this card before."""
+    product = _product(members[0])
     if product is None:
         return _fastest(members, rows)
     known = fragment_kernels.remembered(product, rows)
