@@ -22,9 +22,12 @@ from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import (
     MAX_LOADED,
     MAX_LOADING_THREADS,
+    MAX_PARTS,
     defined,
     fragment_constants,
+    partial_sums,
     source_text,
+    zero_counters,
 )
 from dflash_local.kernels.fragment_packing import PLAIN, STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
@@ -135,12 +138,14 @@ class DownConfig:
     Attributes:
         warps: of a block, which go through the experts. k_parts: parts of K that a warp takes one of.
         num_stages: steps of 128 along K that a warp loads ahead. blocks_per_sm: that a multiprocessor holds at a time.
+        shares_tiles: blocks have equal parts of all tiles and experts, not whole tiles.
     """
 
     warps: int
     k_parts: int
     num_stages: int
     blocks_per_sm: int = 1
+    shares_tiles: bool = False
 
     @property
     def threads(self) -> int:
@@ -155,12 +160,12 @@ class DownConfig:
     def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
         """Shared memory of a block: twice the results of a tile, the list, and the slots' weights and experts."""
         slots = rows * mixture.slots
-        return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 1 + 3 * slots) * 4
+        return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 2 + 3 * slots) * 4
 
     def constants(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
         """What the kernel is compiled for."""
         sizes = fragment_constants(kind, in_features, self.tiles)
-        return {**sizes, "WARPS": self.warps, "K_PARTS": self.k_parts}
+        return {**sizes, "WARPS": self.warps, "K_PARTS": self.k_parts, "SHARES_TILES": int(self.shares_tiles)}
 
 
 ExpertConfig = GateUpConfig | DownConfig
@@ -172,6 +177,8 @@ GATE_UP_CONFIGS = (
 DOWN_CONFIGS = (
     DownConfig(16, 1, 2), DownConfig(16, 1, 4), DownConfig(16, 2, 2), DownConfig(8, 1, 4, 2), DownConfig(8, 1, 2, 2),
     DownConfig(16, 4, 2), DownConfig(8, 1, 4), DownConfig(8, 2, 3), DownConfig(8, 4, 2, 2),
+    DownConfig(16, 1, 2, 1, True), DownConfig(8, 1, 4, 2, True), DownConfig(8, 4, 2, 2, True),
+    DownConfig(16, 4, 2, 1, True),
 )  # fmt: skip
 
 
@@ -185,6 +192,8 @@ def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int
     if isinstance(config, GateUpConfig) and (
         config.unit_tiles % 2 or weight.out_features // TILE_N % config.unit_tiles
     ):
+        return False
+    if isinstance(config, DownConfig) and config.shares_tiles and weight.out_features // TILE_N > MAX_PARTS:
         return False
     taken = config.shared_bytes(kind, in_features, mixture, rows) + RESERVED_SHARED_MEMORY
     return taken * config.blocks_per_sm <= shared_memory
@@ -273,13 +282,17 @@ def down(
     """
     weights, experts, expert_list = routed
     codes, scales, zeros, row_scales = _operands(weight)
-    tiles, sms = weight.out_features // TILE_N, device_properties(out.device).num_sms
+    tiles, most = weight.out_features // TILE_N, device_properties(out.device).num_sms * config.blocks_per_sm
+    results: torch.Tensor | None = None
+    if config.shares_tiles:
+        results = partial_sums(out.device, SLICE_ROWS * mixture.slots * weight.out_features)
     kernel = _kernel("expert_down", out.device, weight, mixture, config, slice_rows(len(out)))
     kernel.launch(
-        min(tiles, sms * config.blocks_per_sm),
+        most if config.shares_tiles else min(tiles, most),
         (
             intermediate, codes, scales, zeros, row_scales, weight.bias, weights, experts, out, residual, expert_list,
-            c_int64(out.stride(0)), len(out), weight.weight.shape[0], tiles, mixture.all_experts,
+            c_int64(out.stride(0)), len(out), weight.weight.shape[0], tiles, mixture.all_experts, results,
+            zero_counters(out.device),
         ),
     )  # fmt: skip
     return out

@@ -254,8 +254,8 @@ def _launch(
     sums: torch.Tensor | None = None
     if config.split_k > 1:
         results = (units * config.unit_tiles + tail_tiles) * TILE_N * SLICE_ROWS
-        sums = _partial_sums(x.device, config.split_k * results)
-    counters = _counters(x.device)
+        sums = partial_sums(x.device, config.split_k * results)
+    counters = zero_counters(x.device)
     stride = row_stride(out, residual)
     row_scales = weight.scales if weight.format.block is None else weight.row_scales
     for at in range(0, len(x), SLICE_ROWS):
@@ -312,7 +312,7 @@ def compiled(
 
 
 @cache
-def _counters(device: torch.device) -> torch.Tensor:
+def zero_counters(device: torch.device) -> torch.Tensor:
     """Zeros, and every launch leaves them so; the launches that share them follow one another."""
     return torch.zeros(MAX_PARTS, dtype=torch.int32, device=device)
 
@@ -320,7 +320,7 @@ def _counters(device: torch.device) -> torch.Tensor:
 _sums: dict[torch.device, list[torch.Tensor]] = {}  # of each device, the largest last; captured graphs use them all
 
 
-def _partial_sums(device: torch.device, numbers: int) -> torch.Tensor:
+def partial_sums(device: torch.device, numbers: int) -> torch.Tensor:
     """Room for the sums of blocks that share a K; the launches that share it follow one another."""
     room = _sums.setdefault(device, [])
     if not room or room[-1].numel() < numbers:

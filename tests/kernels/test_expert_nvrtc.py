@@ -67,7 +67,7 @@ def check(compiler: nvrtc.Nvrtc, card: int, name: str, layer: tuple[Mixture, int
             compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
             assert compiled.startswith(b"\x7fELF") and "warning" not in log and "bytes smem" not in log, log
             spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
-            assert spilled and max(spilled) <= 256, (config, log)
+            assert spilled and max(spilled) <= 384, (config, log)
             taken = config.shared_bytes(FORMATS[name], sizes[1], mixture, rows) + RESERVED_SHARED_MEMORY
             assert taken * config.blocks_per_sm <= memory
 
