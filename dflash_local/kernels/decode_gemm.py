@@ -62,16 +62,16 @@ def _linear_kernel(
     column = tl.arange(0, 128)
     total = tl.zeros((16, BLOCK_M), tl.float32)
     for step in range(steps):
-        packed, g, first = load_runs(codes, tile, step * 128, steps, RUN_WORDS, 128)
+        packed, g, inner = load_runs(codes, tile, step, steps, RUN_WORDS, 128, 1, False, False)
         upper = decoded_runs(
-            packed, g, first, scales, zeros, row_scales, tile, features, steps, scale_columns, 0, CODES, PLACES,
+            packed, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 0, CODES, PLACES,
             SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-            HAS_ROW_SCALES, 128,
+            HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
         lower = decoded_runs(
-            packed, g, first, scales, zeros, row_scales, tile, features, steps, scale_columns, 1, CODES, PLACES,
+            packed, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 1, CODES, PLACES,
             SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-            HAS_ROW_SCALES, 128,
+            HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
         both = tl.permute(tl.join(_by_feature(upper, RUN_WORDS), _by_feature(lower, RUN_WORDS)), (2, 0, 1))
         value = tl.reshape(both, [16, 128])

@@ -5,22 +5,47 @@ A prompt's chunk has enough rows to pay for it: the codes are read once, the num
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, TILE_N, FragmentWeight
+from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, STEP_K, TILE_N, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
+from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, device_properties
 from dflash_local.layout.linear import DECODED_SLICE
 
-PROGRAM_WORDS = 512  # of codes that a program decodes: 32 bytes for each thread
 STEP_RUNS = 128  # of eight columns of two features
-NUM_WARPS = 2
+MAX_GRID_Y = 65535  # programs along the second axis of a grid
 GEMM_TILE = 256  # rows of a weight that a tile of torch's product may take: slices of whole tiles leave none half empty
 
 
-def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tensor:
+class LaunchConfig(NamedTuple):
+    """How ``decode`` is launched; results do not depend on it.
+
+    Attributes:
+        steps: of 128 columns of a tile that one program decodes, a power of two.
+        across: neighbouring 32 columns that lanes of a warp store together: 1, 2 or 4, filling 64, 128 or 256 bytes of
+            a row. Runs of four bits always fill 128.
+        along_k: programs that follow each other decode a tile's columns; else the same columns of all tiles.
+        last_first: the last tile is decoded first, and the product begins with what was written last.
+        streamed: the cache drops codes first, since they are read once, and keeps what is decoded.
+        native: e4m3 is converted by an instruction where the card has one; other cards take NaN for 480.
+    """
+
+    steps: int = 4
+    num_warps: int = 4
+    across: int = 2
+    along_k: bool = True
+    last_first: bool = False
+    streamed: bool = True
+    native: bool = True
+
+
+CONFIG = LaunchConfig()
+
+
+def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: LaunchConfig | None = None) -> torch.Tensor:
     """What some coded rows of a weight stand for, in the dtype of ``out``.
 
     Args:
@@ -31,12 +56,18 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor) -> torch.Tens
     part = out[: end - begin]
     if not runs_kernels(weight):
         return part.copy_(weight.dequantized(rows))
-    kind, steps = weight.format, weight.codes.shape[1]
-    grid = (-(-(end - begin) // TILE_N), -(-steps * kind.step_words // PROGRAM_WORDS))
-    _decode_kernel[grid](
-        *tile_operands(weight), part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps,
-        weight.scales.shape[-1],
-        **tile_constants(weight), RUNS=PROGRAM_WORDS // (kind.step_words // STEP_RUNS), num_warps=NUM_WARPS,
+    config = config or CONFIG
+    steps, tiles = weight.codes.shape[1], -(-(end - begin) // TILE_N)
+    pieces = -(-steps // config.steps)
+    codes, *scales = tile_operands(weight)
+    if config.native and weight.format.codes == "e4m3":
+        if device_properties(weight.device).compute_capability >= FP8_LOAD_CAPABILITY:
+            codes = codes.view(torch.float8_e4m3fn)
+    along_k = config.along_k and tiles <= MAX_GRID_Y
+    _decode_kernel[(pieces, tiles) if along_k else (tiles, pieces)](
+        codes, *scales, part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps, weight.scales.shape[-1],
+        **tile_constants(weight), **launch_constants(weight, config._replace(along_k=along_k)),
+        num_warps=config.num_warps,
     )  # fmt: skip
     return part
 
@@ -73,6 +104,19 @@ def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, ...]:
     return weight.codes, scales, scales if weight.zeros is None else weight.zeros, row_scales
 
 
+def launch_constants(weight: FragmentWeight, config: LaunchConfig) -> dict[str, Any]:
+    """What ``decode``'s kernel is compiled for beside ``tile_constants``."""
+    (n, k), steps = (weight.coded_rows, weight.shape[1]), weight.codes.shape[1]
+    return {
+        "RUNS": config.steps * STEP_RUNS,
+        "ACROSS": config.across,
+        "ALONG_K": config.along_k,
+        "LAST_FIRST": config.last_first,
+        "STREAMED": config.streamed,
+        "WHOLE": n % TILE_N == 0 and k % STEP_K == 0 and steps % config.steps == 0,
+    }
+
+
 def tile_constants(weight: FragmentWeight) -> dict[str, Any]:
     """What ``load_runs`` and ``decoded_runs`` are compiled for."""
     kind = weight.format
@@ -100,55 +144,95 @@ def _decode_kernel(
     CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
+    ACROSS: tl.constexpr, ALONG_K: tl.constexpr, LAST_FIRST: tl.constexpr, STREAMED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     # fmt: on
     # One program: RUNS runs, whose codes lie together, of a tile of 16 features. A thread loads a run's words at once
-    # and stores 16 bytes of either feature; four neighbours (of four bits: every other one) fill 64 bytes of a row.
-    tile = (tl.program_id(0) + first_tile).to(tl.int64)
-    packed, g, column = load_runs(codes, tile, tl.program_id(1) * RUNS, steps, RUN_WORDS, RUNS)
-    for h in tl.static_range(2):
-        values = decoded_runs(
-            packed, g, column, scales, zeros, row_scales, tile, features, steps, scale_columns, h, CODES, PLACES,
-            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-            HAS_ROW_SCALES, RUNS,
-        )  # fmt: skip
-        row = g + 8 * h
-        place = (tl.program_id(0).to(tl.int64) * 16 + row) * in_features + column
-        stored = (tile * 16 + row < features) & (column < in_features)
-        places = place[:, None] + tl.arange(0, 8)[None, :]
-        tl.store(out + places, values.to(out.dtype.element_ty), mask=stored[:, None])
+    # and stores 16 bytes of either feature. Four lanes fill 64 bytes of a row; ACROSS times as many take the columns
+    # next to them, so that a warp stores whole lines of the cache, and loads no more lines than in the codes' order.
+    # Programs are numbered along K first: those that run together read codes that lie together, and write whole rows.
+    # A run's scales are found once; all is loaded before anything is stored.
+    # WHOLE: nothing is ragged, and no program reaches behind the last step.
+    if ALONG_K:
+        piece, local, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    else:
+        piece, local, tiles = tl.program_id(1), tl.program_id(0), tl.num_programs(0)
+    if LAST_FIRST:
+        local = tiles - 1 - local
+    tile = (local + first_tile).to(tl.int64)
+    first = piece * (RUNS // 128)
+    packed, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, RUNS, ACROSS, STREAMED, WHOLE)
+    upper = decoded_runs(
+        packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES, PLACES,
+        SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
+        HAS_ROW_SCALES, RUNS, WHOLE,
+    )  # fmt: skip
+    lower = decoded_runs(
+        packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES, PLACES,
+        SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
+        HAS_ROW_SCALES, RUNS, WHOLE,
+    )  # fmt: skip
+    # What differs between a thread's runs is known when it is compiled: one address serves all of them.
+    corner = out + local.to(tl.int64) * 16 * in_features + first * 128
+    places = corner + (g * in_features)[:, None] + column[:, None] + tl.arange(0, 8)[None, :]
+    inside = (first * 128 + column < in_features) | WHOLE
+    row = tile * 16 + g
+    tl.store(places, upper.to(out.dtype.element_ty), mask=(inside & ((row < features) | WHOLE))[:, None])
+    places += 8 * in_features
+    tl.store(places, lower.to(out.dtype.element_ty), mask=(inside & ((row + 8 < features) | WHOLE))[:, None])
 
 
 @jit
-def load_runs(codes, tile, first, steps, RUN_WORDS: tl.constexpr, RUNS: tl.constexpr):
-    """Words [RUNS, RUN_WORDS] of some runs of a tile, and g and the first column of each run.
+def load_runs(
+    codes,
+    tile,
+    first,
+    steps,
+    RUN_WORDS: tl.constexpr,
+    RUNS: tl.constexpr,
+    ACROSS: tl.constexpr,
+    STREAMED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Codes of some runs of a tile from a step on; g of each run, and its first column from that step's on.
 
-    A run is eight columns of features g and g + 8 (``fragment_packing``). A step of 128 columns has 128 of them.
+    A run is eight columns of features g and g + 8 (``fragment_packing``). A step of 128 columns has 128 of them. Codes
+    are words [RUNS, RUN_WORDS], or bytes [RUNS, 16] where e4m3 is read as such. ACROSS: see ``LaunchConfig``; 1 is the
+    order in memory. WHOLE: no run lies behind the last step.
     """
-    run = first + tl.arange(0, RUNS)
-    words = run[:, None] * RUN_WORDS + tl.arange(0, RUN_WORDS)[None, :]
-    inside = run // 128 < steps
-    packed = tl.load(codes + tile * steps * (128 * RUN_WORDS) + words, mask=inside[:, None], other=0)
+    run = tl.arange(0, RUNS)
     if RUN_WORDS == 2:  # of 64 columns: g, t, half of the columns
         g, t, k32 = run // 8 % 8, run // 2 % 4, run // 64 % 2 * 2 + run % 2
     else:
-        g, t, k32 = run // 4 % 8, run % 4, run // 32 % 4
+        g, t, k32 = run // (4 * ACROSS) % 8, run % 4, run // (32 * ACROSS) % (4 // ACROSS) * ACROSS + run // 4 % ACROSS
+        run = run // 128 * 128 + k32 * 32 + g * 4 + t
+    OF_RUN: tl.constexpr = RUN_WORDS if codes.dtype.element_ty == tl.int32 else 4 * RUN_WORDS
+    begin = codes + (tile * steps + first) * (128 * OF_RUN)
+    inside = (first + run // 128 < steps) | WHOLE
+    POLICY: tl.constexpr = "evict_first" if STREAMED else ""
+    places = begin + run[:, None] * OF_RUN + tl.arange(0, OF_RUN)[None, :]
+    packed = tl.load(places, mask=inside[:, None], eviction_policy=POLICY)
     return packed, g, run // 128 * 128 + k32 * 32 + t * 8
 
 
 # fmt: off
 @jit
 def decoded_runs(
-    packed, g, column, scales, zeros, row_scales, tile, features, steps, scale_columns, h: tl.constexpr,
+    packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, h: tl.constexpr,
     CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     # fmt: on
-    """What runs stand for in feature g + 8 h, [RUNS, 8] in float32. Scales are found once for a run."""
-    step = column // 128
-    inside = step < steps
-    if RUN_WORDS == 2:
+    """What runs of ``load_runs`` stand for in feature g + 8 h, [RUNS, 8] in float32. Scales are found once for a run.
+    """
+    inside = (first + column // 128 < steps) | WHOLE
+    if packed.dtype == tl.float8e4nv:
+        lower, upper = tl.split(tl.reshape(packed.to(tl.float32), [RUNS, 8, 2]))
+        values = lower if h == 1 else upper
+    elif RUN_WORDS == 2:
         even = tl.join(
             _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h + 2, 0)
         )
@@ -160,22 +244,27 @@ def decoded_runs(
         even, odd = _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h, 1)
         values = tl.reshape(tl.join(even, odd), [RUNS, 8])
     GROUPS: tl.constexpr = 128 // STEP_GROUP
+    if GROUP_STEPS == 1:
+        first_scale, scale = first, column // 128
+    else:
+        first_scale, scale = 0, (first + column // 128) // GROUP_STEPS
     if BLOCK_ROWS == 1:
         group = column % 32 // 16 * 4 + column % 128 // 32 if BY_HALVES else column % 128 // STEP_GROUP
-        wide_steps = (steps + GROUP_STEPS - 1) // GROUP_STEPS
-        at = (((tile * wide_steps + step // GROUP_STEPS) * 8 + g) * GROUPS + group) * 2 + h
+        begin = (tile * ((steps + GROUP_STEPS - 1) // GROUP_STEPS) + first_scale) * (16 * GROUPS) + h
+        at = ((scale * 8 + g) * GROUPS + group) * 2
         if HAS_ZEROS:
-            zero = tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
+            zero = tl.load(zeros + begin + at, mask=inside, other=0).to(tl.float32)
             values -= (zero if CODES == "int4" else zero - 128)[:, None]
         elif CODES == "int4":
             values -= 8
-        values *= _scale(tl.load(scales + at, mask=inside, other=0), E4M3_SCALES)[:, None]
+        values *= _scale(tl.load(scales + begin + at, mask=inside, other=0), E4M3_SCALES)[:, None]
     elif BLOCK_ROWS > 1:
-        at = (tile * 16 // BLOCK_ROWS) * scale_columns + step // GROUP_STEPS
-        values *= tl.load(scales + at, mask=inside, other=0).to(tl.float32)[:, None]
+        begin = tile * 16 // BLOCK_ROWS * scale_columns + first_scale
+        values *= tl.load(scales + begin + scale, mask=inside, other=0).to(tl.float32)[:, None]
     if HAS_ROW_SCALES:
-        row = tile * 16 + g + 8 * h
-        values *= tl.load(row_scales + row, mask=row < features, other=0).to(tl.float32)[:, None]
+        begin = tile * 16 + 8 * h
+        real = (begin + g < features) | WHOLE
+        values *= tl.load(row_scales + begin + g, mask=real, other=0).to(tl.float32)[:, None]
     return values
 
 

@@ -13,6 +13,7 @@ from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.gpu
 
 ROWS = (1, 7, 8, 9, 16, 33, 64)
 REPLAYS = 10_000
+LAUNCHES = (LaunchConfig(1, 2, 1), LaunchConfig(2, 4, 4, False, True, False), LaunchConfig(8, 8, native=False))
 WITH_TAIL = ("int4, groups of 128, zeros: True", "int8, by row, zeros: False", "fp8", "MXFP4", "NVFP4")
 
 
@@ -181,6 +183,9 @@ def test_what_is_decoded_for_prompts_is_what_the_weight_stands_for() -> None:
         assert torch.equal(fragment_decode.decode(packed, slice(None), torch.full_like(want, float("nan"))), want), name
         part = fragment_decode.decode(packed, slice(16, 48), torch.full_like(want, float("nan")))
         assert torch.equal(part, want[16:48]), name
+        for config in LAUNCHES:
+            part = fragment_decode.decode(packed, slice(None), torch.full_like(want, float("nan")), config)
+            assert torch.equal(part, want), (name, config)
 
 
 def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:

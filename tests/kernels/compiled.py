@@ -106,9 +106,11 @@ def packed_weights() -> Iterator[Work]:
         packed = FragmentWeight.of(weight)
         types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
         constants = fragment_decode.tile_constants(packed)
-        runs = {"RUNS": fragment_decode.PROGRAM_WORDS // constants["RUN_WORDS"]}
-        name, warps = packed.format.codes, fragment_decode.NUM_WARPS
-        yield f"decode {name}", fragment_decode._decode_kernel, types, {**constants, **runs}, warps, 1
+        config, name = fragment_decode.CONFIG, packed.format.codes
+        launch = {**constants, **fragment_decode.launch_constants(packed, config)}
+        for codes in ("*i32", EIGHT) if name == "e4m3" else ("*i32",):
+            read = {**types, "codes": codes}
+            yield f"decode {name} {codes}", fragment_decode._decode_kernel, read, launch, config.num_warps, 1
         rows = {"BLOCK_M": 16, "ADD": True}
         yield f"decoded product {name}", decode_gemm._linear_kernel, types, {**constants, **rows}, 4, 2
 

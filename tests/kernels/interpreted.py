@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from dflash_local.kernels import (
 )
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
+from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
@@ -46,7 +48,8 @@ MODULES = (
 )
 
 
-decode_attention.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
+for each in (decode_attention, fragment_decode):
+    each.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
 
 
 def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
@@ -97,16 +100,30 @@ PACKED = {
 
 
 def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(weight: Codable) -> tuple[torch.Tensor, ...]:
+    def run(
+        weight: Codable, config: LaunchConfig | None = None, capability: tuple[int, int] = (9, 0)
+    ) -> tuple[torch.Tensor, ...]:
+        fragment_decode.device_properties = lambda _device: DeviceProperties(0, 16, capability)
         packed, (n, k) = FragmentWeight.of(weight), weight.shape
         out = torch.zeros(n, k)
-        part = fragment_decode.decode(packed, slice(16, n), out)
+        part = fragment_decode.decode(packed, slice(16, n), out, config)
         # As bits, since the largest numbers would hide what becomes of small ones.
         return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
     every_scale = {"mxfp4 with every scale": mxfp4(64, 256, scales=(0, 189))}
     for name, weight in (PACKED | every_scale).items():
         yield f"decode {name}", lambda weight=weight: run(weight)
+    for name in ("fp8", "fp8, ragged", "fp8, rows"):
+        yield f"decode {name}, as older cards", lambda name=name: run(PACKED[name], capability=(8, 0))
+    blocks = fp8(48, 1024, (32, 256), scales=torch.bfloat16)
+    wide = {"fp8": blocks, "int4": int4(48, 1024, 256), "nvfp4": nvfp4(48, 640)}
+    launches = (
+        LaunchConfig(steps=1, num_warps=1, across=1),
+        LaunchConfig(steps=2, along_k=False, last_first=True, streamed=False),
+        LaunchConfig(steps=8, across=4, native=False),
+    )
+    for (name, weight), config in product(wide.items(), launches):
+        yield f"decode {name}, {config}", lambda weight=weight, config=config: run(weight, config)
 
 
 def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
