@@ -35,14 +35,6 @@ FORMATS = {
 DRIVER = 13000
 
 
-@pytest.fixture(scope="module")
-def compiler() -> nvrtc.Nvrtc:
-    try:
-        return nvrtc.nvrtc()
-    except MissingDependencyError as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-
-
 def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     """A weight without memory."""
     codes = torch.empty(-(-n // 16), -(-k // 128), kind.step_words, dtype=torch.int32, device="meta")
