@@ -389,6 +389,30 @@ def join_experts(folder: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def experts_in_mxfp4(folder: Path) -> Tensors:
+    """Store random codes for the experts of a gpt_oss checkpoint, as it is published.
+
+    Returns:
+        what they stand for [E, in, out], by the names of the tensors that they replace.
+    """
+    file, generator = folder / "model.safetensors", torch.Generator().manual_seed(5)
+    tensors, meant = load_file(file), Tensors()
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape  # in memory [E, in, out], stored by output row
+        shape = (experts, rows, columns // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 126, shape, generator=generator, dtype=torch.uint8)
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()  # the low half is the even element
+        values = torch.from_numpy(MAGNITUDES)[codes & 7] * torch.where(codes > 7, -1, 1)
+        meant[name] = (values * 2.0 ** (scales.float() - 127).unsqueeze(-1)).flatten(2).transpose(1, 2)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return meant
+
+
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Rewrite a checkpoint's tensors one by one."""
     file = folder / "model.safetensors"

@@ -16,6 +16,7 @@ from dflash_local.cli.session import open_session  # noqa: E402
 from dflash_local.load_config import QUANTIZED  # noqa: E402
 from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
+from tests.expert_pairs import MXFP4, write_expert_pair  # noqa: E402
 
 SMALL = ("--max-new-tokens", "16", "--seed", "7", "--device", "cpu")
 
@@ -73,6 +74,24 @@ def test_exact_mode_promises_every_bit_and_proves_it(cli: Cli) -> None:
     assert refused.code == 2 and "does not know --exact" in refused.err
     refused = cli("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--planted", "--engine", "reference")
     assert refused.code == 2 and "--engine fused" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "dtype"),
+    [("qwen3_5_moe", "gptq", "float32"), ("gpt_oss", MXFP4, "bfloat16")],
+)
+def test_a_mixture_of_experts_is_certified_in_every_bit(
+    cli: Cli, family: str, stored: str, dtype: str, tmp_path: Path
+) -> None:
+    pair = write_expert_pair(family, stored, tmp_path, width=64)
+    asked = ("--prompt-ids", "1,2,3", "--block-size", "8", "--dtype", dtype, "--exact", "--planted", "--json")
+    done = cli("certify", str(pair.target), "--drafter", str(pair.drafter), *SMALL, *asked)
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["verdict"], found["strength"], found["engine"]) == ("identical", "strict", "fused")
+    assert found["strict"] == {"promised": True, "positions": 48, "same_bits": 48}
+    assert found["plain_transformers"]["positions"] == 16 and found["plain_transformers"]["unexplained"] == 0
+    assert min(run["mean_acceptance_length"] for run in found["runs"]) > 2
 
 
 def test_a_bug_exits_7_and_still_hands_out_the_report(cli: Cli, broken: None, tmp_path: Path) -> None:

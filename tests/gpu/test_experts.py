@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from exact_steps import check_steps
+from expert_pairs import sizes_of
 from families import save_model
 from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
@@ -145,9 +146,6 @@ def decide(folder: Path) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
 
 
-WIDE = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
-
-
 def read(folder: Path, rows: int, exact: bool) -> tuple[TargetWeights, TargetFacts]:
     checkpoint = Checkpoint.open(folder)
     facts = TargetFacts.from_checkpoint(checkpoint)
@@ -168,11 +166,7 @@ def test_a_drafted_block_has_the_bits_of_single_steps(
     family: str, dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DIALECTS, "fp8", fp8_blocks((128, 128)))  # which the kernels take
-    shared = {"shared_expert_intermediate_size": 128} if family in ("qwen3_5_moe", "qwen3_next") else {}
-    sizes = (
-        {"hidden_size": 256, "intermediate_size": 128, "head_dim": 64} if family == "gpt_oss" else {**WIDE, **shared}
-    )
-    folder = save_model(family, tmp_path / "plain", **sizes)
+    folder = save_model(family, tmp_path / "plain", **sizes_of(family, 256))
     decide(folder)
     if dialect:
         quantise(folder, tmp_path / "quantised", dialect)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from cuda_cards import SHARED_MEMORY
 
-from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.experts import ExpertWeight
@@ -33,14 +32,6 @@ LAYERS = (
     (Mixture(256, 8, 2), 3072, 1024),
     (Mixture(32, 4, clamp=(7.0, 1.702)), 2880, 2880),
 )
-
-
-@pytest.fixture(scope="module")
-def compiler() -> nvrtc.Nvrtc:
-    try:
-        return nvrtc.nvrtc()
-    except MissingDependencyError as error:
-        pytest.skip(f"{error.message}; {error.hint}")
 
 
 def on_meta(kind: FragmentFormat, mixture: Mixture, features: int, columns: int) -> ExpertWeight:

@@ -36,14 +36,6 @@ FORMATS = {
 DRIVER = 13000
 
 
-@pytest.fixture(scope="module")
-def compiler() -> nvrtc.Nvrtc:
-    try:
-        return nvrtc.nvrtc()
-    except MissingDependencyError as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-
-
 def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     """A weight without memory."""
     if kind == PLAIN:

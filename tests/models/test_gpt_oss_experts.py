@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import random_model
+from quantised_checkpoints import experts_in_mxfp4
 from safetensors.torch import load_file, save_file
 
 from dflash_local.config.features import ClampedSwiGLU, MoEConfig
@@ -32,7 +32,6 @@ CPU = torch.device("cpu")
 WIDTH, INNER, EXPERTS, CHOSEN, ROWS = 64, 96, 4, 2, 8
 SIZES = {"hidden_size": WIDTH, "intermediate_size": INNER, "head_dim": 16}
 AT = "model.layers.1.mlp"
-MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def built(folder: Path, changes: dict[str, Any]) -> Any:
@@ -67,23 +66,8 @@ def allocated(config: MoEConfig, stored: Any = (), format_of: FormatOf = unquant
 
 def in_mxfp4(folder: Path, model: Any) -> None:
     """Store random codes in place of the experts, and give the model what they stand for."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    generator = torch.Generator().manual_seed(5)
-    for layer, part in enumerate(model.model.layers):
-        for name in ("gate_up_proj", "down_proj"):
-            at = f"model.layers.{layer}.mlp.experts.{name}"
-            _, columns, rows = tensors.pop(at).shape  # in memory [E, in, out], stored by output row
-            blocks = torch.randint(0, 256, (EXPERTS, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(121, 126, (EXPERTS, rows, columns // 32), generator=generator, dtype=torch.uint8)
-            codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()  # the low half is the even element
-            values = MAGNITUDES[codes & 7] * torch.where(codes > 7, -1, 1) * 2.0 ** (scales.float() - 127).unsqueeze(-1)
-            getattr(part.mlp.experts, name).copy_(values.flatten(2).transpose(1, 2))
-            tensors |= {f"{at}_blocks": blocks, f"{at}_scales": scales}
-    save_file(tensors, file, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    for name, meant in experts_in_mxfp4(folder).items():
+        model.get_parameter(name).copy_(meant)
 
 
 def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
