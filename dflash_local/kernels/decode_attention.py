@@ -164,9 +164,9 @@ def decode_attention_reference(
     if mask.context_window:
         hidden |= key < int(start) - mask.context_window
     scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, rows, 1)), -1)
-    weights = scores.softmax(-1)[..., :end]
+    if sinks is not None:  # first: behind the keys its place in the sum, and so the bits, would depend on the block
+        scores = torch.cat((sinks.float()[:, None, None].expand(-1, rows, 1), scores), -1)
+    weights = scores.softmax(-1)[..., -end:]
     attended = torch.einsum("hmk,hkd->mhd", weights, values).to(out.dtype)
     if gates is not None:
         attended = attended * gates[:, : num_heads * 2 * head_dim].view(rows, num_heads, 2, head_dim)[:, :, 1].sigmoid()
