@@ -67,8 +67,9 @@ class Stats:
         draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
         verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
         undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
-        distinct_experts: different routed experts of a layer that the rows of the last cycle took, on average; None
-            where the target has none or the engine does not count them.
+        distinct_experts: (rows verified, different routed experts of a layer that they took) pairs, by rows: means of
+            all layers and of the cycles that were looked at, the first of each number of rows among them; none where
+            the target has no experts or the engine does not count them.
     """
 
     acceptance_lengths: tuple[int, ...]
@@ -90,7 +91,7 @@ class Stats:
     verify_rows: tuple[tuple[int, int], ...] = ()
     mean_verify_rows: float | None = None
     undrafted_cycles: int = 0
-    distinct_experts: float | None = None
+    distinct_experts: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ class Step:
         t_s: seconds since the request started.
         logprobs: one for each of ``token_ids`` when the request asked for them, else none.
         drafts: cycles that proposed the drafted tokens: one, or more where a slow reader got several as one.
+        experts: different routed experts of a layer that the rows took, the mean of all layers; None where that was not
+            looked at, as in most cycles.
     """
 
     pieces: tuple[Piece, ...]
@@ -157,6 +160,7 @@ class Step:
     t_s: float
     logprobs: tuple[TokenLogprob, ...] = ()
     drafts: int = 1
+    experts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Readings:
     Attributes:
         now, mean: tokens per second. speeds: samples of ``now``, for a sparkline.
         cycles: those that drafted; acceptance is of them (``events.Stats``). rows: what the last cycle verified.
+        experts: different routed experts of a layer that so many rows took when that was last looked at.
         per_position: share of cycles in which draft slot k (1-based) was accepted.
         ar_speed: tokens per second of the last reply without drafting by this loaded pair.
         used, context: tokens in the context and how many it holds.
@@ -38,6 +39,7 @@ class Readings:
     acceptance_mean: float | None = None
     cycles: int = 0
     rows: int = 0
+    experts: float | None = None
     stats: Stats | None = None
     used: int = 0
     context: int = 0
@@ -66,7 +68,7 @@ class Readings:
         self.mode, self.state = mode, "waiting"
         self.tokens = self.cycles = self.rows = self._accepted = self._single = 0
         self.now = self.mean = self.acceptance_now = self.acceptance_mean = self._first = None
-        self.stats = None
+        self.stats = self.experts = None
         for samples in (self.speeds, self._times, self._lengths):
             samples.clear()
         self._kept = []
@@ -94,6 +96,12 @@ class Readings:
         if self.stats is not None:
             return self.stats.acceptance_per_position
         return tuple(count / self._single for count in self._kept) if self._single else ()
+
+    @property
+    def verifying(self) -> tuple[str, ...]:
+        """Lines that say what a cycle verifies at the moment."""
+        rows = (f"verifying {self.rows} rows a cycle",) if self.rows else ()
+        return rows if self.experts is None else (*rows, f"{self.experts:.0f} different experts a layer")
 
     @property
     def speed_up(self) -> float | None:
@@ -125,6 +133,8 @@ class Readings:
             self.now = (after - before) / (until - since)
             self.speeds.append(self.now)
         if step.rows and step.drafts <= 1:
+            if step.rows != self.rows or step.experts is not None:
+                self.experts = step.experts
             self.rows = step.rows
         if step.drafted:
             self._cycle(step)

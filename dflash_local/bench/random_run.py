@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.bench.routing import Routing, expert_bytes, set_routing
+from dflash_local.bench.routing import Routing, expert_bytes
 from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.fixed_routing import fixed_routing
 from dflash_local.models.fused.kernel_choice import without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
@@ -234,16 +235,15 @@ def at_context(
         runner.progress.limit.fill_(END_OF_NOTHING)
         return place.clock(again, place.replays)
 
-    parts = target.mixtures
     experts: dict[int, float] = {}
 
     def block_figure(verified: int, work: Callable[[], object], beside: int = 0) -> Figure:
-        set_routing(parts, verified, routing)
-        ms = timed(work, min(KEPT, verified))
-        distinct = runner.distinct_experts
+        with fixed_routing(target.mixtures, verified, routing):
+            ms = timed(work, min(KEPT, verified))
+        distinct = runner.distinct_experts(verified)
         if distinct is not None:
             experts[verified] = distinct
-        return Figure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(parts))
+        return Figure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(target, verified))
 
     def cycle_of(verified: int, drafting: bool, beside: int = 0) -> Figure:
         key = CycleKey(verified, drafting, drafting, False, max_seq_len)

@@ -151,13 +151,13 @@ def check_triton(version: str | None, gpu: bool) -> Check:
 
 
 def check_nvrtc(capability: str) -> Check:
-    """What compiles the kernels for quantised weights, and what is known of them on the first card."""
+    """What compiles kernels for quantised weights and mixtures of experts; what is known of them on the first card."""
     from dflash_local.kernels import kernel_record, nvrtc
 
     major, minor = map(int, capability.split("."))
     unmet = nvrtc.why_not((major, minor))
     if unmet is not None:
-        slow = "products with quantised weights go through Triton, which is slow"
+        slow = "quantised weights go through Triton, which is slow, and mixtures of experts to the reference engine"
         return Check("nvrtc", "info", f"{unmet.message}; {slow}", unmet.hint)
     version = ".".join(map(str, nvrtc.nvrtc().version))
     try:

@@ -145,8 +145,9 @@ def figures(finished: Finished) -> str:
             parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({cycles} cycles)")
     if stats.mode == "dflash" and stats.mean_verify_rows not in (None, stats.block_size):
         parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
-    if stats.distinct_experts is not None:
-        parts.append(f"{stats.distinct_experts:.0f} experts a layer in the last cycle")
+    if stats.distinct_experts:
+        counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
+        parts.append(f"different experts a layer by rows: {counts}")
     parts.append(f"{stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt")
     parts.append(finished.reason)
     return ", ".join(parts)

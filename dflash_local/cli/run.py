@@ -168,7 +168,7 @@ def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
         "verify_rows": dict(stats.verify_rows),
         "mean_verify_rows": stats.mean_verify_rows,
         "undrafted_cycles": stats.undrafted_cycles,
-        "distinct_experts": stats.distinct_experts,
+        "distinct_experts": dict(stats.distinct_experts),
         "finish_reason": reply.finished.reason,
         "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
         "timing": {

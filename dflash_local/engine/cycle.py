@@ -23,7 +23,8 @@ class Snapshot(Protocol):
 class Cycle:
     """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
 
-    ``likelihoods`` belong to ``ids`` when they were asked for.
+    ``likelihoods`` belong to ``ids`` when they were asked for. ``experts``: different routed experts of a layer that
+    the rows took, the mean of all layers; None where that was not looked at.
     """
 
     ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class Cycle:
     draft_s: float
     verify_s: float
     likelihoods: tuple[Likelihood, ...] = ()
+    experts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

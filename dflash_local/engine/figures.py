@@ -40,6 +40,7 @@ class Figures:
         self._judged_rows = block if whole_only else 0
         self._judged: deque[int] = deque(maxlen=ALARM_CYCLES)  # acceptance lengths
         self._rows: Counter[int] = Counter()
+        self._experts: dict[int, list[float]] = {}  # of the cycles that were looked at, by their rows
         self._undrafted = 0
         self.prefill_s = 0.0
         self._started = time.perf_counter()
@@ -61,6 +62,8 @@ class Figures:
     def add(self, cycle: Cycle) -> None:
         """Count one cycle."""
         self._rows[cycle.rows] += 1
+        if cycle.experts is not None:
+            self._experts.setdefault(cycle.rows, []).append(cycle.experts)
         self._draft_s += cycle.draft_s
         self._verify_s += cycle.verify_s
         if not cycle.drafted:
@@ -80,7 +83,7 @@ class Figures:
         self._alarmed = True
         return True
 
-    def stats(self, emitted: int, distinct_experts: float | None = None) -> Stats:
+    def stats(self, emitted: int) -> Stats:
         """The figures of a reply of ``emitted`` tokens."""
         total = self.elapsed()
         decode = total - self.prefill_s if self.prefill_s else 0.0
@@ -107,5 +110,5 @@ class Figures:
             verify_rows=tuple(sorted(self._rows.items())),
             mean_verify_rows=sum(rows * n for rows, n in self._rows.items()) / cycles if cycles else None,
             undrafted_cycles=self._undrafted,
-            distinct_experts=distinct_experts,
+            distinct_experts=tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(self._experts.items())),
         )

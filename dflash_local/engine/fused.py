@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
+from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.records import Records
@@ -23,11 +24,13 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.fixed_routing import FixedRouting, fixed_routing
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import SamplingParams
 
 AHEAD = 2  # cycles on their way while the host reads an older one
+COUNTED = 16  # of as many cycles of one number of rows one brings its experts to the host
 FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 
 
@@ -52,6 +55,7 @@ class FusedRunner:
 
     Attributes:
         costs: milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured.
+        experts: see ``Runner.experts``.
         drafter_precision: what drafts are computed with, see ``engine.drafter_precision``.
     """
 
@@ -73,12 +77,15 @@ class FusedRunner:
         self._temperature, self._seed = tensors.take(buffers.sampling)
         self._temperature.fill_(1.0)
         self._seed.zero_()
-        self._records: Records[CycleKey] = Records(self.progress)
+        self._records: Records[CycleKey] = Records(self.progress, target.distinct_experts)
         self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
         self._said = ""
         self.costs: Mapping[int, float] = {}
+        self.experts: MeasuredExperts | None = None
+        self._replayed = "cycle"  # the name of what ``replay`` records
+        self._counted_rows = self._uncounted = 0  # rows of the last cycle; cycles of so many since one was counted
         self._kept = 0  # rows that the last cycle committed, as the host knows
         self.end_at(context, exactly=False)
 
@@ -95,10 +102,13 @@ class FusedRunner:
         self._proposer = proposer
 
     @property
-    def distinct_experts(self) -> float | None:
-        """See ``Stats.distinct_experts``; waits for the device."""
-        counts = [part.distinct_experts for part in self.target.mixtures]
-        return float(torch.cat(counts).float().mean()) if counts else None
+    def num_experts(self) -> float | None:
+        """Routed experts of a layer, the mean of those that are mixtures; None when none is."""
+        return _mean([part.weights.config.num_experts for part in self.target.mixtures])
+
+    def distinct_experts(self, rows: int) -> float | None:
+        """Of the last block, which had so many rows, what ``Cycle.experts`` is; waits for the device."""
+        return _mean(self.target.distinct_of(rows))
 
     @property
     def vocab_size(self) -> int:
@@ -143,6 +153,7 @@ class FusedRunner:
         self.progress.stops.copy_(stops)
         self.progress.done.zero_()
         self._ready.clear()
+        self._counted_rows = 0
         self.end_at(self.context, exactly=False)
 
     def end_at(self, length: int, exactly: bool) -> None:
@@ -206,7 +217,15 @@ class FusedRunner:
         if not self._plain:
             return self._step_by_step(key)
         self._graphs.run(("cycle", key), lambda: self._cycle(key))
-        self._records.send(key)
+        self._send(key)
+
+    def _send(self, key: CycleKey) -> None:
+        """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
+        self._uncounted = self._uncounted + 1 if key.rows == self._counted_rows else COUNTED
+        self._counted_rows = key.rows
+        counted = self.target.distinct_experts is not None and self._uncounted >= COUNTED
+        self._uncounted = 0 if counted else self._uncounted
+        self._records.send(key, counted)
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
@@ -230,7 +249,18 @@ class FusedRunner:
         """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
         key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
-        self._graphs.run(("cycle", key), lambda: self._cycle(key))
+        self._graphs.run((self._replayed, key), lambda: self._cycle(key))
+
+    @contextmanager
+    def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:
+        """Within, ``replay`` runs cycles of so many rows whose experts are drawn."""
+        self._replayed = routing
+        try:
+            with fixed_routing(self.target.mixtures, rows, routing):
+                yield
+        finally:
+            self._replayed = "cycle"
+            self._graphs.forget(routing)
 
     def _bucket(self, max_seq_len: int) -> int:
         bucket = FIRST_BUCKET
@@ -281,7 +311,7 @@ class FusedRunner:
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
         self._graphs.run(("close", key), lambda: self._close(key))
-        self._records.send(key)
+        self._send(key)
         cycle = self._receive()
         if cycle is not None:
             emitted = chosen[: len(cycle.ids)]
@@ -312,7 +342,8 @@ class FusedRunner:
         if record.mark.taps and self.proposer is not None:
             self.proposer.length = len(self.committed)
         drafted = record.rows - 1 if record.mark.drafting else 0
-        return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0)
+        experts = None if record.experts is None else _mean(self.target.distinct_of(record.rows, record.experts))
+        return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0, experts=experts)
 
     def rewind(self, length: int) -> None:
         """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
@@ -367,3 +398,7 @@ class FusedRunner:
         self._drain()
         self._graphs.clear()
         del self.target, self._proposer
+
+
+def _mean(counts: Sequence[int]) -> float | None:
+    return sum(counts) / len(counts) if counts else None

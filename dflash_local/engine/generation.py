@@ -68,7 +68,7 @@ class Generation:
             return None
         known, greedy = self.session.verify_lengths, self.request.sampling.greedy
         if greedy not in known:
-            known[greedy] = VerifyLength(costs, self.block)
+            known[greedy] = VerifyLength(costs, self.block, self.runner.experts)
         known[greedy].begin()
         return known[greedy]
 
@@ -99,7 +99,7 @@ class Generation:
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
                 if self.control is not None:
-                    self.control.add(cycle.rows, cycle.accepted)
+                    self.control.add(cycle.rows, cycle.accepted, cycle.experts)
                 reason = yield from self._emit(cycle)
             yield from self._watch()
         self.runner.rewind(len(prompt) + self.emitted)
@@ -141,7 +141,8 @@ class Generation:
                 ids, reason = ids[: pushed.stop_at], "stop"
         self.emitted += len(ids)
         found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
-        yield Step(pieces, ids, cycle.drafted, cycle.accepted, cycle.rows, self.figures.elapsed(), found)
+        counts = cycle.drafted, cycle.accepted, cycle.rows
+        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts)
         return reason
 
     def _named(self, found: Likelihood) -> TokenLogprob:
@@ -194,9 +195,10 @@ class Generation:
             return
         self.told.add(drafts)
         rows = control.length if drafts else control.rival()
+        corrected = ", corrected by the experts taken since" if self.runner.experts is not None else ""
         figures = (
             f"about {control.expected(rows):.2f} tokens per cycle of {control.costs[rows]:.1f} ms, "
-            f"without drafts one per {control.costs[1]:.1f} ms (costs measured at load)"
+            f"without drafts one per {control.costs[1]:.1f} ms (costs measured at load{corrected})"
         )
         if drafts:
             yield Notice(f"drafting pays again: {figures}")
@@ -204,5 +206,5 @@ class Generation:
             yield Notice(f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then")
 
     def _finish(self, reason: FinishReason) -> Finished:
-        stats = self.figures.stats(self.emitted, self.runner.distinct_experts)
+        stats = self.figures.stats(self.emitted)
         return Finished(reason, Usage(len(self.rendered.ids), self.emitted), stats)

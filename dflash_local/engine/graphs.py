@@ -46,6 +46,12 @@ class Graphs:
             work()
         return graph
 
+    def forget(self, name: str) -> None:
+        """Forget the graphs of the keys (name, ...)."""
+        self._known = {
+            key: graph for key, graph in self._known.items() if not (isinstance(key, tuple) and key[0] == name)
+        }
+
     def clear(self) -> None:
         """Forget all graphs."""
         self._known.clear()

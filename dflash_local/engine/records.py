@@ -19,6 +19,7 @@ class Record(Generic[Mark]):
     """One cycle's: ``mark`` is what it was launched with.
 
     Attributes:
+        experts: ``FusedTarget.distinct_experts`` behind it, [mixtures, launches]; None where that was not asked for.
         count: ids emitted; 0 after the end, ``kernels.accept.NOT_FINITE`` when the logits were not finite.
         accepted: drafts that were right. rows: verified. ids: the target's choices, of which ``count`` are emitted.
     """
@@ -28,6 +29,7 @@ class Record(Generic[Mark]):
     accepted: int
     rows: int
     ids: tuple[int, ...]
+    experts: list[list[int]] | None = None
 
 
 class Records(Generic[Mark]):
@@ -37,34 +39,53 @@ class Records(Generic[Mark]):
         cycle: cycles sent so far.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, experts: torch.Tensor | None = None) -> None:
+        """Of no cycles yet.
+
+        Args:
+            experts: int32 that each cycle overwrites, what ``send`` may copy too.
+        """
         self._ring = progress.record_ring
         self._on_gpu = self._ring.is_cuda
         self._host = torch.zeros(self._ring.shape, dtype=torch.int32, pin_memory=self._on_gpu)
-        self._sent: deque[tuple[Mark, torch.cuda.Event | None]] = deque()
+        self._experts = experts
+        self._host_experts: torch.Tensor | None = None
+        if experts is not None:
+            shape = len(self._ring), *experts.shape
+            self._host_experts = torch.zeros(shape, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._sent: deque[tuple[Mark, torch.cuda.Event | None, bool]] = deque()
         self.cycle = 0
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, mark: Mark) -> None:
-        """Have the record of the cycle that was just launched copied to the host, behind it in the stream."""
+    def send(self, mark: Mark, with_experts: bool = False) -> None:
+        """Have the record of the cycle that was just launched copied to the host, behind it in the stream.
+
+        Args:
+            with_experts: its counts of experts as well, a copy of its own; the host waits for nothing more.
+        """
         slot = self.cycle % len(self._ring)
         self.cycle += 1
         self._host[slot].copy_(self._ring[slot], non_blocking=True)
+        if with_experts and self._experts is not None and self._host_experts is not None:
+            self._host_experts[slot].copy_(self._experts, non_blocking=True)
         event: torch.cuda.Event | None = None
         if self._on_gpu:
             event = torch.cuda.Event()
             event.record()
-        self._sent.append((mark, event))
+        self._sent.append((mark, event, with_experts))
 
     def receive(self) -> Record[Mark]:
         """Wait for the oldest cycle under way."""
-        mark, event = self._sent.popleft()
+        mark, event, with_experts = self._sent.popleft()
         if event is not None:
             event.synchronize()
         expected = self.cycle - len(self._sent) - 1
-        cycle, count, accepted, rows, *ids = self._host[expected % len(self._ring)].tolist()
+        slot = expected % len(self._ring)
+        cycle, count, accepted, rows, *ids = self._host[slot].tolist()
         if cycle != expected:
             raise EngineError(f"the device reports cycle {cycle}, cycle {expected} was expected")
-        return Record(mark, count, accepted, rows, tuple(ids))
+        counts = self._host_experts if with_experts else None
+        experts = None if counts is None else counts[slot].tolist()
+        return Record(mark, count, accepted, rows, tuple(ids), experts)

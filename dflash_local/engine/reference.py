@@ -58,8 +58,8 @@ class ReferenceRunner:
     name = "reference"
     exact = False
     drafter_precision = "full"
-    distinct_experts = None
     costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
+    experts = None
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
         self.target, self.proposer, self.context = target, proposer, context

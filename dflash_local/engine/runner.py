@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from dflash_local.engine.cycle import Cycle, PrefillStep
+from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.transformers_target import Forward
 
@@ -74,16 +75,16 @@ class Runner(Protocol):
         """True when a row's logits are the same in every bit with and without drafting."""
 
     @property
-    def distinct_experts(self) -> float | None:
-        """See ``Stats.distinct_experts``; asked once a reply."""
-
-    @property
     def drafter_precision(self) -> str:
         """What drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
     def costs(self) -> Mapping[int, float]:
         """Milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
+
+    @property
+    def experts(self) -> MeasuredExperts | None:
+        """What the costs were measured with; None where the target has no experts, or costs were not measured."""
 
     @property
     def ids(self) -> Sequence[int]:

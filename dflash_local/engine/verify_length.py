@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
+
 GAIN = 1.02  # what another length must promise, relative to the present one, to be taken
 FIRST_SHARE, FIRST_WEIGHT = 0.8, 4.0  # the guess for the first slot, and the cycles that it counts for
 MEMORY = 64.0  # cycles that a slot remembers
@@ -26,7 +28,8 @@ class VerifyLength:
     rows is expected to emit 1 + s_1 + ... + s_(M-1) tokens.
 
     The costs are those of one context length: a longer context makes all lengths dearer, which is ignored, as is
-    the sampler's own work. What a cycle brought may become known several launches later.
+    the sampler's own work. Of mixtures of experts they follow the experts that cycles are seen to take
+    (``engine.expert_costs``). What a cycle brought may become known several launches later.
 
     While less than the block is verified, longer drafts show nothing of themselves. So now and then a single cycle,
     a probe, verifies the next longer length. At least 3 follow one another, each when the last one is known, and at
@@ -37,12 +40,13 @@ class VerifyLength:
     its longest never more than 16 in 512 (3 %).
     """
 
-    def __init__(self, costs: Mapping[int, float], block: int) -> None:
+    def __init__(self, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None) -> None:
         """A controller that knows nothing of the pair yet.
 
         Args:
             costs: milliseconds of a whole cycle by its number of verified rows; 1 is the step without drafting.
             block: rows of the longest cycle allowed; longer ones of ``costs`` are left out.
+            experts: what the costs were measured with; None for a target without experts.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
@@ -50,6 +54,7 @@ class VerifyLength:
         self.costs = {rows: costs[rows] for rows in sorted(costs) if 1 <= rows <= block}
         if not self.costs or not min(self.costs.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
+        self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
         self.longest = max(self.costs)
         slots = self.longest - 1
         self._reached, self._hit = [0.0] * slots, [0.0] * slots  # cycles, the older the less
@@ -81,8 +86,15 @@ class VerifyLength:
         self._probing = max(rows for rows in longer if self.costs[rows] <= NEAR * self.costs[longer[0]])
         return self._probing
 
-    def add(self, rows: int, accepted: int) -> None:
-        """Learn from a cycle that verified ``rows`` and accepted that many drafts."""
+    def add(self, rows: int, accepted: int, experts: float | None = None) -> None:
+        """Learn from a cycle that verified ``rows`` and accepted that many drafts.
+
+        Args:
+            experts: see ``Cycle.experts``.
+        """
+        if experts is not None and self._expert_costs is not None:
+            self._expert_costs.add(rows, experts)
+            self.costs, self._stale = self._expert_costs.current(), True
         drafts = min(rows, self.longest) - 1
         if rows != self._probing:
             self._learn(0, drafts, accepted, MEMORY)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
-import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,10 +16,8 @@ import torch
 
 from dflash_local import settings
 from dflash_local.errors import MissingDependencyError
+from dflash_local.planner import nvrtc_files
 from dflash_local.store.atomic import write_atomic
-
-LIBRARY_NAMES = ("libnvrtc.so.*", "nvrtc64_*.dll")
-MAJOR_IN_NAME = re.compile(r"libnvrtc\.so\.(\d+)|nvrtc64_(\d+)\d_")
 
 
 class Nvrtc:
@@ -92,10 +87,10 @@ def nvrtc() -> Nvrtc:
         MissingDependencyError: there is none; names the wheel.
     """
     wanted = torch.version.cuda.split(".")[0] if torch.version.cuda else None
-    names = sorted(path for path in _installed() if wanted in (None, _major(path.name)))
+    names = sorted(path for path in nvrtc_files.installed() if wanted in (None, nvrtc_files.major_of(path.name)))
     found = [str(path) for path in names]
     if wanted:
-        found += [f"nvrtc64_{wanted}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{wanted}"]  # of a toolkit
+        found.append(nvrtc_files.toolkit_library(wanted))
     for path in found:
         with suppress(OSError):
             return Nvrtc(path)
@@ -123,24 +118,6 @@ def why_not(capability: tuple[int, int]) -> MissingDependencyError | None:
         f"NVRTC {major}.{minor} does not know this card (compute capability {capability[0]}.{capability[1]})",
         f"python -m pip install --upgrade {_wheel(str(major))}, or a torch of a newer CUDA",
     )
-
-
-def _installed() -> Iterator[Path]:
-    """NVRTC in the folders of NVIDIA's wheels, and in torch's own on Windows."""
-    folders = []
-    spec = importlib.util.find_spec("nvidia")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        folders += [folder for inner in ("lib", "bin", "bin/x86_64") for folder in Path(place).glob(f"*/{inner}")]
-    folders.append(Path(torch.__file__).parent / "lib")
-    for folder in folders:
-        for name in LIBRARY_NAMES:
-            yield from folder.glob(name)
-
-
-def _major(name: str) -> str | None:
-    """Of the CUDA that a library is of; None for its alternative build, which has more in its name."""
-    found = MAJOR_IN_NAME.match(name) if "alt" not in name and "builtins" not in name else None
-    return (found[1] or found[2]) if found else None
 
 
 def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driver: int) -> bytes:

@@ -53,6 +53,11 @@ def list_words(experts: int, slots: int) -> int:
     return 2 + 2 * experts + SLICE_ROWS * slots
 
 
+def most_launches(rows: int) -> int:
+    """Of a layer's routed experts for so many rows of a block, where a card has room for the fewest rows in each."""
+    return -(-rows // ROW_TILE)
+
+
 def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool = False) -> int:
     """Rows of a prompt that go through the experts at a time."""
     return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes, biased)))
@@ -182,8 +187,8 @@ class MoELayout:
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """How many routed experts occurred in each launch of the last block."""
-        yield Buffer(f"{at}.distinct_experts", (-(-spec.rows // ROW_TILE),), "int32", "buffers", zeroed=True)
+        """Nothing."""
+        yield from ()
 
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
         """The rows between the products, for one layer after the other."""
@@ -196,7 +201,7 @@ class MoELayout:
             intermediate=Buffer(
                 f"{owner}.expert_intermediate.{slots}x{size}", (rows, slots, size), spec.dtype, "buffers"
             ),
-            lists=Buffer(f"{owner}.expert_lists.{words}", (-(-rows // ROW_TILE), words), "int32", "buffers"),
+            lists=Buffer(f"{owner}.expert_lists.{words}", (most_launches(rows), words), "int32", "buffers"),
         )
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:

@@ -21,7 +21,7 @@ from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
 from dflash_local.layout.mlp import MLPLayout
-from dflash_local.layout.moe import MoELayout
+from dflash_local.layout.moe import MoELayout, most_launches
 from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
@@ -139,7 +139,8 @@ class SharedBuffers(NamedTuple):
 
     Attributes:
         counters: committed tokens, rows of the last block to be committed, blocks so far. x: the residual stream.
-        branch: a part's result before its norm, where layers norm it.
+        branch: a part's result before its norm, where layers norm it. distinct_experts: [mixtures, launches], how many
+            routed experts occurred in each launch of the last block; of all layers together, so that one copy has them.
     """
 
     counters: Buffer
@@ -150,6 +151,7 @@ class SharedBuffers(NamedTuple):
     taps: Buffer
     logits: Buffer
     branch: Buffer | None
+    distinct_experts: Buffer | None
 
     def present(self) -> tuple[Buffer, ...]:
         """Those that the model has."""
@@ -164,6 +166,8 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
 
     hidden = model.hidden_size
     sandwich = any(layer.sandwich_norms for layer in model.layers)
+    mixtures = sum(isinstance(layer.mlp, MoEConfig) for layer in model.layers)
+    counts = Buffer(f"{OWNER}.distinct_experts", (mixtures, most_launches(spec.rows)), "int32", "buffers", zeroed=True)
     return SharedBuffers(
         counters=Buffer(f"{OWNER}.counters", (3,), "int32", "buffers", zeroed=True),
         tokens=Buffer(f"{OWNER}.tokens", (spec.rows,), "int64", "buffers", zeroed=True),
@@ -173,6 +177,7 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
         taps=rows("taps", max(spec.num_taps, 1) * hidden),
         logits=rows("logits", vocab_size),
         branch=rows("branch", hidden) if sandwich else None,
+        distinct_experts=counts if mixtures else None,
     )
 
 

@@ -103,7 +103,7 @@ def unusable(driver: str) -> str:
     torch = version_of("torch") or ""
     if "+cpu" in torch:
         return f"the installed torch {torch} is built without CUDA"
-    major = _cuda_major()
+    major = cuda_major()
     needed = DRIVERS.get(major) if major else None
     if not needed or not release(driver) or release(driver) >= needed:
         return ""
@@ -116,7 +116,7 @@ def has_rocm() -> bool:
     return torch is None or "+rocm" in torch
 
 
-def _cuda_major() -> int | None:
+def cuda_major() -> int | None:
     """CUDA's major version as the installed packages tell it."""
     local = re.search(r"\+cu(\d+)\d$", version_of("torch") or "")
     if local:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
-from dflash_local.planner import accelerators, hardware
+from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, Ask
 from dflash_local.planner.cards import card_memory, find_card, is_old
 
@@ -29,7 +29,8 @@ class Machine:
     """One device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
 
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
-    engine's are known not to run: an old card, or no Triton.
+    engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
+    mixtures of experts, is known to be missing.
     """
 
     name: str
@@ -39,11 +40,11 @@ class Machine:
     why: str
     device: str = "auto"
     kernels: bool = True
+    compiler: bool = True
 
-    @property
-    def runs_kernels(self) -> bool:
-        """True on a GPU where the fused engine is the first choice."""
-        return self.kernels and self.kind in ("cuda", "named")
+    def runs_kernels(self, dense: bool) -> bool:
+        """True on a GPU where the fused engine is the first choice for a dense target, or for a mixture of experts."""
+        return self.kernels and self.kind in ("cuda", "named") and (dense or self.compiler)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -151,9 +152,9 @@ def _described(gpu: Accelerator, index: int, why: str) -> Machine:
         memory, free, told = _untold(gpu.name)
     elif free is None:
         free, told = round(memory * NOMINAL_SHARE), "nominal memory"
-    return Machine(
-        gpu.name, "cuda", memory, free, "; ".join(filter(None, (why, told))), f"cuda:{index}", _has_kernels(gpu)
-    )
+    why, device = "; ".join(filter(None, (why, told))), f"cuda:{index}"
+    compiler = nvrtc_files.is_there(accelerators.cuda_major())
+    return Machine(gpu.name, "cuda", memory, free, why, device, _has_kernels(gpu), compiler)
 
 
 def _has_kernels(gpu: Accelerator) -> bool:

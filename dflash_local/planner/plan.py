@@ -162,7 +162,7 @@ def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> 
         target=fused_refusal(target),
         experts=not target.dense,
     )
-    fused = engine_rule.fused(why, lambda: machine.runs_kernels, config.needs_fused)
+    fused = engine_rule.fused(why, lambda: machine.runs_kernels(target.dense), config.needs_fused)
     return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))
 
 

@@ -28,6 +28,7 @@ class _Merged:
     rows: int = 0
     t_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    experts: float | None = None
 
     def add(self, step: Step) -> None:
         for piece in step.pieces:
@@ -42,11 +43,13 @@ class _Merged:
         self.rows += step.rows
         self.t_s = step.t_s
         self.logprobs.extend(step.logprobs)
+        self.experts = self.experts if step.experts is None else step.experts
 
     def as_step(self) -> Step:
         pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
         ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
-        return Step(pieces, ids, self.drafted, self.accepted, self.rows, self.t_s, logprobs, self.drafts)
+        counts = self.drafted, self.accepted, self.rows
+        return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts)
 
 
 class Listener:

@@ -45,9 +45,9 @@ class DistantRunner:
     device = torch.device("cpu")
     is_recurrent = False
     exact = False
-    distinct_experts = None
     drafter_precision = "full"
     costs: Mapping[int, float] = {}
+    experts = None
 
     def __init__(self) -> None:
         self.proposer: Any = Context()

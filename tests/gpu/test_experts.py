@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_sessions import random_prompt
 from exact_steps import check_steps
 from expert_pairs import sizes_of
 from families import save_model
 from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
 
+from dflash_local.engine.cycle import Cycle
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.planted import Planted
+from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.expert_prefill import experts_prefill
@@ -31,6 +36,7 @@ from dflash_local.models.fused.kernel_choice import choose_configs, choose_exper
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
+from dflash_local.request import SamplingParams
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -192,3 +198,37 @@ def test_mixture_of_one_configuration_for_any_rows_in_exact_mode() -> None:
     assert exact.configs[8] == exact.configs[16]
     (small,) = choose_expert_kernels([(Mixture(EXPERTS, TOP_K, 2), weights, "silu")], 3)
     assert list(small.configs) == [8]
+
+
+def test_counts_of_experts_come_to_the_host_without_a_wait(tmp_path: Path) -> None:
+    """Of cycles that are recorded and replayed: what ``route`` of the same rows says, whatever their number."""
+    weights, facts = read(save_model("qwen3_moe", tmp_path, **WIDE), 16, exact=False)
+    target, prompt = FusedTarget(weights, facts.model, (0, 2), 900, 16), random_prompt(11)
+    runner = FusedRunner(target, Planted(target, [*prompt, *random_prompt(800)]), 900)  # type: ignore[arg-type]
+    sampler = Sampler(SamplingParams(), 1, target.vocab_size, torch.tensor(prompt, device="cuda"))
+    runner.begin(sampler, frozenset(), 16, True)
+    lengths = (1, 4, 16)
+    with torch.inference_mode():
+        for _ in runner.prefill(prompt, 0):
+            pass
+        for rows in [*lengths, *lengths]:  # the first runs compile and record
+            runner.set_block(rows)
+            runner.launch()
+        runner.collect()
+        cycles: list[Cycle] = []
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            for index in range(120):
+                runner.set_block(lengths[index // 40])
+                runner.launch()
+                cycles += runner.collect()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        seen = {rows: [each.experts for each in cycles if each.rows == rows and each.experts] for rows in lengths}
+        assert all(len(counts) >= 2 for counts in seen.values()) and set(seen[1]) == {2.0}
+        assert 2 < min(seen[4]) and sum(seen[16]) / len(seen[16]) > sum(seen[4]) / len(seen[4])
+        for rows in lengths:
+            target.block(rows, 2048, True)
+            last = target.mixtures[-1]
+            taken = last._routed.experts[:rows].unique()  # room that the layers use in turn
+            assert target.distinct_of(rows)[-1] == len(taken)

@@ -165,7 +165,7 @@ def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
 )
 def test_a_missing_compiler_names_the_wheel(cuda: str | None, wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(nvrtc, "_installed", lambda: iter(()))
+    monkeypatch.setattr(nvrtc.nvrtc_files, "installed", lambda: iter(()))
     monkeypatch.setattr(nvrtc, "Nvrtc", lambda path: (_ for _ in ()).throw(OSError(path)))
     nvrtc.nvrtc.cache_clear()
     with pytest.raises(MissingDependencyError) as caught:
@@ -177,12 +177,12 @@ def test_a_missing_compiler_names_the_wheel(cuda: str | None, wheel: str, monkey
 def test_only_the_compiler_of_torchs_cuda_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.13.0", "nvrtc64_130_0.dll")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(nvrtc, "_installed", lambda: map(Path, names))
+    monkeypatch.setattr(nvrtc.nvrtc_files, "installed", lambda: map(Path, names))
     monkeypatch.setattr(nvrtc, "Nvrtc", str)
     nvrtc.nvrtc.cache_clear()
     try:
         assert str(nvrtc.nvrtc()) == "libnvrtc.so.13"
-        assert [nvrtc._major(name) for name in names] == ["12", "13", None, None, "13"]
+        assert [nvrtc.nvrtc_files.major_of(name) for name in names] == ["12", "13", None, None, "13"]
     finally:
         nvrtc.nvrtc.cache_clear()
 

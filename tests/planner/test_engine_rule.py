@@ -125,6 +125,19 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
     assert jit.runs_kernels(on_the_card) == (engine == "fused")
 
 
+def test_a_mixture_is_planned_for_the_reference_engine_where_its_compiler_is_missing(tmp_path: Any) -> None:
+    card = replace(DEVICES["cuda:0"], compiler=False)
+    for family, engine in (("qwen3_moe", "reference"), ("qwen3", "fused")):
+        save_model(family, tmp_path / family)
+        target = read_model(Checkpoint.open(tmp_path / family).config, family)
+        asked = LoadConfig(dtype="bfloat16", context=64)
+        assert plan(target, None, card, asked).engine == engine
+        assert plan(target, None, replace(card, compiler=True), asked).engine == "fused"
+        assert plan(target, None, card, replace(asked, engine="fused")).engine == "fused", (
+            "as asked, and it will say why"
+        )
+
+
 def test_the_registrys_shapes_are_told_apart() -> None:
     """What the registry knows suffices: all its targets run fused on a card but those with latent attention."""
     refused = {}

@@ -130,7 +130,7 @@ def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, 
 
 def host_copies(runner: FusedRunner) -> int:
     """The records' copies, which lie on the host."""
-    return held(runner._records._host)
+    return held(runner._records._host, runner._records._host_experts)
 
 
 def lines(model: ModelConfig, drafter: DrafterConfig | None, load: Load) -> dict[str, int]:

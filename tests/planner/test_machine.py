@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dflash_local.errors import UsageError
-from dflash_local.planner import accelerators, cards, hardware, machine
+from dflash_local.planner import accelerators, cards, hardware, machine, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, Ask
 
 MIB = 2**20
@@ -296,6 +297,21 @@ def test_the_fused_engines_kernels_need_a_new_card(monkeypatch: pytest.MonkeyPat
     assert here(ONE.rstrip() + f", {told}").kernels == kernels
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
     assert not here(ONE.rstrip() + f", {told}").kernels, "and Triton"
+
+
+def test_a_card_without_the_compiler_of_its_cuda_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
+    library.parent.mkdir(parents=True)
+    places = {"nvidia": SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])}
+    monkeypatch.setattr(nvrtc_files, "find_spec", places.get)
+    monkeypatch.setattr(nvrtc_files, "toolkit_library", lambda cuda: f"libnowhere.so.{cuda}")
+    for cuda, there in ((13, False), (12, False), (None, False)):
+        monkeypatch.setattr(accelerators, "cuda_major", lambda cuda=cuda: cuda)
+        assert here(ONE).compiler == there
+    library.touch()
+    for cuda, there in ((13, True), (12, False), (None, True)):
+        monkeypatch.setattr(accelerators, "cuda_major", lambda cuda=cuda: cuda)
+        assert here(ONE).compiler == there
 
 
 def test_a_driver_that_tells_no_architecture_leaves_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,14 @@ def test_merging_joins_only_pieces_of_one_channel_and_origin() -> None:
     assert [(piece.text, piece.channel) for piece in merged.pieces] == [("ab", "thinking"), ("cd", "final")]
 
 
+def test_merging_keeps_the_experts_that_were_looked_at_last() -> None:
+    listener = Listener(capacity=1)
+    for experts in (40.0, None, 41.5, None):
+        listener.put(Step((), (1,), 7, 0, 8, 0.0, experts=experts))
+    listener.end()
+    assert [event.experts for event in listener if isinstance(event, Step)] == [41.5]
+
+
 def test_a_flood_of_notices_and_steps_stays_bounded() -> None:
     listener = Listener(capacity=8)
     for index in range(500):

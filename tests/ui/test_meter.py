@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from textual.widgets import Sparkline
 
+from dflash_local.events import Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.widgets.bars import position_lines
-from dflash_local.ui.tui.widgets.meter import one_line
+from dflash_local.ui.tui.widgets.meter import acceptance, one_line
 from tests.ui.stage import Stage, play
 
 
@@ -30,6 +31,19 @@ def test_the_line_has_the_alarm_before_what_may_be_cut() -> None:
     readings.memory = Occupancy(1, 4, "the GPU")
     shown = "ready · 42.0 tok/s · acceptance 1.10 · ▲ acceptance␊low · ctx 11/512 · float32: exact · mem 25%"
     assert one_line(readings) == shown
+
+
+def test_different_experts_stand_beside_the_rows_that_took_them() -> None:
+    readings = Readings(block_size=8)
+    readings.begin("dflash")
+    shown = []
+    for rows, experts in ((8, 41.4), (8, None), (4, None), (4, 19.0)):
+        readings.take(Step((), (1, 2), rows - 1, 1, rows, 1.0, experts=experts))
+        shown.append(acceptance(readings).split("\n")[1:])
+    found, waiting = ["verifying 8 rows a cycle", "41 different experts a layer"], ["verifying 4 rows a cycle"]
+    assert shown == [found, found, waiting, [*waiting, "19 different experts a layer"]]
+    readings.begin("dflash")
+    assert readings.verifying == ()
 
 
 def test_before_the_first_reply_no_bar_is_drawn() -> None:

@@ -69,7 +69,7 @@ def _acceptance(readings: Readings) -> str:
     now, mean = (
         NONE if value is None else f"{value:.2f}" for value in (readings.acceptance_now, readings.acceptance_mean)
     )
-    rows = _line(f"verifying {readings.rows} rows a cycle") if readings.rows else ""
+    rows = "".join(map(_line, readings.verifying))
     return _pair(now, mean, f" of {readings.block_size}" if readings.block_size else "") + rows
 
 

@@ -108,13 +108,12 @@ class MoEWeights:
         """The part over the model's buffers."""
         layout = MoELayout(self.config)
         routed = RoutedRows(*run.tensors.take(layout.routed(run.owner, run.spec)))
-        (distinct,) = run.tensors.take(layout.state(at, run.spec))
         between: torch.Tensor | None = None
         if self.shared is not None and layout.may_join:
             routed, between = routed.without_last_slot()
         elif self.shared is not None:
             (between,) = run.tensors.take(MLPLayout(self.shared.config).activations(run.owner, run.spec))
-        return MoE(self, routed, between, distinct, run.used)
+        return MoE(self, routed, between, run.used)
 
 
 class RoutedRows(NamedTuple):
@@ -141,9 +140,11 @@ class MoE:
 
     Args:
         routed: room for a block's rows between the products. shared: the same of the shared expert, where that is not
-            joined to the routed ones. distinct: [launches] int32. used: rows of a block that hold tokens.
+            joined to the routed ones. used: rows of a block that hold tokens.
 
     Attributes:
+        distinct_experts: [launches] int32, gets how many routed experts occur among the rows of each launch of a block;
+            None where nobody counts.
         fixed_logits: [rows, E], or [rows, E + 1] with the shared expert's gate: what a block's rows are routed by
             instead of the router's, for measuring; the router runs all the same.
     """
@@ -153,17 +154,16 @@ class MoE:
         weights: MoEWeights,
         routed: RoutedRows,
         shared: torch.Tensor | None,
-        distinct: torch.Tensor,
         used: UsedRows,
     ) -> None:
-        self.weights, self._routed, self._shared = weights, routed, shared
-        self._distinct, self._used = distinct, used
+        self.weights, self._routed, self._shared, self._used = weights, routed, shared, used
+        self.distinct_experts: torch.Tensor | None = None
         self.fixed_logits: torch.Tensor | None = None
 
-    @property
-    def distinct_experts(self) -> torch.Tensor:
-        """[1] int32: routed experts that the rows of the last block's first launch took."""
-        return self._distinct[:1]
+    def launches(self, rows: int) -> int:
+        """Of the routed experts, for so many rows of a block."""
+        kernels = self.weights.experts.kernels
+        return 1 if kernels is None else -(-rows // max(kernels.configs))
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """``out`` [M, H] = its result (+ residual) of a block's rows; of rows without a token nothing is promised."""
@@ -181,10 +181,11 @@ class MoE:
         residual = None if residual is None else residual[rows]
         if matrices.kernels is not None:
             block, bias = ExpertBlock(routing, self._routed.lists, intermediate), weights.router_bias
-            matrices.kernels.run(x, logits, matrices.matrices, block, results, residual, bias, self._distinct)
+            matrices.kernels.run(x, logits, matrices.matrices, block, results, residual, bias, self.distinct_experts)
             return out
         route(logits, weights.routing, routing)
-        self._distinct[0] = routing.experts.unique().numel() - matrices.joined
+        if self.distinct_experts is not None:
+            self.distinct_experts[0] = routing.experts.unique().numel() - matrices.joined
         experts_swiglu(x, matrices.gate_up, routing, intermediate, weights.config.activation)
         experts_down(intermediate, matrices.down, routing, results, residual)
         return out

@@ -47,6 +47,7 @@ class FusedTarget:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
             recurrent layers have not committed yet. cycle: [1], blocks so far. tokens: [rows] int64, the block's ids.
         states: the recurrent layers by their index.
+        distinct_experts: [mixtures, launches] int32, see ``distinct_of``; None where there are none.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
     """
 
@@ -97,6 +98,10 @@ class FusedTarget:
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
+        counts = shared.distinct_experts
+        self.distinct_experts = None if counts is None else tensors[counts.name]
+        for index, part in enumerate(self.mixtures):
+            part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
         self._fill_rotations(tensors)
         self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
         self.length = 0  # the host's view of ``start``, where it knows
@@ -105,6 +110,18 @@ class FusedTarget:
     def mixtures(self) -> list[MoE]:
         """The layers' parts that have experts."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE)]
+
+    def distinct_of(self, rows: int, counts: Sequence[Sequence[int]] | None = None) -> list[int]:
+        """Different routed experts that a block's rows took in each mixture; what several launches of a layer read
+        counts once for each.
+
+        Args:
+            rows: of the block, the last one if no counts are given. counts: ``distinct_experts`` behind it, on the
+                host; without them the host waits for the device's.
+        """
+        if counts is None:
+            counts = [] if self.distinct_experts is None else self.distinct_experts.tolist()
+        return [sum(each[: part.launches(rows)]) for part, each in zip(self.mixtures, counts, strict=True)]
 
     def _fill_rotations(self, tensors: Tensors) -> None:
         """The tables of positions, one for each width that rotates."""

@@ -94,8 +94,7 @@ def acceptance(readings: Readings) -> str:
         return "no drafts in this mode"
     now, mean = (f"{n:.2f}" if n is not None else "–" for n in (readings.acceptance_now, readings.acceptance_mean))
     block = f" of {readings.block_size}" if readings.block_size else ""
-    rows = f"\nverifying {readings.rows} rows a cycle" if readings.rows else ""
-    return f"{now} now   {mean} mean{block}{rows}"
+    return "\n".join((f"{now} now   {mean} mean{block}", *readings.verifying))
 
 
 def _rate(value: float | None) -> str:

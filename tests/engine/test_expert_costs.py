@@ -1,0 +1,240 @@
+"""Costs that follow the experts that a session's cycles take, and how the counts come to the host."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from engine_sessions import BLOCK, ask, random_prompt, text_of
+from families import VOCAB
+from fused_models import PlantedBlocks, fused_target
+from proposers import Oracle
+
+from dflash_local.engine import costs as measuring
+from dflash_local.engine.costs import REPLAYS
+from dflash_local.engine.expert_costs import MEMORY, ExpertCosts, MeasuredExperts
+from dflash_local.engine.fused import COUNTED, FusedRunner
+from dflash_local.engine.session import Session
+from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.events import Step, as_dict, from_dict
+from dflash_local.kernels import experts as expert_kernels
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
+from dflash_local.models.fused import moe
+
+ROWS = (1, 4, 6, 8, 12, 16)
+DRAFT, FIXED, OF_ONE = 0.5, 2.0, 0.05  # milliseconds of a draft pass, of everything else, and of one expert
+K, ALL = 8, 256
+
+
+def uniform(rows: int) -> float:
+    """Different experts of rows that choose by themselves."""
+    return ALL * (1 - (1 - K / ALL) ** rows)
+
+
+def correlated(rows: int) -> float:
+    return K * rows**0.75
+
+
+def cost(rows: int, experts: float) -> float:
+    return FIXED + DRAFT * (rows > 1) + OF_ONE * experts
+
+
+UNIFORM = {rows: uniform(rows) for rows in ROWS}
+CORRELATED = {rows: correlated(rows) for rows in ROWS}
+DEAR = {rows: cost(rows, experts) for rows, experts in UNIFORM.items()}
+CHEAP = {rows: cost(rows, experts) for rows, experts in CORRELATED.items()}
+
+
+def measured(distinct: Mapping[int, float], ms: float = OF_ONE) -> MeasuredExperts:
+    return MeasuredExperts(ALL, K, distinct, ms)
+
+
+def test_what_is_not_seen_costs_what_was_measured() -> None:
+    model = ExpertCosts(DEAR, measured(UNIFORM))
+    assert model.current() == DEAR
+    model.add(1, 8.0)
+    assert model.current() == DEAR, "one row takes the same number always"
+    assert [model.experts(rows) for rows in ROWS] == list(UNIFORM.values())
+
+
+@pytest.mark.parametrize("seen", [(4,), (8,), (16,), (4, 8), ROWS])
+def test_costs_follow_the_experts_seen(seen: tuple[int, ...]) -> None:
+    """Measured with rows that choose by themselves, seen with rows that choose alike; and the other way round."""
+    alike = dict.fromkeys(ROWS, 9.0) | {1: 8.0}  # rows that tell nothing of what others take
+    for distinct in (UNIFORM, CORRELATED, alike):
+        costs = {rows: cost(rows, experts) for rows, experts in distinct.items()}
+        for true, to_be in ((CORRELATED, CHEAP), (UNIFORM, DEAR)):
+            model = ExpertCosts(costs, measured(distinct))
+            for rows in seen:
+                model.add(rows, true[rows])
+            found = model.current()
+            for rows in ROWS:
+                near = 1e-9 if rows in seen or rows == 1 or true is CORRELATED else 0.1
+                assert found[rows] == pytest.approx(to_be[rows], rel=near), (rows, found)
+
+
+def test_the_mean_of_a_number_of_rows_forgets_what_is_long_ago() -> None:
+    model = ExpertCosts(DEAR, measured(UNIFORM))
+    for experts in (60.0, 40.0):
+        model.add(8, experts)
+    assert model.experts(8) == 50.0
+    for _ in range(8 * int(MEMORY)):
+        model.add(8, 30.0)
+    assert model.experts(8) == pytest.approx(30.0, abs=0.02)
+
+
+def test_no_cost_falls_below_the_cheapest_measured_and_no_experts_exceed_uniform_ones() -> None:
+    model = ExpertCosts({1: 3.0, 4: 3.1, 16: 30.0}, measured({1: 8.0, 4: 30.0, 16: 40.0}, 1.0))
+    model.add(4, 7.0)  # fewer than there can be
+    assert model.experts(16) == 8.0 and model.current() == {1: 3.0, 4: 3.0, 16: 3.0}
+    for _ in range(200):
+        model.add(4, 32.0)
+    assert model.experts(16) == pytest.approx(uniform(16))
+    ahead = ExpertCosts({1: 3.0, 8: 5.0}, measured({1: 8.0, 8: 30.0}))
+    ahead.add(5, 8 * 5**0.5)  # rows of a shorter block that was asked for were not measured, but tell of others
+    assert ahead.experts(8) == pytest.approx(8 * 8**0.5)
+
+
+def test_experts_that_cost_nothing_change_nothing() -> None:
+    model = ExpertCosts(DEAR, measured(UNIFORM, 0.0))
+    model.add(4, 10.0)
+    assert model.current() == DEAR
+
+
+@pytest.mark.parametrize("share", [0.8, 0.85, 0.9])
+def test_rows_that_choose_alike_are_verified_in_longer_blocks(share: float) -> None:
+    """Equal acceptance and equal costs at load; only the experts that cycles take differ."""
+    lengths = []
+    for taken, costs in ((UNIFORM, DEAR), (CORRELATED, CHEAP)):
+        control, numbers = VerifyLength(DEAR, 16, measured(UNIFORM)), random.Random(1)
+        used = []
+        for _ in range(3000):
+            rows = control.next_rows()
+            used.append(rows)
+            control.add(rows, _accepted(rows, share, numbers.random()), taken[rows])
+        rates = {rows: sum(share**slot for slot in range(rows)) / costs[rows] for rows in ROWS}
+        assert rates[control.length] > 0.96 * max(rates.values())
+        lengths.append(sum(used[1000:]) / 2000)
+    assert lengths[1] > lengths[0] + 1
+
+
+def _accepted(rows: int, share: float, number: float) -> int:
+    """Drafts accepted where each is with this share: by a number in 0..1."""
+    accepted, alive = 0, share
+    while accepted < rows - 1 and number < alive:
+        accepted, alive = accepted + 1, alive * share
+    return accepted
+
+
+def test_a_target_without_experts_keeps_its_costs() -> None:
+    control = VerifyLength(DEAR, 16)
+    control.add(16, 3, 50.0)
+    assert control.costs == DEAR
+    control = VerifyLength(DEAR, 8, measured(UNIFORM))
+    control.add(8, 3, correlated(8))
+    assert set(control.costs) == {1, 4, 6, 8} and control.costs[8] < DEAR[8]
+
+
+# On the engine
+
+
+def counted_session(family: str, costs: Mapping[int, float], experts: MeasuredExperts | None) -> Session:
+    target = fused_target(family, 600, BLOCK)
+    facts = SessionFacts(
+        family, "planted", BLOCK, False, LoadConfig(engine="fused", dtype="float32", device="cpu", context=600)
+    )
+    text = text_of(family, tuple(random_prompt(9)), 220)
+    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 3), target, BLOCK), 600)  # type: ignore[arg-type]
+    runner.costs, runner.experts = costs, experts
+    return Session(runner, facts, None, frozenset())
+
+
+class Watched:
+    """What each layer's block routed to, as ``route`` says it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: list[int] = []
+
+        def watched(logits: torch.Tensor, options: Any, routing: Any) -> Any:
+            found = expert_kernels.route(logits, options, routing)
+            self.counts.append(int(found.experts[found.experts < options.num_experts].unique().numel()))
+            return found
+
+        monkeypatch.setattr(moe, "route", watched)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("asked", [None, 3])
+def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sampled cycles, among them the first of each number of rows; each the mean of its layers, as routed."""
+    experts = MeasuredExperts(8, 2, {1: 2.0, 2: 3.0, 4: 4.5, 8: 6.0}, 0.1)
+    session = counted_session(family, {1: 4.6, 2: 5.0, 4: 5.2, 8: 6.0}, experts)
+    watched = Watched(monkeypatch)
+    blocks: list[list[int]] = []
+    block = session.runner.target.block  # type: ignore[union-attr]
+
+    def noted(rows: int, *more: Any) -> None:
+        watched.counts.clear()
+        block(rows, *more)
+        blocks.append(list(watched.counts))
+
+    monkeypatch.setattr(session.runner.target, "block", noted)
+    reply = ask(session, random_prompt(9), 150, block_size=asked)
+    steps = [step for step in reply.find(Step) if step.rows]
+    sums: dict[int, list[float]] = {}
+    before, since = 0, 0
+    for step, counts in zip(steps, blocks, strict=False):  # more cycles were on their way at the end
+        since = since + 1 if step.rows == before else COUNTED
+        assert (step.experts is not None) == (since == COUNTED), "the first of a number of rows, and one in 16"
+        before, since = step.rows, since % COUNTED
+        if step.experts is not None:
+            assert step.experts == sum(counts) / len(counts)
+            sums.setdefault(step.rows, []).append(step.experts)
+    stats = reply.finished.stats
+    assert stats.distinct_experts == tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(sums.items()))
+    assert [rows for rows, _ in stats.distinct_experts] == [rows for rows, _ in stats.verify_rows]
+    assert from_dict(as_dict(reply.finished)) == reply.finished
+    if asked is None:
+        (control,) = session.verify_lengths.values()
+        assert len(sums) > 1 and control.costs != session.runner.costs
+    session.close()
+
+
+def test_dense_targets_and_their_replies_count_nothing() -> None:
+    session = counted_session("qwen3", {1: 4.6, 4: 5.2, 8: 6.0}, None)
+    reply = ask(session, random_prompt(9), 60)
+    assert reply.finished.stats.distinct_experts == () and not any(step.experts for step in reply.find(Step))
+    session.close()
+
+
+@pytest.mark.parametrize(("family", "exact"), [("qwen3_moe", False), ("qwen3_moe", True), ("qwen3", True)])
+def test_costs_are_measured_with_their_experts(family: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In exact mode of every number of rows, too: those without a token take no experts."""
+    target = fused_target(family, 128, BLOCK, exact=exact)
+    text = text_of(family, tuple(random_prompt(9)), 60)
+    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 3), target, BLOCK), 96)  # type: ignore[arg-type]
+    monkeypatch.setattr(FusedRunner, "device", torch.device("cuda"))
+    spans: list[int] = []
+
+    def span_ms(work: Any) -> float:
+        monkeypatch.setattr(FusedRunner, "device", torch.device("cpu"))
+        work()
+        spans.append(1)
+        return float(len(spans))
+
+    monkeypatch.setattr(measuring, "span_ms", span_ms)
+    measuring.measure_costs(runner, BLOCK)
+    if family == "qwen3":
+        assert set(runner.costs) == {1, BLOCK} and runner.experts is None
+        return
+    found = runner.experts
+    assert found is not None and set(runner.costs) == set(found.distinct) == {1, 4, 6, BLOCK}
+    assert (found.num_experts, found.top_k) == (8, 2)
+    counts = [found.distinct[rows] for rows in sorted(runner.costs)]
+    assert counts[0] == 2 and counts == sorted(counts) and counts[-1] > 2
+    taken = target.mixtures[0].fixed_logits is None and target.distinct_of(BLOCK)
+    assert taken and found.ms == pytest.approx((REPLAYS + 2) / (sum(taken) / len(taken) - 2)), "of uniform and same"
