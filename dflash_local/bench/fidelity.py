@@ -17,7 +17,6 @@ from dflash_local.bench.trial import prompt_ids, write
 from dflash_local.engine.runner import Target
 from dflash_local.engine.session import Session
 from dflash_local.errors import PairError, UsageError
-from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.request import Limits, Request
 
 MAX_KEPT = 8 * 2**30  # bytes of log-probabilities
@@ -131,7 +130,7 @@ def _log_probs(session: Session, target: Target, prompt: Sequence[int], reply: S
     target.clear()
     try:
         ids = torch.tensor([*prompt, *reply[:-1]], device=target.device)
-        hidden = torch.cat([target.prefill(chunk, False).hidden for chunk in ids.split(PREFILL_CHUNK)])
+        hidden = torch.cat([target.prefill(chunk, False).hidden for chunk in ids.split(target.prefill_chunk)])
         for rows in hidden[len(prompt) - 1 :].split(ROWS):
             yield target.head(rows).float().log_softmax(-1)
     finally:

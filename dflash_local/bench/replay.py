@@ -12,7 +12,6 @@ import torch
 
 from dflash_local.bench.trial import CycleShape
 from dflash_local.engine.runner import Target
-from dflash_local.layout.cycle import PREFILL_CHUNK
 
 
 @torch.inference_mode()
@@ -50,6 +49,6 @@ def _prefill(target: Target, prompt: Sequence[int]) -> torch.Tensor:
     """Logits [1, V] after the prompt, processed in the runner's chunks."""
     target.clear()
     ids = torch.tensor(list(prompt), device=target.device)
-    for chunk in ids.split(PREFILL_CHUNK):
+    for chunk in ids.split(target.prefill_chunk):
         out = target.prefill(chunk, False)
     return target.head(out.hidden[-1:])

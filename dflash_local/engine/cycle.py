@@ -8,7 +8,6 @@ from typing import Protocol
 
 from dflash_local.engine.sampling import Likelihood
 from dflash_local.errors import NumericsError
-from dflash_local.layout.cycle import PREFILL_CHUNK
 
 
 class Snapshot(Protocol):
@@ -47,10 +46,12 @@ class PrefillStep:
     first: Cycle | None
 
 
-def chunks(start: int, total: int, stable: int) -> Iterator[tuple[int, int]]:
-    """The parts in which a prompt is processed, from ``start`` on; one ends at ``stable``, if that lies inside."""
+def chunks(start: int, total: int, stable: int, size: int) -> Iterator[tuple[int, int]]:
+    """The parts in which a prompt is processed from ``start`` on, none longer than ``size``; one ends at ``stable``, if
+    that lies inside.
+    """
     while start < total:
-        end = min(start + PREFILL_CHUNK, total)
+        end = min(start + size, total)
         end = stable if start < stable < end else end
         yield start, end
         start = end

@@ -185,7 +185,7 @@ class FusedRunner:
             raise EngineError("nothing of the prompt was left to process")
         self.ids = list(ids)
         tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        for at, end in chunks(start, len(ids), stable):
+        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
             out = self.target.prefill(tensor[at:end], self._with_taps)
             if out.taps is not None and self.proposer is not None:
                 self.proposer.write_context(out.taps, at)

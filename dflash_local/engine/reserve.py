@@ -10,7 +10,6 @@ import torch
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import KEPT_SNAPSHOTS
-from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.request import SamplingParams
 
 SNAPSHOTS = KEPT_SNAPSHOTS + 1  # one more lives while the oldest is being replaced
@@ -26,7 +25,9 @@ def reserve(runner: FusedRunner) -> None:
     """
     if runner.target.device.type != "cuda":
         return
-    ids = [0] * min(2 * PREFILL_CHUNK, runner.context)  # of two chunks the first one's taps live on for a while
+    ids = [0] * min(
+        2 * runner.target.prefill_chunk, runner.context
+    )  # of two chunks the first one's taps live on for a while
     prompt = torch.zeros(len(ids), dtype=torch.long, device=runner.target.device)
     sampler = Sampler(EVERYTHING, 0, runner.target.vocab_size, prompt)
     runner.begin(sampler, frozenset(), runner.target.rows, runner.proposer is not None)

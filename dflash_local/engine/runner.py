@@ -18,11 +18,16 @@ from dflash_local.models.transformers_target import Forward
 
 
 class Target(Protocol):
-    """A target in this process, so that a text can be scored with it row by row (``bench.replay``)."""
+    """A target in this process, so that a text can be scored with it row by row (``bench.replay``).
+
+    Attributes:
+        prefill_chunk: tokens of a prompt that are processed at once.
+    """
 
     device: torch.device
     dtype: torch.dtype
     vocab_size: int
+    prefill_chunk: int
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M]."""

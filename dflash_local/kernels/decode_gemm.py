@@ -30,7 +30,7 @@ def linear(
     tiles, steps = weight.codes.shape[:2]
     _linear_kernel[(tiles,)](
         x, *tile_operands(weight), out, out if residual is None else residual, rows, features, columns, x.stride(0),
-        row_stride(out, residual), steps, weight.scales.shape[-1], **tile_constants(weight),
+        row_stride(out, residual), steps, weight.scales.shape[-1], **tile_constants(weight.format),
         BLOCK_M=max(MIN_ROWS, power_of_two(rows)), ADD=residual is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

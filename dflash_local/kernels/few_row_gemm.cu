@@ -34,6 +34,7 @@ static_assert(!SWIGLU || (COLUMNS % 32 == 0 && TILES_PER_WARP <= 2), "a unit hol
 struct Output {
   u16* out;
   const u16* residual;  // null, or rows that lie as those of out
+  const u16* bias;      // null, or of each feature
   i64 stride;
   int rows, features;
 };
@@ -53,6 +54,7 @@ __device__ __forceinline__ void store(const Output& output, int at, const Sum& s
       result = sum(row, column);
       // Rounded before the sum, as a layer whose output is added to the residual would be.
       if (output.residual) result = rounded(result) + from_bfloat16(output.residual[row * output.stride + feature]);
+      if (output.bias) result = rounded(result) + from_bfloat16(output.bias[feature]);
     }
     output.out[row * output.stride + feature] = to_bfloat16(result);
   }
@@ -84,7 +86,7 @@ __device__ __forceinline__ void multiply_tail(float (&total)[ROW_TILES][4], cons
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
              const u8* __restrict__ zeros, const u8* __restrict__ row_scales, const u8* __restrict__ tail,
-             u16* out, const u16* residual, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
+             u16* out, const u16* residual, const u16* bias, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
              int out_features, int tiles, int tail_features, int tail_share) {
   extern __shared__ __align__(16) u8 shared[];
   float* group_sums = (float*)(shared + X_BYTES);
@@ -103,8 +105,9 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   const int first_unit = units_before(part), end_unit = units_before(part + 1);
   const int features = out_features - (HAS_TAIL ? tail_features : 0);  // coded
   const Weight weight = {codes, scales, zeros, row_scales, SWIGLU ? features * 2 : features};
-  const Output output = {out, residual, out_stride, rows, features};
-  const Output tail_output = {out + features, residual ? residual + features : 0, out_stride, rows, tail_features};
+  const Output output = {out, residual, bias, out_stride, rows, features};
+  const Output tail_output = {out + features, residual ? residual + features : 0, bias ? bias + features : 0,
+                              out_stride, rows, tail_features};
   const i64 split_sums = (i64)units * OUTPUTS + (i64)tail_tiles * TAIL_OUTPUTS;  // of partial_sums
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -129,15 +129,17 @@ def linear(
     out: torch.Tensor,
     config: FewRowConfig | None,
     residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out = x @ weight.T (+ residual)``, the product rounded once. By PyTorch without a config and for many rows.
+    """``out = x @ weight.T (+ residual) (+ bias)``, each sum rounded. By PyTorch without a config and for many rows.
 
     Args:
-        x: [M, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``.
+        x: [M, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``. bias: [N].
     """
     if config is None or not _runs(x):
-        return linear_reference(x, weight, out, residual)
-    _launch(x, weight, out, config, residual, paired=False)
+        result = linear_reference(x, weight, out, residual)
+        return result if bias is None else result.add_(bias)
+    _launch(x, weight, out, config, residual, paired=False, bias=bias)
     return out
 
 
@@ -240,6 +242,7 @@ def _launch(
     config: FewRowConfig,
     residual: torch.Tensor | None,
     paired: bool,
+    bias: torch.Tensor | None = None,
 ) -> None:
     tiles = weight.tiles
     if paired and weight.shape[0] % (2 * TILE_N):
@@ -264,7 +267,7 @@ def _launch(
             parts * config.split_k,
             (
                 x[rows], weight.codes, weight.scales, weight.zeros, row_scales, weight.tail, out[rows],
-                None if residual is None else residual[rows], sums, counters,
+                None if residual is None else residual[rows], bias, sums, counters,
                 c_int64(x.stride(0)), c_int64(stride), len(x[rows]), out.shape[1], tiles, weight.format.tail,
                 tail_share(weight.format, config, units, parts),
             ),

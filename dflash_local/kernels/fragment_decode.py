@@ -5,12 +5,13 @@ A prompt's chunk has enough rows to pay for it: the codes are read once, the num
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, STEP_K, TILE_N, FragmentWeight
+from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
 from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, device_properties
 from dflash_local.layout.linear import DECODED_SLICE
@@ -35,9 +36,9 @@ class LaunchConfig(NamedTuple):
 
     steps: int = 4
     num_warps: int = 4
-    across: int = 2
+    across: int = 4
     along_k: bool = True
-    last_first: bool = False
+    last_first: bool = True
     streamed: bool = True
     native: bool = True
 
@@ -57,7 +58,7 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
     if not runs_kernels(weight):
         return part.copy_(weight.dequantized(rows))
     config = config or CONFIG
-    steps, tiles = weight.codes.shape[1], -(-(end - begin) // TILE_N)
+    steps, tiles = weight.steps, -(-(end - begin) // TILE_N)
     pieces = -(-steps // config.steps)
     codes, *scales = tile_operands(weight)
     if config.native and weight.format.codes == "e4m3":
@@ -66,8 +67,7 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
     along_k = config.along_k and tiles <= MAX_GRID_Y
     _decode_kernel[(pieces, tiles) if along_k else (tiles, pieces)](
         codes, *scales, part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps, weight.scales.shape[-1],
-        **tile_constants(weight), **launch_constants(weight, config._replace(along_k=along_k)),
-        num_warps=config.num_warps,
+        **_constants(weight.format, weight.coded_rows, weight.shape[1], config, along_k), num_warps=config.num_warps,
     )  # fmt: skip
     return part
 
@@ -104,9 +104,14 @@ def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, ...]:
     return weight.codes, scales, scales if weight.zeros is None else weight.zeros, row_scales
 
 
-def launch_constants(weight: FragmentWeight, config: LaunchConfig) -> dict[str, Any]:
-    """What ``decode``'s kernel is compiled for beside ``tile_constants``."""
-    (n, k), steps = (weight.coded_rows, weight.shape[1]), weight.codes.shape[1]
+@cache  # hundreds of launches a chunk, and a host that is late leaves the card waiting
+def _constants(kind: FragmentFormat, n: int, k: int, config: LaunchConfig, along_k: bool) -> dict[str, Any]:
+    return {**tile_constants(kind), **launch_constants(n, k, config._replace(along_k=along_k))}
+
+
+def launch_constants(n: int, k: int, config: LaunchConfig) -> dict[str, Any]:
+    """What ``decode``'s kernel is compiled for beside ``tile_constants``, of ``n`` coded rows of ``k`` columns."""
+    steps = -(-k // STEP_K)
     return {
         "RUNS": config.steps * STEP_RUNS,
         "ACROSS": config.across,
@@ -117,9 +122,8 @@ def launch_constants(weight: FragmentWeight, config: LaunchConfig) -> dict[str, 
     }
 
 
-def tile_constants(weight: FragmentWeight) -> dict[str, Any]:
+def tile_constants(kind: FragmentFormat) -> dict[str, Any]:
     """What ``load_runs`` and ``decoded_runs`` are compiled for."""
-    kind = weight.format
     fields = NIBBLES.get(kind.codes, ())
     places = [sum(place << 8 * operand for operand, place in enumerate(field[2])) for field in fields]
     return {

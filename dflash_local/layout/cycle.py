@@ -7,11 +7,17 @@ from typing import NamedTuple
 from dflash_local.layout.buffer import Buffer
 
 PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
+CODED_PREFILL_CHUNK = 1536  # the same in the fused engine where each chunk decodes all weights first
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
 RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
 ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sort takes 44 bytes
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
+
+
+def prefill_chunk(quantized: bool) -> int:
+    """Tokens of a prompt that the fused engine processes at once."""
+    return CODED_PREFILL_CHUNK if quantized else PREFILL_CHUNK
 
 
 def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, Buffer]:

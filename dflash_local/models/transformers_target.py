@@ -14,6 +14,7 @@ import torch
 
 from dflash_local.config.families import Family, of_model_type
 from dflash_local.errors import CheckpointError
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.kv_cache import KVCache
 from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentSnapshot
@@ -71,6 +72,7 @@ class TransformersTarget:
         self._eager = self.config._attn_implementation == "eager"
         # Text-only positions: the three axes of a multimodal rope carry the same numbers.
         self._axes = 3 if "mrope_section" in (getattr(self.config, "rope_parameters", None) or {}) else 0
+        self.prefill_chunk = PREFILL_CHUNK
         self.kv = KVCache()
         self.recurrent = self._replace_recurrent_layers()
 

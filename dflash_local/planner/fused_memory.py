@@ -13,7 +13,7 @@ from dflash_local.config.module_names import HEAD
 from dflash_local.layout import pair
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
-from dflash_local.layout.cycle import PREFILL_CHUNK
+from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.layout.spec import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout, parts
@@ -149,7 +149,7 @@ def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
 
 def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, device: str) -> dict[str, int]:
     """The steps of a prompt's chunk, each with what lives beside it."""
-    item, rows = ITEM_BYTES[spec.dtype], min(PREFILL_CHUNK, spec.context)
+    item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target.quantization is not None), spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
     decoded = decoding_bytes(spec, device, recorded=False)
     if target.quantization is not None:

@@ -202,7 +202,7 @@ def test_mixture_of_one_configuration_for_any_rows_in_exact_mode() -> None:
 
 def test_counts_of_experts_come_to_the_host_without_a_wait(tmp_path: Path) -> None:
     """Of cycles that are recorded and replayed: what ``route`` of the same rows says, whatever their number."""
-    weights, facts = read(save_model("qwen3_moe", tmp_path, **WIDE), 16, exact=False)
+    weights, facts = read(save_model("qwen3_moe", tmp_path, **sizes_of("qwen3_moe", 256)), 16, exact=False)
     target, prompt = FusedTarget(weights, facts.model, (0, 2), 900, 16), random_prompt(11)
     runner = FusedRunner(target, Planted(target, [*prompt, *random_prompt(800)]), 900)  # type: ignore[arg-type]
     sampler = Sampler(SamplingParams(), 1, target.vocab_size, torch.tensor(prompt, device="cuda"))

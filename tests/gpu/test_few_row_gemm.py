@@ -132,6 +132,8 @@ def test_plain_rows_are_multiplied_where_they_lie(rows: int) -> None:
             assert torch.equal(few_row_gemm.linear(x[:1], weight, empty(1, n), config), out[:1]), (n, k, config)
             added = few_row_gemm.linear(x, weight, residual.clone(), config, residual)
             assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (n, k, config)
+            both = few_row_gemm.linear(x, weight, residual.clone(), config, residual, residual[0])
+            assert torch.equal(both, added + residual[0]), (n, k, config)
             picked = few_row_gemm.linear(hot, weight, empty(rows, n), config)
             assert torch.equal(picked, memory[:n].t()[torch.arange(rows) * 97 % k]), (n, k, config)
         for config in configs(weight, rows, paired=True) if n % 32 == 0 else ():

@@ -105,9 +105,9 @@ def packed_weights() -> Iterator[Work]:
     ):
         packed = FragmentWeight.of(weight)
         types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
-        constants = fragment_decode.tile_constants(packed)
+        constants = fragment_decode.tile_constants(packed.format)
         config, name = fragment_decode.CONFIG, packed.format.codes
-        launch = {**constants, **fragment_decode.launch_constants(packed, config)}
+        launch = {**constants, **fragment_decode.launch_constants(packed.coded_rows, packed.shape[1], config)}
         for codes in ("*i32", EIGHT) if name == "e4m3" else ("*i32",):
             read = {**types, "codes": codes}
             yield f"decode {name} {codes}", fragment_decode._decode_kernel, read, launch, config.num_warps, 1

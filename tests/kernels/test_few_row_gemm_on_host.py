@@ -134,6 +134,10 @@ def test_plain_rows_are_multiplied_where_they_lie(config: FewRowConfig, kernels:
     assert torch.equal(few_row_gemm.linear(x[4:5], weight, empty(1, n), config), out[4:5]), "a row alone"
     added = few_row_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone())
     assert torch.equal(added, (out.float() + residual[:, :n].float()).bfloat16())
+    bias = random(n, seed=3)
+    assert torch.equal(few_row_gemm.linear(x, weight, empty(rows, n), config, None, bias), out + bias)
+    both = few_row_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone(), bias)
+    assert torch.equal(both, added + bias)
     hot = one_hot(rows, k)
     assert torch.equal(few_row_gemm.linear(hot, weight, empty(rows, n), config), hot @ memory[:n].t())
 

@@ -150,7 +150,7 @@ class Attention:
             config.scale,
             sinks=self.weights.sinks,
         )
-        return self._biased(self.weights.output(attended, out, residual))
+        return self.weights.output(attended, out, residual, self.weights.output_bias)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
         """Its result [M, H] of a prompt's rows behind ``committed`` tokens."""
@@ -164,16 +164,12 @@ class Attention:
         if config.gated:
             heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)
-        return self._biased(self.weights.output.prefill(attended))
+        result, bias = self.weights.output.prefill(attended), self.weights.output_bias
+        return result if bias is None else result.add_(bias)
 
     def state_bytes(self, positions: int) -> int:
         """Bytes of keys and values of so many positions."""
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
-
-    def _biased(self, result: torch.Tensor) -> torch.Tensor:
-        """The output product's [M, H] with its bias, in place."""
-        bias = self.weights.output_bias
-        return result if bias is None else result.add_(bias)
 
     def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:
         """Queries normed and rotated; keys, so treated, and values into their cache rows; all with their biases."""

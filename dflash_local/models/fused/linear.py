@@ -9,11 +9,15 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.quantize_weight import quantize
+from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
 from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
+from dflash_local.models.fused.fragment_kernels import product_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
@@ -42,9 +46,20 @@ class Linear:
         """What its kernels depend on: products of one kind run alike."""
         return _kind(self.paired, self.weight)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """``out = x @ weight.T (+ residual)`` for a few rows; ``out`` may be the residual."""
-        return format_of(self.weight).linear(x, self.weight, out, self.config, residual)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``out = x @ weight.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
+        if bias is None:
+            return format_of(self.weight).linear(x, self.weight, out, self.config, residual)
+        product = product_of(self.weight, self.paired)
+        if isinstance(self.config, FewRowConfig) and product is not None and len(x) <= MAX_ROWS:
+            return few_row_gemm.linear(x, product[0], out, self.config, residual, bias)
+        return self(x, out, residual).add_(bias)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T`` for as many rows as there are."""
@@ -104,14 +119,24 @@ class JoinedLinear:
             places |= form.places(weight, segment.format, segment.parts)
         return cls(tuple(products), places)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """``out = x @ weights.T (+ residual)`` for a few rows; ``out`` may be the residual."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``out = x @ weights.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
         if len(self.products) == 1:
-            return self.products[0](x, out, residual)
+            return self.products[0](x, out, residual, bias)
         begin = 0
         for product in self.products:
             end = begin + product.out_features
-            product(x, out[:, begin:end], None if residual is None else residual[:, begin:end])
+            of_residual, of_bias = (
+                None if residual is None else residual[:, begin:end],
+                None if bias is None else bias[begin:end],
+            )
+            product(x, out[:, begin:end], of_residual, of_bias)
             begin = end
         return out
 

@@ -16,6 +16,7 @@ from dflash_local.kernels.delta_step import CycleState
 from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
+from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer
@@ -85,6 +86,7 @@ class FusedTarget:
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
+        self.prefill_chunk = prefill_chunk(model.quantization is not None)
         tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
         shared = layout.shared_buffers(model, self.vocab_size, self.spec)
         self.start, self.kept, self.cycle = tensors[shared.counters.name].split(1)
