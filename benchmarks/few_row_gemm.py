@@ -239,6 +239,10 @@ def bf16_times(shape: Shape, rows_list: Sequence[int]) -> dict[int, float]:
             run = skinny_gemm.swiglu if shape.paired else skinny_gemm.linear
             if gemm.fits(n // 2 if shape.paired else n, k):
                 times.append(microseconds([partial(run, x, copy, out, gemm) for copy in copies]))
+        few_rows = few_row_gemm.swiglu if shape.paired else few_row_gemm.linear
+        for config in few_row_gemm.candidates(FragmentWeight.plain(first), shape.paired, rows, shared_memory()):
+            calls = [partial(few_rows, x, FragmentWeight.plain(copy), out, config) for copy in copies]
+            times.append(microseconds(calls))
         found[rows] = min(times)
     return found
 
@@ -317,8 +321,9 @@ def compile_ahead(names: Sequence[str], shapes: Sequence[Shape], more: bool) -> 
     capability, driver = torch.cuda.get_device_capability(), cuda_driver.driver_version()
     jobs = {}
     for shape in shapes:
-        for name in names:
-            weight = packed_weight(shape, random_weight(name, shape))
+        plain = torch.empty(shape.out_features, shape.in_features, device="cuda", dtype=BF16)
+        packed = (packed_weight(shape, random_weight(name, shape)) for name in names)
+        for weight in (*packed, FragmentWeight.plain(plain)):
             for rows in (8, 16):
                 for config in {*configs(weight, shape.paired, rows, more), *configs(weight, shape.paired, 16, False)}:
                     options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, shape.paired)

@@ -7,7 +7,11 @@ from typing import NamedTuple
 from dflash_local.layout.buffer import Buffer
 
 PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
-CODED_PREFILL_CHUNK = 1536  # the same in the fused engine where each chunk decodes all weights first
+CODED_CHUNK_NUMBERS, CODED_CHUNK_MOST = (
+    1536 * 4096,
+    2048,
+)  # hidden numbers, and tokens, of a chunk of a quantised target
+CHUNK_STEP = 256  # rows of a tile of the library's products
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
 RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
@@ -15,9 +19,15 @@ ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sor
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 
-def prefill_chunk(quantized: bool) -> int:
-    """Tokens of a prompt that the fused engine processes at once."""
-    return CODED_PREFILL_CHUNK if quantized else PREFILL_CHUNK
+def prefill_chunk(hidden_size: int, quantized: bool) -> int:
+    """Tokens of a prompt that the fused engine processes at once.
+
+    Each chunk of a quantised target decodes all weights once: larger ones spare that, and take memory by their width.
+    """
+    if not quantized:
+        return PREFILL_CHUNK
+    rows = CODED_CHUNK_NUMBERS // hidden_size // CHUNK_STEP * CHUNK_STEP
+    return min(max(rows, PREFILL_CHUNK), CODED_CHUNK_MOST)
 
 
 def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, Buffer]:

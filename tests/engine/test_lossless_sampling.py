@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 class TableTarget:
     """Logits of the next token are a row of a table; nothing is cached."""
 
-    is_recurrent, device, dtype, vocab_size = False, CPU, torch.float32, V
+    is_recurrent, device, dtype, vocab_size, prefill_chunk = False, CPU, torch.float32, V, 1024
 
     def __init__(self, seed: int) -> None:
         self.table = torch.randn(V, V, generator=torch.Generator().manual_seed(seed)) * 2

@@ -41,7 +41,8 @@ def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
     if kind == PLAIN:
         return FragmentWeight.plain(torch.empty(n, k, dtype=torch.bfloat16, device="meta"))
     codes = torch.empty(-(-n // 16), -(-k // 128), kind.step_words, dtype=torch.int32, device="meta")
-    return FragmentWeight(codes, torch.empty(0, device="meta"), None, None, torch.Size((n, k)), kind, torch.bfloat16)
+    shape = torch.Size((n + kind.tail, k))
+    return FragmentWeight(codes, torch.empty(0, device="meta"), None, None, shape, kind, torch.bfloat16)
 
 
 def check_compiled(

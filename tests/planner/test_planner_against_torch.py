@@ -17,7 +17,7 @@ from benchmarks import random_pair  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
-from dflash_local.engine import cycle, session  # noqa: E402
+from dflash_local.engine import session  # noqa: E402
 from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.models import bitsandbytes_config, drafter_weights, kv_cache, load_target, rope  # noqa: E402
@@ -49,7 +49,6 @@ def drafter_of(biased: bool = False) -> DrafterConfig:
 def test_the_rooms_agree_on_constants() -> None:
     assert kv_cache.KVCache().capacity == memory.FIRST_ROWS
     assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
-    assert cycle.PREFILL_CHUNK == memory.PREFILL_CHUNK
     assert session.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
     assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT
     assert set(load_target.DTYPES) == set(formats.DTYPE_BYTES)
