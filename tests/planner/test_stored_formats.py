@@ -10,6 +10,7 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantizers import USUAL
 from dflash_local.config.read_model import read_model
+from dflash_local.layout import cycle
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats
 from dflash_local.layout.target import weight_buffers
 from dflash_local.load_config import LoadConfig
