@@ -61,7 +61,7 @@ def test_no_cycle_waits_for_the_device(family: str, stored: str, tmp_path: Path)
             torch.cuda.set_sync_debug_mode("default")
         drafted = [cycle.drafted for cycle in cycles]
         assert len(drafted) >= 200 and set(drafted) == {BLOCK - 1}
-        assert 1 < (session.runner.distinct_experts or 0) <= 8
+        assert 1 < (session.runner.distinct_experts(BLOCK) or 0) <= 8
     session.close()
 
 
