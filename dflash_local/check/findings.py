@@ -1,0 +1,50 @@
+"""What a check found: one line for each subject, with the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Subject = Literal["target", "drafter", "format", "card", "template", "exactness"]
+State = Literal["ok", "warning", "failed", "skipped"]
+ENGINE_BROKEN, CHECKPOINT_INVALID = 7, 6
+EXIT_CODES: Mapping[Subject, int] = {  # of a subject that failed
+    "target": CHECKPOINT_INVALID,
+    "drafter": CHECKPOINT_INVALID,
+    "template": CHECKPOINT_INVALID,
+    "format": ENGINE_BROKEN,
+    "card": ENGINE_BROKEN,
+    "exactness": ENGINE_BROKEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict.
+
+    Attributes:
+        text: one line for users. remedy: what to do, where it is not ok. figures: what it stands on, JSON-able.
+    """
+
+    subject: Subject
+    state: State
+    text: str
+    remedy: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+def worst(findings: Sequence[Finding]) -> State:
+    """Of all; ``ok`` where there are none."""
+    order: tuple[State, ...] = ("failed", "warning", "ok", "skipped")
+    return next((state for state in order if any(each.state == state for each in findings)), "ok")
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0, or that of the first subject that failed: a broken engine before an invalid checkpoint."""
+    codes = {EXIT_CODES[each.subject] for each in findings if each.state == "failed"}
+    return max(codes, default=0)
