@@ -34,7 +34,7 @@ BARS = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}
 DENSE: Quantiles = {"prompt": 0.75, "block": 0.75}
 MIXTURE: Quantiles = {"prompt": 0.5, "block": 0.25}
 EXACT: Quantiles = {"prompt": 1.0, "block": 1.0}  # every row is a copy
-REMEDY = "verify the files with dflash pull --verify; if they are whole, run with --engine reference and report this"
+REMEDY = "dflash pull MODEL verifies the files; if they are whole, run it with --engine reference and report this"
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def drop_plus_one_of_the_mlp(target: FusedTarget) -> None:
 def change_rope_base(target: FusedTarget) -> None:
     mixer = next(layer.mixer for layer in target.layers if hasattr(layer.mixer, "_rotation"))
     rope = target.config.rotation
-    fill_rotation(mixer._rotation, replace(rope, theta=1e4 if rope.theta > 1e4 else 1e6))
+    fill_rotation(mixer._rotation, replace(rope, theta=1e2 if rope.theta > 1e4 else 1e6))
 
 
 def swap_gate_and_up(target: FusedTarget) -> None:
