@@ -36,6 +36,19 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """What every layer is given beside the M rows of a pass.
+
+    Attributes:
+        positions: [1, M]. rotary: cos and sin. masks: additive [1, 1, M, length + M], by the layers' types.
+    """
+
+    positions: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor]
+    masks: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class TargetSnapshot:
     """A point the target can return to: its length and, for recurrent targets, copies of the state."""
 
@@ -49,9 +62,10 @@ class TransformersTarget:
     Args:
         model: a transformers ``...ForCausalLM`` of a supported family, in eval mode.
         taps: 0-based decoder layers whose outputs the drafter reads; never the last one.
+        device: of a model without weights, on the meta device; else that of its embedding.
     """
 
-    def __init__(self, model: Any, taps: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, taps: Sequence[int] = (), device: torch.device | None = None) -> None:
         self.model = model
         decoder = model.get_decoder()
         self.config: Any = decoder.config
@@ -60,7 +74,7 @@ class TransformersTarget:
         self._rotary, self._head = decoder.rotary_emb, model.get_output_embeddings()
         self.taps = tuple(taps)
         self._tap_order = {layer: i for i, layer in enumerate(self.taps)}
-        self.device: torch.device = self._embed.weight.device
+        self.device: torch.device = self._embed.weight.device if device is None else device
         self.dtype: torch.dtype = self._norm.weight.dtype
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self._head.weight.shape[0]
@@ -83,7 +97,8 @@ class TransformersTarget:
             if kind == "linear_attention":
                 if not isinstance(layer.linear_attn, GatedDeltaNet):
                     layer.linear_attn = GatedDeltaNet(layer.linear_attn)
-                groups.setdefault(layer.linear_attn.A_log.device, []).append(layer.linear_attn)
+                weight = layer.linear_attn.A_log
+                groups.setdefault(self.device if weight.is_meta else weight.device, []).append(layer.linear_attn)
         caches = []
         for device, modules in groups.items():
             cache = RecurrentCache(len(modules), modules[0].shape, device=device, dtype=self.dtype)
@@ -154,28 +169,46 @@ class TransformersTarget:
             cache.clear()
 
     def _run(self, ids: torch.Tensor, *, recording: bool, with_taps: bool) -> Forward:
-        rows, start = len(ids), self.kv.length
-        self.kv.reserve(start + rows)
-        for cache in self.recurrent:
-            cache.begin(rows, recording)
         hidden = self._embed(ids.unsqueeze(0))
-        positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
-        rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
-        masks = self._masks(start, rows, hidden)
+        block = self.begin(hidden, recording=recording)
         taps: list[torch.Tensor | None] = [None] * len(self.taps)
-        for i, layer in enumerate(self._layers):
-            hidden = layer(
-                hidden,
-                attention_mask=masks.get(self._types[i]),
-                position_ids=positions,
-                past_key_values=self.kv,
-                use_cache=True,
-                position_embeddings=rotary,
-            )
+        for i in range(len(self._layers)):
+            hidden = self.run_layer(i, hidden, block)
             if with_taps and i in self._tap_order:
                 taps[self._tap_order[i]] = hidden[0].to(self.device)
         joined = torch.cat([t for t in taps if t is not None], dim=-1) if with_taps else None
-        return Forward(self._norm(hidden)[0].to(self.device), joined)
+        return Forward(self.norm(hidden), joined)
+
+    def begin(self, hidden: torch.Tensor, *, recording: bool) -> Block:
+        """Make room for rows [1, M, H] behind what is committed, and find what their layers are given.
+
+        Args:
+            recording: they are a block of ``verify``, of which ``commit`` keeps a prefix.
+        """
+        rows, start = hidden.shape[1], self.kv.length
+        self.kv.reserve(start + rows)
+        for cache in self.recurrent:
+            cache.begin(rows, recording)
+        positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
+        rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
+        return Block(positions, rotary, self._masks(start, rows, hidden))
+
+    def run_layer(self, index: int, hidden: torch.Tensor, block: Block) -> torch.Tensor:
+        """The output [1, M, H] of one decoder layer over its caches."""
+        output: torch.Tensor = self._layers[index](
+            hidden,
+            attention_mask=block.masks.get(self._types[index]),
+            position_ids=block.positions,
+            past_key_values=self.kv,
+            use_cache=True,
+            position_embeddings=block.rotary,
+        )
+        return output
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows [M, H] after the final norm, of the last layer's output [1, M, H]."""
+        normed: torch.Tensor = self._norm(hidden)
+        return normed[0].to(self.device)
 
     def _masks(self, start: int, rows: int, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         """Attention masks [1, 1, rows, start+rows] for each layer type that needs one."""

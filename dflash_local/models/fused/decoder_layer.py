@@ -10,6 +10,8 @@ import torch
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer
 
+OnResidual = Callable[[torch.Tensor], None]
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
@@ -22,24 +24,41 @@ class DecoderLayer:
     mixer_output: RMSNorm | None = None
     mlp_output: RMSNorm | None = None
 
-    def block(self, x: torch.Tensor, normed: torch.Tensor, branch: torch.Tensor | None, max_seq_len: int) -> None:
+    def block(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        branch: torch.Tensor | None,
+        max_seq_len: int,
+        on_residual: OnResidual | None = None,
+    ) -> None:
         """Add the layer's results to a block's rows ``x`` [M, H].
 
         Args:
             normed, branch: room for as many rows; ``branch`` where a part's result is normed.
-            max_seq_len: no row stands at or behind this position.
+            max_seq_len: no row stands at or behind this position. on_residual: called with ``x`` behind each part.
         """
         self.mixer_input(x, normed)
         _added(self.mixer_output, x, branch, lambda out, rest: self.mixer.block(normed, out, rest, max_seq_len))
+        if on_residual is not None:
+            on_residual(x)
         self.mlp_input(x, normed)
         _added(self.mlp_output, x, branch, lambda out, rest: self.mlp.block(normed, out, rest))
+        if on_residual is not None:
+            on_residual(x)
 
-    def prefill(self, x: torch.Tensor, normed: torch.Tensor, committed: int) -> None:
+    def prefill(
+        self, x: torch.Tensor, normed: torch.Tensor, committed: int, on_residual: OnResidual | None = None
+    ) -> None:
         """The same for a prompt's rows behind ``committed`` tokens."""
         self.mixer_input(x, normed)
         x += _normed(self.mixer_output, self.mixer.prefill(normed, committed))
+        if on_residual is not None:
+            on_residual(x)
         self.mlp_input(x, normed)
         x += _normed(self.mlp_output, self.mlp.prefill(normed))
+        if on_residual is not None:
+            on_residual(x)
 
 
 Part = Callable[[torch.Tensor, "torch.Tensor | None"], torch.Tensor]

@@ -19,7 +19,7 @@ from dflash_local.layout import target as layout
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import Offloaded
-from dflash_local.models.fused.decoder_layer import DecoderLayer
+from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
@@ -50,6 +50,8 @@ class FusedTarget:
         states: the recurrent layers by their index.
         distinct_experts: [mixtures, launches] int32, see ``distinct_of``; None where there are none.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
+        on_residual: called with the residual stream [M, H], which the next part writes over, behind the embedding and
+            behind each part of each layer; None for nobody, as in blocks that are recorded.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class FusedTarget:
         self._fill_rotations(tensors)
         self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
         self.length = 0  # the host's view of ``start``, where it knows
+        self.on_residual: OnResidual | None = None
 
     @property
     def mixtures(self) -> list[MoE]:
@@ -147,8 +150,10 @@ class FusedTarget:
         branch = None if self._branch is None else self._branch[:rows]
         gather_rows(self.weights.embedding, self.tokens[:rows], x)
         self._scale_embedding(x)
+        if self.on_residual is not None:
+            self.on_residual(x)
         for index, layer in enumerate(self.layers):
-            layer.block(x, normed, branch, max_seq_len)
+            layer.block(x, normed, branch, max_seq_len, self.on_residual)
             if with_taps and index in self._tap_index:
                 self._tap(self.tapped[:rows], index).copy_(x)
         self.weights.norm(x, self.hidden[:rows])
@@ -174,10 +179,12 @@ class FusedTarget:
         rows = len(ids)
         self._commit_pending()
         x = self._scale_embedding(self.embed(ids))
+        if self.on_residual is not None:
+            self.on_residual(x)
         normed = torch.empty_like(x)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
         for index, layer in enumerate(self.layers):
-            layer.prefill(x, normed, self.length)
+            layer.prefill(x, normed, self.length, self.on_residual)
             if taps is not None and index in self._tap_index:
                 self._tap(taps, index).copy_(x)
         self.set_length(self.length + rows)

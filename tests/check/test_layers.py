@@ -1,0 +1,317 @@
+"""The fused target layer by layer against transformers' layers: no false alarm, and every planted fault is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from families import HIDDEN, save_model
+from quantised_checkpoints import experts_in_mxfp4, save_quantised
+
+from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair
+from dflash_local.check.layers import LayerReport, PartError, check_layers, row_errors
+from dflash_local.check.streamed_reference import StreamedReference
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.load import load
+from dflash_local.engine.session import Session
+from dflash_local.errors import CheckpointError, ContextError, UsageError
+from dflash_local.kernels.decode_attention import AttentionMask
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from dflash_local.models.fused.weights import read_weights
+from dflash_local.models.target_facts import TargetFacts
+
+CONTEXT = 128
+MXFP4 = "mxfp4"
+PLAIN = ("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5")
+PLAIN += ("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss")
+QUANTISED = (("qwen3", "gptq"), ("qwen3_5", "fp8"), ("llama", "auto_round"), ("qwen3", "modelopt_nvfp4"))
+CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
+
+
+@cache
+def stored(family: str, dialect: str, folder: Path) -> Path:
+    """A random checkpoint; quantised where a dialect is told."""
+    if dialect == MXFP4:
+        target = save_model(family, folder, hidden_size=64, intermediate_size=64, head_dim=16)
+        experts_in_mxfp4(target)
+        return target
+    return save_quantised(family, folder, dialect)[0] if dialect else save_model(family, folder)
+
+
+@pytest.fixture(scope="module")
+def open_session(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Session, Pair]]:
+    """A fused session of a family's random checkpoint, with weights of its own, and its pair."""
+    root = tmp_path_factory.mktemp("targets")
+
+    def build(
+        family: str,
+        dialect: str = "",
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+        exact: bool = False,
+        quantize: str | None = None,
+    ) -> tuple[Session, Pair]:
+        folder = stored(family, dialect, root / f"{family} {dialect}")
+        files = Checkpoint.open(folder)
+        facts = TargetFacts.from_checkpoint(files).quantized(quantize)
+        weights = read_weights(files, facts, torch.device("cpu"), dtype)
+        target = FusedTarget(weights, facts.model, (0, 2), CONTEXT, 8, exact=exact, cache_dtype=cache_dtype)
+        options = LoadConfig(engine="fused", device="cpu", context=CONTEXT, quantize=quantize)
+        shown = SessionFacts(family, None, 8, False, options)
+        session = Session(FusedRunner(target, None, CONTEXT), shown, None, frozenset())
+        return session, Pair(family, folder, None, bundled=False)
+
+    return build
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "dialect"), CASES)
+def test_a_sound_target_agrees(
+    family: str, dialect: str, dtype: torch.dtype, open_session: Callable[..., tuple[Session, Pair]]
+) -> None:
+    session, pair = open_session(family, dialect, dtype)
+    report = check_layers(session, pair)
+    found = report.finding()
+    assert found.state == "ok" and report.first is None, found.text
+    # Far below the bar, or the bar would be luck; one embedding, norm and head, two parts a layer, two paths of each.
+    assert report.largest.error < report.bar / 2
+    assert len(report.parts) == 2 * (2 * 4 + 3) and len(report.drift) == 4
+    assert max(report.drift) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exact": True},
+        {"quantize": "int8"},
+        {"quantize": "int4", "dtype": torch.bfloat16},
+        {"dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn},
+    ],
+    ids=["exact", "int8", "int4", "float8 cache"],
+)
+def test_a_sound_target_agrees_under_every_option(
+    options: dict, open_session: Callable[..., tuple[Session, Pair]]
+) -> None:
+    report = check_layers(*open_session("qwen3_5", **options))
+    assert report.first is None and report.largest.error < report.bar / 2, report.largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_bundled_pairs_agree(name: str, dtype: str) -> None:
+    pair = Pair(name, FOLDER / name / "target", FOLDER / name / "drafter", bundled=True)
+    session = load(pair, LoadConfig(engine="fused", dtype=dtype, device="cpu", context=CONTEXT))
+    fractions: list[float] = []
+    report = check_layers(session, pair, ids=range(5, 53), on_fraction=fractions.append)
+    assert report.first is None and report.tokens == 48, report.finding().text
+    assert fractions == sorted(fractions) and fractions[-1] == 1
+    assert session.runner.target.length == 0 and session.runner.target.on_residual is None
+    session.close()
+
+
+def drop_plus_one(target: FusedTarget) -> None:
+    target.layers[1].mixer_input.weight.sub_(1)
+
+
+def drop_plus_one_of_the_mlp(target: FusedTarget) -> None:
+    target.layers[2].mlp_input.weight.sub_(1)
+
+
+def change_rope_base(target: FusedTarget) -> None:
+    mixer = next(layer.mixer for layer in target.layers if hasattr(layer.mixer, "_rotation"))
+    rope = target.config.rotation
+    fill_rotation(mixer._rotation, replace(rope, theta=1e2 if rope.theta > 1e4 else 1e6))
+
+
+def swap_gate_and_up(target: FusedTarget) -> None:
+    weight = target.layers[2].mlp.weights.gate_up.products[0].weight
+    weight.copy_(weight.roll(len(weight) // 2, 0))
+
+
+def swap_nibbles(target: FusedTarget) -> None:
+    codes = target.layers[1].mlp.weights.down.products[0].weight.codes.view(torch.uint8)
+    codes.copy_((codes << 4) | (codes >> 4))
+
+
+def lose_negative_scales(target: FusedTarget) -> None:
+    scales = target.layers[3].mixer.weights.output.products[0].weight.scales
+    assert (scales < 0).any()
+    scales.abs_()
+
+
+def ignore_window(target: FusedTarget) -> None:
+    mixer = target.layers[2].mixer
+    mixer.weights = replace(mixer.weights, config=replace(mixer.weights.config, sliding_window=None))
+    mixer.mask = AttentionMask()
+
+
+def permute_experts(target: FusedTarget) -> None:
+    experts = target.layers[1].mlp.weights.experts
+    for each in (experts.gate_up, experts.down):
+        matrices = each.weight.view(each.experts, each.out_features, -1)
+        matrices.copy_(matrices.roll(1, 0))
+
+
+def flip_convolution(target: FusedTarget) -> None:
+    conv = target.layers[3].mixer.weights.small.conv
+    conv.copy_(conv.flip(1))
+
+
+def untie_head(target: FusedTarget) -> None:
+    target.weights.head.weight = target.weights.embedding.clone()
+
+
+def scale_embedding(target: FusedTarget) -> None:
+    target.weights.embedding.mul_(HIDDEN**0.5)
+
+
+def lose_final_norm(target: FusedTarget) -> None:
+    target.weights.norm.weight.mul_(1.1)
+
+
+FAULTS: tuple[tuple[Callable[[FusedTarget], None], str, str, str], ...] = (
+    (drop_plus_one, "qwen3_5", "", "layer 1 (Gated-DeltaNet)"),
+    (drop_plus_one_of_the_mlp, "gemma2_full", "", "layer 2 (MLP)"),
+    (change_rope_base, "qwen3", "", "layer 0 (attention)"),
+    (change_rope_base, "qwen3_next", "", "layer 2 (attention)"),
+    (swap_gate_and_up, "llama", "", "layer 2 (MLP)"),
+    (swap_nibbles, "qwen3", "gptq", "layer 1 (MLP)"),
+    (lose_negative_scales, "llama", "auto_round", "layer 3 (attention)"),
+    (ignore_window, "gpt_oss", "", "layer 2 (sliding-window attention)"),
+    (permute_experts, "qwen3_moe", "", "layer 1 (mixture of experts)"),
+    (permute_experts, "qwen3_5_moe", "", "layer 1 (mixture of experts)"),
+    (flip_convolution, "qwen3_5", "", "layer 3 (Gated-DeltaNet)"),
+    (untie_head, "qwen3", "", "the head"),
+    (scale_embedding, "qwen3", "", "the embedding"),
+    (lose_final_norm, "llama", "", "the final norm"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("plant", "family", "dialect", "name"), FAULTS)
+def test_a_planted_fault_is_named_where_it_is(
+    plant: Callable[[FusedTarget], None],
+    family: str,
+    dialect: str,
+    name: str,
+    dtype: torch.dtype,
+    open_session: Callable[..., tuple[Session, Pair]],
+) -> None:
+    session, pair = open_session(family, dialect, dtype)
+    plant(session.runner.target)
+    report = check_layers(session, pair)
+    found = report.finding()
+    assert found.state == "failed" and found.remedy and f"{name} differs: " in found.text, found.text
+    # Parts behind it get the input that it left, so they agree; those that share what is wrong differ as well.
+    wrong = {part.name for part in report.parts if part.error > report.bar}
+    assert wrong == {name} or plant is change_rope_base and all("(attention)" in each for each in wrong)
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["figures"]["bar"] == report.bar
+
+
+def test_a_fault_of_one_path_names_it(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("mistral")
+    session.runner.target.layers[0].mixer.mask = AttentionMask()
+    assert "layer 0 (sliding-window attention) differs in blocks only" in check_layers(session, pair).finding().text
+
+
+def test_numbers_that_are_not_finite_are_named(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("qwen3")
+    session.runner.target.layers[1].mlp_input.weight[0] = float("inf")
+    found = check_layers(session, pair).finding()
+    assert found.text == "layer 1 (MLP) differs: numbers that are not finite"
+    assert [None, None] in [part[2:] for part in json.loads(json.dumps(found.as_dict()))["figures"]["parts"]]
+
+
+def test_windows_longer_than_the_tokens_are_told(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("gpt_oss")
+    assert check_layers(session, pair, ids=range(8)).unfilled_windows == (8,)
+    assert check_layers(session, pair, ids=range(9)).unfilled_windows == ()
+
+
+def test_a_fault_of_one_expert_shows_in_the_worst_row(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    """Few rows take it, as few as a router's near-tie gives another expert: no verdict, but a figure."""
+    session, pair = open_session("qwen3_moe")
+    down = session.runner.target.layers[2].mlp.weights.experts.down
+    down.weight[: down.out_features].neg_()
+    report = check_layers(session, pair)
+    (part,) = [each for each in report.parts if each.name.startswith("layer 2 (mix") and each.path == "prompt"]
+    assert report.first is None and part.worst > 100 * report.bar
+
+
+def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("qwen3_5")
+    target, ids = session.runner.target, torch.arange(5, 20)
+    target.clear()
+    before = target.prefill(ids, False).hidden
+    assert check_layers(session, pair).first is None
+    assert target.length == 0 and torch.equal(target.prefill(ids, False).hidden, before)
+
+
+def test_one_layer_has_weights_at_a_time(tmp_path: Path) -> None:
+    files = Checkpoint.open(save_model("qwen3_5_moe", tmp_path))
+    facts = TargetFacts.from_checkpoint(files)
+    kind = torch.float32
+    reference = StreamedReference(files, facts, torch.device("cpu"), kind, kind)
+    model = reference._target.model
+
+    def filled() -> set[str]:
+        there = (name for name, weight in model.named_parameters() if not weight.is_meta)
+        return {".".join(name.split(".")[:3]) for name in there}
+
+    assert filled() == set()
+    for index in (1, 2):
+        with reference.layer(index):
+            assert filled() == {f"model.layers.{index}"}
+        assert filled() == set()
+
+
+def test_a_tensor_that_transformers_misses_is_named(tmp_path: Path) -> None:
+    files = Checkpoint.open(save_model("qwen3", tmp_path))
+    facts = TargetFacts.from_checkpoint(files)
+    tensors = {name: info for name, info in files.tensors.items() if name != "model.layers.1.mlp.up_proj.weight"}
+    kind = torch.float32
+    reference = StreamedReference(replace(files, tensors=tensors), facts, torch.device("cpu"), kind, kind)
+    with pytest.raises(CheckpointError, match="mlp.up_proj.weight"), reference.layer(1):
+        pytest.fail("a layer without one of its tensors")
+
+
+def test_tokens_must_fit(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("llama")
+    for count in (1, CONTEXT + 1):
+        with pytest.raises(ContextError, match=f"{count} tokens"):
+            check_layers(session, pair, ids=[7] * count)
+    assert check_layers(session, pair, ids=[7, 8]).first is None
+
+
+def test_the_reference_engine_is_refused() -> None:
+    pair = Pair("demo", FOLDER / "demo" / "target", None, bundled=False)
+    session = load(pair, LoadConfig(engine="reference", dtype="float32", device="cpu", context=CONTEXT))
+    with pytest.raises(UsageError, match="reference engine"):
+        check_layers(session, pair)
+    session.close()
+
+
+def test_errors_are_relative_to_the_row() -> None:
+    wanted = torch.tensor([[3.0, 4.0], [0.0, 0.0], [30.0, 40.0]])
+    found = wanted + torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, 0.5]])
+    assert row_errors(found, wanted).tolist() == pytest.approx([0.1, 0.0, 0.01])
+    assert row_errors(found, wanted, 5.0).tolist() == pytest.approx([0.05, 0.0, 0.5 / 55])
+
+
+def test_the_first_part_is_named_and_not_the_largest() -> None:
+    parts = (
+        PartError("the embedding", "prompt", 0.0, 0.0),
+        PartError("layer 0 (attention)", "prompt", 0.04, 0.05),
+        PartError("layer 0 (attention)", "block", 0.0, 0.0),
+        PartError("layer 1 (MLP)", "block", 0.41, 0.5),
+    )
+    found = LayerReport(parts, (0.1,), 0.03, "bfloat16", 64).finding()
+    assert found.text == "layer 0 (attention) differs in prompts only: 0.04 where rounding explains 0.03"
