@@ -19,6 +19,7 @@ from dflash_local.errors import DFlashError, UsageError
 if TYPE_CHECKING:
     from dflash_local.report.replay import Shapes
 
+MOST_COMPILED = 6  # a kernel takes a second or two
 MOST_SHOWN = 12  # kernels and errors of a page; --json has all
 
 
@@ -116,11 +117,28 @@ def _replay(path: Path, console: Console, user: settings.Settings, as_json: bool
     from dflash_local.report import archive, replay
 
     found = replay.replayed(archive.unpack(path), _known(user))
+    _compile_again(found["kernels"], console)
     if as_json:
         console.json(found)
         return
     for line in replay_lines(found, console.columns):
         console.data(line)
+
+
+def _compile_again(kernels: list[dict[str, Any]], console: Console) -> None:
+    """Enter under ``here`` whether each of the first failed kernels compiles here for its card, which need not be."""
+    if not kernels:
+        return
+    try:
+        from dflash_local.kernels.recompile import recompiled
+    except ImportError:  # no torch
+        return
+    with console.progress() as say:
+        for number, one in enumerate(kernels[:MOST_COMPILED]):
+            say("compiling failed kernels for their card", number / min(len(kernels), MOST_COMPILED))
+            told = one["capability"]
+            if isinstance(told, list) and len(told) == 2 and all(type(part) is int for part in told):
+                one["here"] = recompiled(str(one["kernel"]), (told[0], told[1]))
 
 
 def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
@@ -179,6 +197,7 @@ def _kernel_lines(kernels: list[dict[str, Any]], width: int) -> list[str]:
     lines = []
     for one in kernels[:MOST_SHOWN]:
         lines += wrapped(f"{one['verdict']} on {one['card']}: {one['kernel']}", width)
+        lines += indented(wrapped(f"here for that card: {one['here']}", width - 2)) if "here" in one else []
     if len(kernels) > MOST_SHOWN:
         lines.append(f"and {len(kernels) - MOST_SHOWN} more; --json lists all")
     if kernels:

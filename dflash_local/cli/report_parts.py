@@ -175,12 +175,11 @@ def _public_names() -> frozenset[str]:
 
 def _local_folders(user: Settings) -> list[Path]:
     """Folders of models that the user names, and the repositories of rows of the user's own."""
-    folders = [Path(user.model).expanduser()] if user.model and ("/" in user.model or "\\" in user.model) else []
-    if folders and user.model in _public_names():
-        folders = []
+    public = _public_names()
+    known = {name.lower() for name in public} | {name.rpartition("/")[2].lower() for name in public}
+    folders = [Path(user.model).expanduser()] if user.model and user.model.lower() not in known else []
     try:
         own = [row for row in registry(user).rows if row.overridden]
     except SettingsError:
         own = []
-    public = _public_names()
     return [*folders, *(Path(name) for row in own for name in row.names if name not in public)]

@@ -90,6 +90,7 @@ def failed_kernels(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for name, verdict in _mapping(card.get("failed")).items():
             yield {
                 "card": card.get("card"),
+                "capability": card.get("capability"),
                 "kernel": name,
                 "verdict": verdict,
                 "command": f"dflash warm {model} --again",

@@ -77,9 +77,10 @@ def secrets_of(user: Settings, public: Collection[str] = (), folders: Iterable[P
     own = (user.config_dir, user.data_dir, user.cache_dir, user.state_dir, user.hub.cache, Path.home())
     values |= {str(folder): PATH for folder in own if folder is not None and len(str(folder)) > 2}
     names = dict.fromkeys(_hosts(), HOST) | dict.fromkeys(_users(user.environ), USER)
+    known = {part for name in public for part in name.split("/")}
     for folder in folders:
         values[str(folder)] = PATH
-        names |= {part: FOLDER for part in folder.parts[-2:] if len(part) > 1}
+        names |= {part: FOLDER for part in folder.parts[-2:] if len(part) > 1 and part not in known}
     return Secrets(values, {name: mark for name, mark in names.items() if name.lower() not in ORDINARY}, public)
 
 

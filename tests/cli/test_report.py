@@ -96,6 +96,19 @@ def test_a_report_holds_nothing_that_was_planted(cli: Cli, planted: Path, tmp_pa
     assert json.loads(raw["check.json"])["findings"][0]["figures"] == {"x": 1.5}
 
 
+@pytest.mark.needs_torch
+def test_a_row_of_ones_own_beside_public_ones_hides_only_itself(
+    cli: Cli, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_overlay(own_home, OVERLAY.replace(PLANTED["repository"], "Qwen/Secret-Finetune"))
+    monkeypatch.setenv("DFLASH_MODEL", "a-folder-of-mine")
+    said = {"text": "Qwen/Qwen3.5-9B Qwen/Secret-Finetune a-folder-of-mine demo"}
+    monkeypatch.setattr(report_parts, "_json_of", lambda path: said)
+    assert cli("report", "--yes", "--out", str(tmp_path / "r.zip")).code == 0
+    with zipfile.ZipFile(tmp_path / "r.zip") as archive:
+        assert json.loads(archive.read("check.json"))["text"] == "Qwen/Qwen3.5-9B <path> <path> demo"
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that need no look at the machine."""
