@@ -1,5 +1,5 @@
 # Everything runs in .venv beside this file. Packages are installed once: pip is called again only
-# when pyproject.toml, constraints.txt or the place of the checkout changes, so the targets work
+# when pyproject.toml, a file of constraints or the place of the checkout changes, so the targets work
 # without a network after the first time.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ OLDEST_TRANSFORMERS ?= 5.17.0
 
 VENV := .venv
 BIN := $(VENV)/bin
-KEY := $(shell (cat pyproject.toml constraints.txt; pwd) | cksum | cut -d ' ' -f 1)
+KEY := $(shell (cat pyproject.toml constraints.txt constraints-cuda.txt; pwd) | cksum | cut -d ' ' -f 1)
 INSTALLED := $(VENV)/.installed-$(KEY)
 INSTALLED_WEB := $(VENV)/.installed-web-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
@@ -21,9 +21,18 @@ OLDEST := .venv-oldest
 CLIENTS := .venv-clients
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
+# Where an NVIDIA card is present: the versions that the GPU figures come from, in the place of those of constraints.txt.
+# Those of tokenizers and huggingface_hub are left to what that transformers requires.
+CARD = $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -m 1 '^GPU')
+REPLACED = ^(torch|triton|transformers|tokenizers|huggingface_hub)==
+CONSTRAINTS = $(VENV)/constraints.txt
+# Elsewhere on Linux torch's own index has a build without CUDA, 0.2 GB in the place of several: it is asked first, and
+# where it cannot be reached the registry's build comes. Empty: it is not asked.
+TORCH_CPU_INDEX ?= $(if $(filter Linux,$(shell uname -s)),https://download.pytorch.org/whl/cpu)
+
 # The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
 ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/planner tests/worker tests/chat tests/service \
-  tests/api tests/cli tests/test_settings.py tests/test_terminal.py tests/test_architecture.py
+  tests/report tests/api tests/cli tests/test_settings.py tests/test_terminal.py tests/test_architecture.py
 ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil starlette uvicorn textual \
   pytest pytest-timeout pytest-xdist hypothesis
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
@@ -122,22 +131,34 @@ define create_venv
 	@rm -f $(1)/.installed-*
 endef
 
+# The constraints of this machine, and where it has no card torch's build for the CPU unless a torch is there.
+define prepare_versions
+	@$(if $(CARD),(grep -v -i -E '$(REPLACED)' constraints.txt; cat constraints-cuda.txt),cat constraints.txt) \
+	  > $(CONSTRAINTS)
+	$(if $(CARD)$(if $(TORCH_CPU_INDEX),,none),,@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  $(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check --retries 0 --timeout 20 --no-deps \
+	  --index-url $(TORCH_CPU_INDEX) "$$(grep '^torch==' constraints.txt)" 2>/dev/null || \
+	  echo "$(TORCH_CPU_INDEX) cannot be reached: taking the registry's torch")
+endef
+
 $(INSTALLED):
 	$(call create_venv,$(VENV))
+	$(prepare_versions)
 	@echo "Installing into $(VENV) (the first time only; torch is large)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e .
 	@touch $@
 
 $(INSTALLED_WEB): $(INSTALLED)
 	@echo "Installing the page's library into $(VENV)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[web]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e '.[web]'
 	@touch $@
 
 # In one go where nothing is installed yet: to find out what belongs together takes pip as long as to install it.
 $(INSTALLED_DEV):
 	$(if $(wildcard $(INSTALLED)),,$(call create_venv,$(VENV)))
+	$(prepare_versions)
 	@echo "Installing dflash-local and its test tools into $(VENV) (torch is large)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $(INSTALLED)
 	@touch $@
 

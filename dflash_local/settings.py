@@ -145,6 +145,7 @@ class Settings:
     config_dir: Path | None
     data_dir: Path | None
     cache_dir: Path | None
+    state_dir: Path | None
     hub: HubSettings
     load_config: LoadConfig = LoadConfig()
     model: str | None = None
@@ -182,6 +183,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         config_dir=config,
         data_dir=_folder(env, "XDG_DATA_HOME", ".local/share", "data"),
         cache_dir=_folder(env, "XDG_CACHE_HOME", ".cache", "cache"),
+        state_dir=_folder(env, "XDG_STATE_HOME", ".local/state", "state"),
         hub=_hub(env),
         load_config=load_config,
         **given,

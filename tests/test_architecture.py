@@ -35,7 +35,7 @@ FLOORS = {
     **dict.fromkeys(("chat", "kernels"), 3),
     "models": 4,
     "engine": 5,
-    **dict.fromkeys(("service", "remote", "bench", "train", "check"), 6),
+    **dict.fromkeys(("service", "remote", "bench", "train", "check", "report"), 6),
     **dict.fromkeys(("api", "ui"), 7),
     **dict.fromkeys(("cli", "__main__"), 8),
 }
@@ -50,6 +50,7 @@ TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
         "chat",
         "service",
         "remote",
+        "report",
         "api",
         "ui",
         "cli",

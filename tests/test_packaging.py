@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from dflash_local import __version__
+from dflash_local.catalog.verified import verified
 from dflash_local.cli.main import main
 from dflash_local.planner import software
 
@@ -131,6 +135,36 @@ def test_doctor_judges_by_the_declared_ranges() -> None:
     assert isinstance(project, dict) and project["requires-python"] == f">={dotted['OLDEST_PYTHON']}"
 
 
+def test_measured_versions_are_those_of_the_recorded_figures() -> None:
+    lines = (ROOT / "constraints-cuda.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {each.name: each for each in map(Requirement, (line for line in lines if not line.startswith("#")))}
+    assert set(pinned) == set(software.MEASURED)
+    seen = 0
+    for path in sorted((ROOT / "benchmarks" / "results").glob("h200_*.json")):
+        versions = json.loads(path.read_text(encoding="utf-8")).get("versions") or {}
+        for name, measured in software.MEASURED.items():
+            if versions.get(name):
+                seen += 1
+                assert Version(versions[name]) in pinned[name].specifier, path.name
+                assert software.release(versions[name])[: len(measured)] == measured, path.name
+    assert seen > 50
+
+
+def test_every_verified_row_has_its_source_and_stands_in_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = verified()
+    assert len({(row.card, row.format, row.engine) for row in rows}) == len(rows) >= 6
+    for row in rows:
+        assert row.reports > 0 and ((ROOT / row.source).is_file() or row.source.startswith("#"))
+        assert f"| {row.card} | {row.format} | {row.engine} | {row.reports} |" in readme
+
+
+def test_the_issue_template_asks_for_the_report() -> None:
+    asked = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "report.yml").read_text(encoding="utf-8"))
+    required = [each for each in asked["body"] if each.get("validations", {}).get("required")]
+    assert any("`dflash report`" in each["attributes"]["description"] for each in required)
+
+
 def test_both_command_names_start_the_same_program() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
@@ -156,7 +190,7 @@ def test_readme_names_only_commands_that_exist(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_calls_no_pip_once_installed(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
         shutil.copy(ROOT / name, tmp_path)
 
     def plan(target: str) -> str:
@@ -164,6 +198,7 @@ def test_make_calls_no_pip_once_installed(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     assert "pip install" in plan("demo") and "pip install" in plan("test")
+    assert "constraints-cuda.txt" not in plan("demo")
     stamps = re.findall(r"touch (\S+)", plan("test"))
     assert len(stamps) == 2
     (tmp_path / ".venv").mkdir()
@@ -174,3 +209,23 @@ def test_make_calls_no_pip_once_installed(tmp_path: Path) -> None:
     with (tmp_path / "constraints.txt").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     assert "pip install" in plan("test")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_takes_the_measured_versions_where_a_card_is_present(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def plan(answer: str, *more: str) -> str:
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text(f"#!/bin/sh\necho '{answer}'\n", encoding="utf-8")
+        smi.chmod(0o755)
+        env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        command = ["make", "-n", "demo", *more]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+
+    index = "TORCH_CPU_INDEX=https://torch.example/cpu"
+    with_card, without = plan("GPU 0: NVIDIA H200 (UUID: GPU-1)", index), plan("No devices found.", index)
+    assert "cat constraints-cuda.txt" in with_card and "torch.example" not in with_card
+    assert "constraints-cuda.txt" not in without and "--index-url https://torch.example/cpu" in without
+    assert "--index-url" not in plan("No devices found.", "TORCH_CPU_INDEX=")

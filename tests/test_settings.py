@@ -33,7 +33,8 @@ def test_folders_follow_xdg_then_home(tmp_path: Path) -> None:
 
 def test_dflash_home_holds_everything(tmp_path: Path) -> None:
     own = settings.load({"HOME": "/nowhere", "DFLASH_HOME": str(tmp_path)})
-    assert (own.config_dir, own.data_dir, own.cache_dir) == tuple(tmp_path / n for n in ("config", "data", "cache"))
+    found = (own.config_dir, own.data_dir, own.cache_dir, own.state_dir)
+    assert found == tuple(tmp_path / name for name in ("config", "data", "cache", "state"))
     with pytest.raises(SettingsError, match="DFLASH_HOME='here'"):
         settings.load({"DFLASH_HOME": "here"})
 

@@ -49,14 +49,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(json_: opt.Json = False, debug: opt.Debug = False) -> None:
     """Look at this machine and this installation, and say what to do about each problem."""
-    try:
-        environ: Mapping[str, str] = settings.load().environ
-        wishes = Check("settings", "ok", "read")
-    except SettingsError as error:
-        environ = {"NO_COLOR": "1"}
-        wishes = Check("settings", "problem", error.message, error.hint)
-    settings.quiet_libraries()
-    checks = [*examine(environ), wishes]
+    environ, checks = checked()
     console = Console(environ)
     problems = sum(check.status == "problem" for check in checks)
     if json_:
@@ -64,6 +57,18 @@ def doctor(json_: opt.Json = False, debug: opt.Debug = False) -> None:
     else:
         _show(console, checks, problems)
     raise typer.Exit(1 if problems else 0)
+
+
+def checked() -> tuple[Mapping[str, str], list[Check]]:
+    """The environment, but for colours empty where the settings cannot be read, and every check under it."""
+    try:
+        environ: Mapping[str, str] = settings.load().environ
+        wishes = Check("settings", "ok", "read")
+    except SettingsError as error:
+        environ = {"NO_COLOR": "1"}
+        wishes = Check("settings", "problem", error.message, error.hint)
+    settings.quiet_libraries()
+    return environ, [*examine(environ), wishes]
 
 
 def _show(console: Console, checks: list[Check], problems: int) -> None:
@@ -84,6 +89,8 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     yield check_torch(torch)
     if torch is not None:
         yield check_gpu(torch, hardware.nvidia_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
+    if torch is not None and (torch.gpus or torch.cuda):
+        yield check_measured({name: software.version_of(name) for name in software.MEASURED})
     yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
     if torch is not None and torch.gpus and not torch.hip:
         yield check_nvrtc(torch.gpus[0].capability)
@@ -120,6 +127,21 @@ def check_torch(torch: TorchFacts | None) -> Check:
     if software.release(torch.version) < software.OLDEST_TORCH:
         return Check("torch", "problem", f"{torch.version}, too old", f"pip install -U 'torch>={wanted}'")
     return Check("torch", "ok", f"{torch.version}, {build}")
+
+
+def check_measured(versions: Mapping[str, str | None]) -> Check:
+    """Are the libraries that decide a GPU's speed those that this program's figures come from. Never a problem."""
+    told = []
+    for name, measured in software.MEASURED.items():
+        version = versions.get(name)
+        if version is not None and software.release(version)[: len(measured)] != measured:
+            newer = software.release(version) > measured
+            dotted = ".".join(map(str, measured))
+            told.append(f"{name} {version} is {'newer' if newer else 'older'} than what was measured ({dotted})")
+    if not told:
+        return Check("measured with", "ok", "the GPU figures come from these versions")
+    fix = "pip install -c constraints-cuda.txt takes the measured versions"
+    return Check("measured with", "info", f"not measured: {'; '.join(told)}", fix)
 
 
 def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> Check:

@@ -310,11 +310,14 @@ def machine_line(where: Machine) -> str:
 
 
 def engine_line(found: Plan) -> str:
-    """``engine: fused``, and when all of its context is taken."""
+    """``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
+    from dflash_local.planner.verified import standing
+
+    told = [standing(found)] if standing(found) else []
     if found.engine != "fused":
         remark = rounding_remark(found)
-        return f"engine: {found.engine}{f', {remark}' if remark else ''}"
-    words = ["engine: fused", *found.load.described(BASICS)]
+        return ", ".join([f"engine: {found.engine}", *told, *([remark] if remark else [])])
+    words = ["engine: fused", *told, *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
@@ -368,12 +371,15 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
 
 def _how(found: Plan) -> str:
     """What a plan takes beside its format to fit, or by how much it does not."""
+    from dflash_local.planner.verified import standing
+
     total = found.ledger.total
     if not found.fits and total is not None:
         return f"{amount(total - found.machine.free)} too little"
     precision = found.load.drafter_precision if found.engine == "fused" else "auto"
     host = " and ".join(line.name for line in found.ledger.host)
     said = (
+        standing(found) if found.fits else "",
         rounding_remark(found),
         "" if precision == "auto" else f"drafter precision {precision}",
         f"{host} in host memory" if host else "",
@@ -399,7 +405,9 @@ def remarks(known: Shapes, width: int) -> list[str]:
 
 def as_json(found: Plan) -> dict[str, Any]:
     """A plan for ``--json``."""
-    return {**found.as_dict(), "format": found.format}
+    from dflash_local.planner.verified import reports_of
+
+    return {**found.as_dict(), "format": found.format, "verified_by_reports": reports_of(found)}
 
 
 def configuration(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:

@@ -22,7 +22,7 @@ from dflash_local.errors import DFlashError, Interrupted, UsageError
 # each a module with register(app)
 COMMANDS = (
     *("run", "chat", "serve", "web", "race", "demo"),
-    *("models", "show", "plan", "pull", "rm", "warm", "ps", "certify", "bench", "doctor", "help"),
+    *("models", "show", "plan", "pull", "rm", "warm", "ps", "certify", "bench", "doctor", "report", "help"),
 )
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         hush_stdout()
         return PIPE_CLOSED
     except DFlashError as error:
-        return _report(error, flags)
+        return _report(error, arguments, flags)
     except (KeyboardInterrupt, typer.Abort):
-        return _report(Interrupted("interrupted"), flags)
+        return _report(Interrupted("interrupted"), arguments, flags)
     except SystemExit as stop:  # the parser writes its help itself and leaves so when nobody reads
         if isinstance(stop.__context__, BrokenPipeError):
             hush_stdout()
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unexpected failure: {type(error).__name__}: {error}", "run again with --debug and report the traceback"
         )
         unexpected.__cause__ = error
-        return _report(unexpected, flags)
+        return _report(unexpected, arguments, flags)
 
 
 def _invoke(arguments: list[str]) -> int:
@@ -102,8 +102,8 @@ def _invoke(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _report(error: DFlashError, flags: set[str]) -> int:
-    """Show an error as the user wants it and give its exit code."""
+def _report(error: DFlashError, arguments: list[str], flags: set[str]) -> int:
+    """Show an error as the user wants it, remember it, and give its exit code."""
     try:
         user = settings.load()
     except DFlashError:  # the settings themselves may be what is wrong
@@ -112,4 +112,15 @@ def _report(error: DFlashError, flags: set[str]) -> int:
     if "--debug" in flags or user.debug:
         console.note_text("".join(traceback.format_exception(type(error), error, error.__traceback__)), end="")
     console.error(error, as_json="--json" in flags)
+    if user.state_dir is not None and not isinstance(error, Interrupted):
+        from dflash_local.report import errors_log
+
+        errors_log.remember(user.state_dir, _command(arguments), error)
     return error.exit_code
+
+
+def _command(arguments: list[str]) -> str:
+    """The command that was called; empty where the first word is none, whatever it is."""
+    word = next((word for word in arguments if not word.startswith("-")), "")
+    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    return word if word in known else ""

@@ -17,11 +17,11 @@ import torch
 
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.store.atomic import write_atomic
+from dflash_local.store.paths import KERNEL_RECORD
 
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
 # format failed that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
-RECORD_NAME = "kernels-{}.json"
 LAUNCHING = ("few_row_gemm.py", "cuda_driver.py", "fragment_packing.py")
 TRYING = ("product_check.py", "random_weight.py")
 
@@ -36,7 +36,7 @@ class KernelRecord:
     def __init__(self, folder: Path | None, facts: dict[str, Any]) -> None:
         self.facts = facts
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        self.path = folder / RECORD_NAME.format(digest) if folder else None
+        self.path = folder / KERNEL_RECORD.format(digest) if folder else None
         self.verdicts: dict[str, Verdict] = {}
         self.choices: dict[str, str] = {}
         self.impossible = ""  # why no kernel could be tried since the start
@@ -112,7 +112,7 @@ def forget_all() -> None:
     """Begin anew with every card, on the disk too."""
     _records.clear()
     folder = nvrtc.cubin_folder()
-    for path in folder.glob(RECORD_NAME.format("*")) if folder else ():
+    for path in folder.glob(KERNEL_RECORD.format("*")) if folder else ():
         with suppress(OSError):
             path.unlink()
 

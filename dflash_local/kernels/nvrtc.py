@@ -18,6 +18,7 @@ from dflash_local import settings
 from dflash_local.errors import MissingDependencyError
 from dflash_local.planner import nvrtc_files
 from dflash_local.store.atomic import write_atomic
+from dflash_local.store.paths import cubins_folder
 
 
 class Nvrtc:
@@ -149,5 +150,4 @@ def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driv
 
 def cubin_folder() -> Path | None:
     """Where compiled kernels are kept; None when there is no home folder."""
-    folder = settings.load().cache_dir
-    return folder / "cubins" if folder else None
+    return cubins_folder(settings.load())

@@ -128,6 +128,11 @@ def find_bandwidth(name: str) -> float | None:
     return next((rate for card, rate in BANDWIDTH.items() if _key(card) == wanted), None)
 
 
+def same_card(one: str, other: str) -> bool:
+    """True for two names of a card, such as ``H200`` and the driver's ``NVIDIA H200``."""
+    return _key(one) == _key(other)
+
+
 def _key(name: str) -> str:
     words = [word for word in re.split(r"[^a-z0-9.]+", name.lower()) if word not in FILLER]
     return re.sub(r"(\d)gb$", r"\1", "".join(words))

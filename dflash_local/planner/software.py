@@ -18,6 +18,8 @@ OLDEST_TORCH = (2, 11)
 OLDEST_TRANSFORMERS = (5, 17)
 TRANSFORMERS_BELOW = (6,)
 OURS = "dflash-local"
+# What the GPU figures of README and benchmarks/results come from: those of constraints-cuda.txt.
+MEASURED = {"torch": (2, 11), "triton": (3, 6), "transformers": (5, 17)}
 
 
 @dataclass(frozen=True, slots=True)

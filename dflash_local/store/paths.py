@@ -9,12 +9,18 @@ from dflash_local.errors import UsageError
 from dflash_local.settings import Settings
 
 CHAT_SUFFIX = ".jsonl"
+KERNEL_RECORD = "kernels-{}.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def chats_folder(settings: Settings) -> Path | None:
     """Where conversations are kept; None when there is no home folder."""
     return settings.data_dir / "chats" if settings.data_dir else None
+
+
+def cubins_folder(settings: Settings) -> Path | None:
+    """Where compiled kernels are kept, with what is known of them; None when there is no home folder."""
+    return settings.cache_dir / "cubins" if settings.cache_dir else None
 
 
 def chat_path(folder: Path, name: str) -> Path:

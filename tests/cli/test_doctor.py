@@ -228,3 +228,27 @@ def test_a_compiler_that_is_missing_is_told_with_what_installs_it(monkeypatch: p
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: asked.append(capability) or unmet)
     found = doctor.check_nvrtc("12.0")
     assert found.status == "info" and found.fix == unmet.hint and "slow" in found.value and asked == [(12, 0)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "word"),
+    [
+        ({"torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.2"}, "ok", "come from these versions"),
+        ({"torch": "2.13.0", "triton": None}, "info", "torch 2.13.0 is newer than what was measured (2.11)"),
+        ({"torch": "2.11.1", "triton": "3.5.1"}, "info", "triton 3.5.1 is older than what was measured (3.6)"),
+    ],
+)
+def test_versions_that_were_not_measured_are_a_note(versions: dict[str, str | None], status: str, word: str) -> None:
+    found = doctor.check_measured(versions)
+    assert found.status == status and word in found.value and bool(found.fix) == (status == "info")
+
+
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize(("torch", "told"), [(CPU_BUILD, False), (CUDA_BUILD, True)])
+def test_measured_versions_are_told_of_a_torch_for_cuda_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torch: TorchFacts, told: bool
+) -> None:
+    monkeypatch.setattr(doctor.hardware, "probe_torch", lambda: torch)
+    main(["doctor", "--json"])
+    names = {check["name"] for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert ("measured with" in names) is told

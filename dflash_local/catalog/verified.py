@@ -1,0 +1,32 @@
+"""Which weight formats have run on which cards, by how many reports: ``verified.json``, which is shipped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("verified.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One format on one card.
+
+    Attributes:
+        card: as ``planner.cards`` names it. format: as ``Plan.format`` says it. engine: fused or reference.
+        reports: of different machines. source: a recorded measurement, or the issues that the reports came with.
+    """
+
+    card: str
+    format: str
+    engine: str
+    reports: int
+    source: str
+
+
+@cache
+def verified() -> tuple[Verified, ...]:
+    """Every row of the file."""
+    return tuple(Verified(**row) for row in json.loads(FILE.read_text(encoding="utf-8"))["rows"])

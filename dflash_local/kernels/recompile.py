@@ -1,0 +1,29 @@
+"""Compiles a few-row kernel for a card that is not here, by its name in a ``KernelRecord``: needs NVRTC, no GPU."""
+
+from __future__ import annotations
+
+import re
+
+from dflash_local.errors import MissingDependencyError
+from dflash_local.kernels import few_row_gemm, nvrtc
+
+# Of names that come from elsewhere nothing but numbers of a kernel reaches the compiler.
+OPTION = re.compile(r"--std=c\+\+\d\d|-D[A-Z][A-Z0-9_]{0,40}=-?\d{1,9}")
+
+
+def recompiled(kernel: str, capability: tuple[int, int]) -> str:
+    """``compiles``, or why not: the compiler's first line, an unknown name, or what is missing here."""
+    options = [word for word in kernel.split() if word.startswith("-")]
+    if not options or not all(OPTION.fullmatch(word) for word in options):
+        return "not tried: no name of a kernel"
+    unmet = nvrtc.why_not(capability)
+    if unmet is not None:
+        return f"not tried: {unmet.message}"
+    target = f"--gpu-architecture=sm_{capability[0]}{capability[1]}"
+    try:
+        nvrtc.nvrtc().compile(few_row_gemm.source_text(few_row_gemm.SOURCE), [target, *options])
+    except MissingDependencyError as error:
+        return f"not tried: {error.message}"
+    except RuntimeError as error:
+        return f"does not compile: {str(error).strip().partition(chr(10))[0][:200]}"
+    return "compiles"

@@ -1,0 +1,161 @@
+"""Reads a report of another machine: versions against those measured, kernels that failed, plans then and now.
+
+All values come from a file of somebody else: each is taken only as what it should be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.errors import DFlashError
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.planner import software
+from dflash_local.planner.machine import Machine
+from dflash_local.planner.plan import plan
+
+Shapes = tuple[ModelConfig, "DrafterConfig | None"]
+KINDS = ("cuda", "mps", "cpu", "named")
+MAX_BYTES = 2**50
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+
+
+class Unreadable(Exception):
+    """An entry that is not what it should be."""
+
+
+def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:
+    """What a report tells and what this version says to it, JSON-able.
+
+    Args:
+        known: the shapes of a model by its name; None for an unknown one.
+    """
+    main = _mapping(parts.get("report"))
+    versions = {str(name): version for name, version in _mapping(main.get("versions")).items()}
+    return {
+        "created": main.get("created"),
+        "versions": versions,
+        "machine": main.get("machine"),
+        "load_options": main.get("load_options"),
+        "problems": [check for check in _entries(parts.get("doctor")) if check.get("status") == "problem"],
+        "not_measured": not_measured(versions) if _mapping(main.get("machine")).get("gpus") else {},
+        "plans": [replanned(entry, known) for entry in _entries(parts.get("plans"))],
+        "kernels": list(failed_kernels(parts)),
+        "check": parts.get("check"),
+        "errors": _entries(parts.get("errors")),
+    }
+
+
+def not_measured(versions: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Libraries whose version is another than that of the measured figures."""
+    found = {}
+    for name, measured in software.MEASURED.items():
+        version = versions.get(name)
+        if isinstance(version, str) and software.release(version)[: len(measured)] != measured:
+            found[name] = {"reported": version, "measured": ".".join(map(str, measured))}
+    return found
+
+
+def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:
+    """A reported plan made again by this version for the reported memory.
+
+    ``changes`` lists what differs, as (name, then, now): lines of the ledger in bytes, and the choices of the plan.
+    """
+    model = entry.get("model")
+    answer: dict[str, Any] = {"model": model, "then": entry.get("error"), "now": None, "changes": []}
+    try:
+        if entry.get("error"):
+            raise Unreadable(f"it was not planned there: {entry['error']}")
+        then = _mapping(entry.get("plan"))
+        if not isinstance(model, str) or not _MODEL.fullmatch(model):
+            raise Unreadable("its shape is not known here")
+        shapes = known(model)
+        if shapes is None:
+            raise Unreadable("its shape is not known here")
+        found = plan(*shapes, _machine(entry, then), _load(entry))
+    except (Unreadable, DFlashError) as error:
+        return {**answer, "then": None, "error": str(error)}
+    now = {**found.as_dict(), "format": found.format}
+    return {**answer, "then": _brief(then), "now": _brief(now), "changes": list(_changes(then, now))}
+
+
+def failed_kernels(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Kernels with another verdict than ``right``, each with what tries it again on such a card."""
+    models = [entry.get("model") for entry in _entries(parts.get("plans")) if _was_fused(entry)]
+    model = next((name for name in models if isinstance(name, str) and _MODEL.fullmatch(name)), "MODEL")
+    for card in _entries(parts.get("kernels")):
+        for name, verdict in _mapping(card.get("failed")).items():
+            yield {
+                "card": card.get("card"),
+                "capability": card.get("capability"),
+                "kernel": name,
+                "verdict": verdict,
+                "command": f"dflash warm {model} --again",
+            }
+
+
+def _was_fused(entry: Mapping[str, Any]) -> bool:
+    return _mapping(entry.get("plan")).get("engine") == "fused"
+
+
+def _machine(entry: Mapping[str, Any], then: Mapping[str, Any]) -> Machine:
+    told = _mapping(then.get("machine"))
+    kind, memory, free = told.get("kind"), told.get("memory"), told.get("free")
+    if kind not in KINDS or not _is_size(memory) or not _is_size(free):
+        raise Unreadable("the report tells no machine for it")
+    return Machine(
+        name=str(told.get("name", ""))[:100],
+        kind=kind,
+        memory=memory,
+        free=free,
+        why="as reported",
+        device=str(told.get("device", "auto"))[:20],
+        kernels=entry.get("kernels") is not False,
+        compiler=entry.get("compiler") is not False,
+    )
+
+
+def _load(entry: Mapping[str, Any]) -> LoadConfig:
+    asked = _mapping(entry.get("asked"))
+    given = {name: asked[name] for name in LOAD_OPTIONS if name in asked}
+    try:
+        return LoadConfig(**given)
+    except (TypeError, ValueError) as error:
+        raise Unreadable("its options are not known here") from error
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_BYTES
+
+
+def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("fits", "engine", "format", "context", "drafter_precision", "offload")
+    return {**{name: found.get(name) for name in names}, "total": _mapping(found.get("ledger")).get("total")}
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Of two plans."""
+    before, after = _brief(then), _brief(now)
+    yield from ((name, before[name], after[name]) for name in before if before[name] != after[name])
+    before, after = _lines(then), _lines(now)
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield name, before.get(name), after.get(name)
+
+
+def _lines(found: Mapping[str, Any]) -> dict[str, Any]:
+    book = _mapping(found.get("ledger"))
+    return {
+        str(line.get("name")): line.get("bytes") for line in (*_entries(book.get("lines")), *_entries(book.get("host")))
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _entries(value: Any) -> Sequence[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -1,0 +1,35 @@
+"""A kernel's name is enough to compile it for a card that is not here; no other text reaches the compiler."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local.errors import MissingDependencyError
+from dflash_local.kernels import nvrtc
+from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_packing import PLAIN
+from dflash_local.kernels.kernel_trial import Trial
+from dflash_local.kernels.recompile import recompiled
+from dflash_local.report.scrub import Secrets, scrub
+
+NAME = Trial(PLAIN, (4096, 4096), False, FewRowConfig(), 16).kernel
+
+
+def test_the_name_survives_a_report() -> None:
+    assert scrub(NAME, Secrets()) == NAME
+
+
+def test_a_kernel_compiles_by_its_name_and_a_bad_one_does_not() -> None:
+    try:
+        compiler = nvrtc.nvrtc()
+    except MissingDependencyError:
+        pytest.skip("NVRTC is not installed")
+    assert 90 in compiler.architectures() and recompiled(NAME, (9, 0)) == "compiles"
+    broken = " ".join(word for word in NAME.split() if not word.startswith("-DWARPS_K"))
+    assert recompiled(broken, (9, 0)).startswith("does not compile: ")
+    assert recompiled(NAME, (2, 0)).startswith("not tried: ")
+
+
+@pytest.mark.parametrize("name", ["", "x", "-include=/etc/passwd", f"{NAME} -I/etc", '-DX="a"', "--std=c++17 -DX=$(x)"])
+def test_other_options_do_not_reach_the_compiler(name: str) -> None:
+    assert recompiled(name, (9, 0)) == "not tried: no name of a kernel"
