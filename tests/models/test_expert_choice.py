@@ -153,6 +153,19 @@ def test_in_exact_mode_a_configuration_is_right_with_any_rows(
     assert not set(free.configs[8]) & set(bad)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_where_none_is_right_for_more_rows_launches_have_few(
+    exact: bool, asked: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdict(trial: Trial) -> str:
+        many = isinstance(trial, ExpertTrial) and trial.spec.rows == 16 and trial.spec.name == "expert_down"
+        return "fault" if many else "right"
+
+    judged(monkeypatch, verdict)
+    (found,) = choose_expert_kernels([layer()], 16, exact)
+    assert list(found.configs) == [8]
+
+
 @pytest.mark.parametrize("failed", ["route", "expert_gate_up", "expert_down"])
 def test_without_a_right_kernel_the_engine_says_so(
     failed: str, asked: list[Trial], monkeypatch: pytest.MonkeyPatch

@@ -132,19 +132,27 @@ class _Group:
         return [self._route, *(trial for each in products for trial in self._trials(*each))]
 
     def chosen(self, record: KernelRecord) -> ExpertKernels:
-        """Of configurations that were tried and are right.
+        """Of configurations that were tried and are right; launches have few rows where none is right for more.
 
         Raises:
             EngineUnableError: there is none.
         """
         if not record.is_right(self._route.kernel):
             self._refuse(record, [self._route])
+        classes = self.classes
+        while not all(self._tried(record, gate_up, size, classes) for size in classes for gate_up in (True, False)):
+            if len(classes) == 1:
+                self._refuse(record, [trial for gate_up in (True, False) for trial in self._trials(gate_up, *classes)])
+            classes = classes[:-1]
         configs: dict[int, tuple[GateUpConfig, DownConfig]] = {}
-        for size in reversed(self.classes):
+        for size in reversed(classes):
             if self.exact and configs:
-                configs[size] = configs[self.classes[-1]]
+                configs[size] = configs[classes[-1]]
                 continue
-            first, second = (self._best(record, gate_up, size) for gate_up in (True, False))
+            first, second = (
+                self._best(record, gate_up, size, self._tried(record, gate_up, size, classes))
+                for gate_up in (True, False)
+            )
             configs[size] = cast(GateUpConfig, first), cast(DownConfig, second)
         return ExpertKernels(self.layers[0].mixture, configs)
 
@@ -159,15 +167,16 @@ class _Group:
         first = self.layers[0]
         return trial_of(_weight(first, isinstance(config, GateUpConfig)), first.mixture, config, rows)
 
-    def _best(self, record: KernelRecord, gate_up: bool, rows: int) -> ExpertConfig:
-        """The configuration of a product that was the fastest here before, where it still is right; else measured."""
-        sizes = self.classes if self.exact else (rows,)
+    def _tried(self, record: KernelRecord, gate_up: bool, rows: int, classes: tuple[int, ...]) -> list[ExpertConfig]:
+        """Configurations for so many rows whose kernels are right: in exact mode those for all launches."""
+        sizes = classes if self.exact else (rows,)
         every = _candidates(self.layers[0], gate_up, rows)
-        tried = [config for config in every if all(record.is_right(self._trial(config, size).kernel) for size in sizes)]
+        return [each for each in every if all(record.is_right(self._trial(each, size).kernel) for size in sizes)]
+
+    def _best(self, record: KernelRecord, gate_up: bool, rows: int, tried: Sequence[ExpertConfig]) -> ExpertConfig:
+        """The configuration of a product that was the fastest here before, where it still is right; else measured."""
         name = _name(self.layers[0], gate_up, rows)
         known = record.chosen(name)
-        if not tried:
-            self._refuse(record, [self._trial(config, size) for config in every for size in sizes])
         product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows)
         for config in tried:
             if repr(config) == known and product.is_right(config):
