@@ -232,7 +232,7 @@ def compile_ahead(layers: Sequence[tuple[Layer, ExpertWeight, ExpertWeight]]) ->
             for gate_up, weight in ((True, up), (False, down)):
                 source = source_text(expert_gemm.SOURCES["expert_gate_up" if gate_up else "expert_down"])
                 for config in expert_gemm.candidates(gate_up, weight, layer.mixture, rows, shared):
-                    options = expert_gemm.compile_options(weight, layer.mixture, config, rows)
+                    options = expert_gemm.spec_of(weight, layer.mixture, config, rows).options
                     jobs[source, tuple(options)] = None
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: nvrtc.cubin(job[0], job[1], capability, driver), jobs))

@@ -128,6 +128,10 @@ class ExactnessError(EngineError):
     """``certify`` found a divergence that is not a near-tie."""
 
 
+class EngineUnableError(EngineError):
+    """An engine found while it loaded a pair that it cannot run it on this machine; another engine may."""
+
+
 class MissingDependencyError(DFlashError):
     """A library that this operation needs is not installed."""
 

@@ -88,7 +88,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         known = ", ".join(f"{count} {verdict}" for verdict, count in card["verdicts"].items()) or "none"
         lines.append(f"  {card['card']}: {card['tried']} kernels tried now; known in all: {known}")
         for product, config in card["products"].items():
-            lines.append(f"  {product}: {config or 'the generic product'}")
+            lines.append(f"  {product}: {config or 'another product'}")
     if not found["cards"]:
         lines.append("  it has no products that kernels are tried and chosen for on this device")
     return lines

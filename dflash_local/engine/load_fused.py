@@ -15,6 +15,7 @@ from dflash_local.engine.drafter_precision import choose_precision, give_head_ba
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import nvrtc
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.layout.spec import KV_DTYPES
@@ -47,7 +48,23 @@ def _has_kernels(device: str, dense: bool) -> bool:
     """A mixture's are compiled by NVRTC, which the card and the installed libraries must have."""
     if why_no_kernels(device):
         return False
-    return dense or nvrtc.why_not(torch.cuda.get_device_capability(torch.device(device))) is None
+    return dense or _unmet(device) is None
+
+
+def _unmet(device: str) -> MissingDependencyError | None:
+    return nvrtc.why_not(torch.cuda.get_device_capability(torch.device(device)))
+
+
+def missing_compiler(pair: CheckedPair) -> str:
+    """Why ``auto`` passes it over for a mixture of experts that it could run with a compiler; empty where it does not.
+
+    Names the wheel to install.
+    """
+    device = pair.where.device
+    if pair.facts.model.dense or candidate(pair).refusal is not None or why_no_kernels(device):
+        return ""
+    unmet = _unmet(device)
+    return "" if unmet is None else f"{unmet.message} ({unmet.hint})"
 
 
 def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
@@ -58,6 +75,7 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
 
     Raises:
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
+        EngineUnableError: the target is a mixture of experts that no kernel takes here.
     """
     facts, contract = pair.facts, pair.contract
     config = pair.config

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from dflash_local.kernels import nvrtc
 from dflash_local.kernels.jit import OVERLAPPING_LAUNCHES
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_...
@@ -108,3 +109,12 @@ def check(result: int) -> None:
         driver().cuGetErrorString(result, ctypes.byref(text))
         kind = torch.OutOfMemoryError if result == OUT_OF_MEMORY else RuntimeError
         raise kind(f"the CUDA driver: {(text.value or b'').decode() or result}")
+
+
+def cubin(source: str, options: Sequence[str], device: torch.device) -> bytes:
+    """What a source is compiled to for a device, see ``nvrtc.cubin``.
+
+    Args:
+        options: of the compiler's command line, but for the card.
+    """
+    return nvrtc.cubin(source, options, torch.cuda.get_device_capability(device), driver_version())

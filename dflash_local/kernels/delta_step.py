@@ -157,7 +157,7 @@ def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_dri
         return None
     source = SOURCE.read_text(encoding="utf-8")
     try:
-        compiled = nvrtc.cubin(source, compile_options(shape), capability, cuda_driver.driver_version())
+        compiled = cuda_driver.cubin(source, compile_options(shape), device)
     except RuntimeError:
         return None
     kernel = cuda_driver.Kernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 
-from dflash_local.kernels import cuda_driver, nvrtc
+from dflash_local.kernels import cuda_driver
 from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import (
@@ -254,7 +254,7 @@ def gate_up(
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
     codes, scales, zeros, row_scales = _operands(weight)
     limit, alpha = mixture.clamp or (0.0, 0.0)
-    kernel = _kernel("expert_gate_up", x.device, weight, mixture, config, slice_rows(len(x)))
+    kernel = _kernel(x.device, weight, mixture, config, slice_rows(len(x)))
     kernel.launch(
         device_properties(x.device).num_sms * config.blocks_per_sm,
         (
@@ -286,7 +286,7 @@ def down(
     results: torch.Tensor | None = None
     if config.shares_tiles:
         results = partial_sums(out.device, SLICE_ROWS * mixture.slots * weight.out_features)
-    kernel = _kernel("expert_down", out.device, weight, mixture, config, slice_rows(len(out)))
+    kernel = _kernel(out.device, weight, mixture, config, slice_rows(len(out)))
     kernel.launch(
         most if config.shares_tiles else min(tiles, most),
         (
@@ -308,19 +308,48 @@ def _operands(
     return coded.codes, coded.scales, coded.zeros, coded.scales if coded.format.block is None else coded.row_scales
 
 
-def compile_options(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> list[str]:
-    """The compiler's command line for a product, but for the card."""
-    kind, in_features = fragment_format(weight), weight.in_features
-    return defined(
-        **config.constants(kind, in_features, mixture, rows),
-        ROW_TILES=rows // ROW_TILE,
-        NUM_STAGES=config.num_stages,
-        BLOCKS_PER_SM=config.blocks_per_sm,
-        SLOTS=mixture.slots,
-        MAX_EXPERTS=mixture.most(rows),
-        HAS_BIAS=int(weight.bias is not None),
-        SHARED_BYTES=config.shared_bytes(kind, in_features, mixture, rows),
-    )
+class KernelSpec(NamedTuple):
+    """All that a product's kernel is compiled for, but for the card.
+
+    Attributes:
+        format, in_features: of the weight. biased: it has a bias. rows: that a launch takes at most, 8 or 16.
+    """
+
+    format: FragmentFormat
+    in_features: int
+    biased: bool
+    mixture: Mixture
+    config: ExpertConfig
+    rows: int
+
+    @property
+    def name(self) -> Name:
+        """Of its source."""
+        return "expert_gate_up" if isinstance(self.config, GateUpConfig) else "expert_down"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.config.shared_bytes(self.format, self.in_features, self.mixture, self.rows)
+
+    @property
+    def options(self) -> list[str]:
+        """The compiler's command line."""
+        return defined(
+            **self.config.constants(self.format, self.in_features, self.mixture, self.rows),
+            ROW_TILES=self.rows // ROW_TILE,
+            NUM_STAGES=self.config.num_stages,
+            BLOCKS_PER_SM=self.config.blocks_per_sm,
+            SLOTS=self.mixture.slots,
+            MAX_EXPERTS=self.mixture.most(self.rows),
+            HAS_BIAS=int(self.biased),
+            SHARED_BYTES=self.shared_bytes,
+        )
+
+
+def spec_of(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> KernelSpec:
+    """Of the kernel that multiplies a weight."""
+    return KernelSpec(fragment_format(weight), weight.in_features, weight.bias is not None, mixture, config, rows)
 
 
 def route_options(mixture: Mixture, bias: bool) -> list[str]:
@@ -335,39 +364,40 @@ def route_options(mixture: Mixture, bias: bool) -> list[str]:
     )
 
 
-_kernels: dict[tuple[object, ...], cuda_driver.Kernel] = {}
+_kernels: dict[tuple[torch.device, KernelSpec], cuda_driver.Kernel] = {}
 
 
 def _kernel(
-    name: Name, device: torch.device, weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int
+    device: torch.device, weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int
 ) -> cuda_driver.Kernel:
-    kind, in_features = fragment_format(weight), weight.in_features
-    key = (name, device, kind, in_features, weight.bias is not None, mixture, config, rows)
-    if key not in _kernels:
-        shared_bytes = config.shared_bytes(kind, in_features, mixture, rows)
-        options = compile_options(weight, mixture, config, rows)
-        _kernels[key] = make_kernel(source_text(SOURCES[name]), options, name, config.threads, shared_bytes, device)
-    return _kernels[key]
+    spec = spec_of(weight, mixture, config, rows)
+    if (device, spec) not in _kernels:
+        source = source_text(SOURCES[spec.name])
+        _kernels[device, spec] = make_kernel(source, spec.options, spec.name, config.threads, spec.shared_bytes, device)
+    return _kernels[device, spec]
 
 
 @cache
-def _route_kernel(device: torch.device, mixture: Mixture, bias: bool) -> cuda_driver.Kernel:
-    source = SOURCES["route"].read_text(encoding="utf-8")
-    return make_kernel(source, route_options(mixture, bias), "route", ROUTE_THREADS, 0, device)
+def _route_kernel(device: torch.device, mixture: Mixture, biased: bool) -> cuda_driver.Kernel:
+    return make_kernel(_route_source(), route_options(mixture, biased), "route", ROUTE_THREADS, 0, device)
+
+
+def _route_source() -> str:
+    return SOURCES["route"].read_text(encoding="utf-8")
 
 
 def make_kernel(
     source: str, options: list[str], name: str, threads: int, shared_bytes: int, device: torch.device
 ) -> cuda_driver.Kernel:
     """Compiled, or from the disk, and loaded."""
-    capability = torch.cuda.get_device_capability(device)
-    cubin = nvrtc.cubin(source, options, capability, cuda_driver.driver_version())
-    return cuda_driver.Kernel(cubin, name, threads, shared_bytes, device)
+    return cuda_driver.Kernel(cuda_driver.cubin(source, options, device), name, threads, shared_bytes, device)
 
 
-def compiled(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> bytes:
+def compiled(device: torch.device, spec: KernelSpec) -> bytes:
     """The cubin of a product's kernel, as ``nvrtc.cubin`` has it."""
-    name: Name = "expert_gate_up" if isinstance(config, GateUpConfig) else "expert_down"
-    options = compile_options(weight, mixture, config, rows)
-    capability = torch.cuda.get_device_capability(weight.weight.device)
-    return nvrtc.cubin(source_text(SOURCES[name]), options, capability, cuda_driver.driver_version())
+    return cuda_driver.cubin(source_text(SOURCES[spec.name]), spec.options, device)
+
+
+def compiled_route(device: torch.device, mixture: Mixture, biased: bool) -> bytes:
+    """The cubin of the router, as ``nvrtc.cubin`` has it."""
+    return cuda_driver.cubin(_route_source(), route_options(mixture, biased), device)

@@ -310,8 +310,7 @@ def compiled(
         rows: of x that a launch takes at most, a multiple of 8.
     """
     options = compile_options(weight_format, in_features, config, rows, paired)
-    capability = torch.cuda.get_device_capability(device)
-    return nvrtc.cubin(source_text(SOURCE), options, capability, cuda_driver.driver_version())
+    return cuda_driver.cubin(source_text(SOURCE), options, device)
 
 
 @cache

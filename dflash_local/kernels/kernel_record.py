@@ -1,4 +1,5 @@
-"""What is known of the few-row kernels on one card: which are right, and which was the fastest for a product.
+"""What is known of the few-row kernels on one card, those of experts among them: which are right, and which was the
+fastest for a product.
 
 One JSON file beside the compiled kernels for each card, driver, version of NVRTC and source. Where it cannot be
 written, all is found out again at the next start.
@@ -15,15 +16,15 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
+from dflash_local.kernels import cuda_driver, expert_gemm, few_row_gemm, nvrtc
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.paths import KERNEL_RECORD
 
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
 # format failed that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
-LAUNCHING = ("few_row_gemm.py", "cuda_driver.py", "fragment_packing.py")
-TRYING = ("product_check.py", "random_weight.py")
+LAUNCHING = ("few_row_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py")
+TRYING = ("product_check.py", "expert_check.py", "experts.py", "random_weight.py")
 
 
 class KernelRecord:
@@ -133,11 +134,12 @@ def card_facts(device: torch.device | str) -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """Of the kernel, of all that lays out and launches its arguments, and of what it is tried with."""
+    """Of the kernels, of all that lays out and launches their arguments, and of what they are tried with."""
     return _digest(
         (
             few_row_gemm.FRAGMENTS,
             few_row_gemm.SOURCE,
+            *expert_gemm.SOURCES.values(),
             *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING)),
         )
     )

@@ -19,7 +19,7 @@ def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.de
     n, k = shape
     generator = torch.Generator(device).manual_seed(0)
     if kind == PLAIN:
-        return FragmentWeight.plain((torch.randn(shape, generator=generator, device=device) * k**-0.5).bfloat16())
+        return FragmentWeight.plain(torch.randn(shape, generator=generator, device=device).mul_(k**-0.5).bfloat16())
     weight = random_coded(kind, (n - kind.tail, k), generator)
     packed = FragmentWeight.of(weight, in_place=is_whole(weight))
     if not kind.tail:

@@ -1,4 +1,4 @@
-"""Compiles and tries few-row kernels in a child process, for ``kernel_trial``: a handler of ``worker.child``."""
+"""Compiles and tries kernels in a child process, for ``kernel_trial``: a handler of ``worker.child``."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
 
 import torch
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
+from dflash_local.kernels import expert_gemm, few_row_gemm
 from dflash_local.kernels.kernel_record import Verdict
 from dflash_local.kernels.kernel_trial import Request, Trial
-from dflash_local.kernels.product_check import ProductCheck, many_rows
-from dflash_local.kernels.random_weight import random_weight
 
 
 def answer(data: bytes) -> bytes:
     """JSON: ``verdict`` on the one kernel that is to be tried, or ``unable``, why nothing can be tried here."""
     request: Request = pickle.loads(data)
-    few_row_gemm.SOURCE = request.source
+    few_row_gemm.SOURCE = request.few_row
+    expert_gemm.SOURCES.update(request.experts)
     device = torch.device(request.device)
     try:
         if device.type == "cuda":
@@ -44,32 +41,22 @@ def answer(data: bytes) -> bytes:
 def _compile(trials: tuple[Trial, ...], device: torch.device) -> None:
     def one(trial: Trial) -> None:
         with suppress(RuntimeError):  # its own trial will say it
-            few_row_gemm.compiled(device, trial.format, trial.shape[1], trial.config, trial.rows, trial.paired)
+            trial.compile(device)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(one, trials))
 
 
 def _verdict(trial: Trial, device: torch.device) -> Verdict:
-    check = _check(trial.format, trial.shape, trial.paired, trial.rows, device)
+    trial.prepare(device)
     try:
         if device.type == "cuda":
-            few_row_gemm.compiled(device, trial.format, trial.shape[1], trial.config, trial.rows, trial.paired)
+            trial.compile(device)
     except RuntimeError:
         return "uncompiled"
     try:
-        return "right" if check.passes(trial.config, trial.rows) else "wrong"
+        return "right" if trial.passes(device) else "wrong"
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         return "fault"
-
-
-@lru_cache(maxsize=1)
-def _check(kind: FragmentFormat, shape: tuple[int, int], paired: bool, rows: int, device: torch.device) -> ProductCheck:
-    return ProductCheck(_weight(kind, shape, device), paired, many_rows(rows, shape[1], device))
-
-
-@lru_cache(maxsize=1)
-def _weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.device) -> FragmentWeight:
-    return random_weight(kind, shape, device)

@@ -58,9 +58,7 @@ def test_what_is_known_is_told(cli: Cli, record: KernelRecord) -> None:
     assert card["failed"] == {"three": "hang"} and card["products"]["fp8 64 x 64 at 16 rows"] is None
     text = cli("warm", "demo").out
     assert "A card: 3 kernels tried now; known in all: 2 right, 1 hang" in text
-    assert (
-        "int4 24576 x 4096 at 16 rows: FewRowConfig" in text and "fp8 64 x 64 at 16 rows: the generic product" in text
-    )
+    assert "int4 24576 x 4096 at 16 rows: FewRowConfig" in text and "fp8 64 x 64 at 16 rows: another product" in text
 
 
 def test_again_forgets_verdicts_and_keeps_what_is_compiled(cli: Cli, record: KernelRecord) -> None:

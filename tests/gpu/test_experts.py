@@ -24,11 +24,11 @@ from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, 
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
 from dflash_local.models.fused.expert_kernels import (
     ExpertBlock,
     ExpertKernels,
     Matrices,
-    choose_expert_kernels,
     mixture_of,
 )
 from dflash_local.models.fused.invariance import settle_rows
@@ -95,7 +95,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", FORMATS)
 def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) -> None:
     weights = matrices(name)
-    (kernels,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16, exact=True)
+    (kernels,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16, exact=True)
     x, logits, residual = random(40, HIDDEN), random(40, EXPERTS + 1, seed=1), random(40, HIDDEN, seed=2)
     logits[:, 3] = 8  # every row's, like the shared one: more than eight rows of an expert
     logits[5, :EXPERTS] = 0.25  # a tie of all
@@ -114,7 +114,7 @@ def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) ->
 
 def test_a_recorded_block_follows_its_rows_experts() -> None:
     weights = matrices("int4")
-    (kernels,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16)
+    (kernels,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16)
     x, logits = random(16, HIDDEN), random(16, EXPERTS + 1)
     run(kernels, weights, x, logits, None)
     graph = torch.cuda.CUDAGraph()
@@ -194,9 +194,9 @@ def test_a_drafted_block_has_the_bits_of_single_steps(
 
 def test_mixture_of_one_configuration_for_any_rows_in_exact_mode() -> None:
     weights = matrices("int4")
-    (exact,) = choose_expert_kernels([(MIXTURE, weights, "silu")], 16, exact=True)
+    (exact,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16, exact=True)
     assert exact.configs[8] == exact.configs[16]
-    (small,) = choose_expert_kernels([(Mixture(EXPERTS, TOP_K, 2), weights, "silu")], 3)
+    (small,) = choose_expert_kernels([Layer(Mixture(EXPERTS, TOP_K, 2), weights, "silu")], 3)
     assert list(small.configs) == [8]
 
 

@@ -54,7 +54,7 @@ def check(compiler: nvrtc.Nvrtc, card: int, name: str, layer: tuple[Mixture, int
         configs = list(expert_gemm.candidates(gate_up, weight, mixture, rows, memory))
         assert configs or rows > 8, "eight rows fit every card"
         for config in configs[:most]:
-            options = expert_gemm.compile_options(weight, mixture, config, rows)
+            options = expert_gemm.spec_of(weight, mixture, config, rows).options
             compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
             assert compiled.startswith(b"\x7fELF") and "warning" not in log and "bytes smem" not in log, log
             spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]

@@ -18,9 +18,10 @@ from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
 from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord, source_digest
-from dflash_local.kernels.kernel_trial import Request, Trial, TrialsImpossibleError, trials_of, try_kernels
+from dflash_local.kernels.kernel_trial import Request, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.worker.process import WorkerError
@@ -62,8 +63,8 @@ few_row_gemm.linear = planted
 """
 
 
-def trial(kind: FragmentFormat, warps_k: int, rows: int = 8) -> Trial:
-    return Trial(kind, (48, 256), False, FewRowConfig(warps_k, 1, 1, 2), rows)
+def trial(kind: FragmentFormat, warps_k: int, rows: int = 8) -> FewRowTrial:
+    return FewRowTrial(kind, (48, 256), False, FewRowConfig(warps_k, 1, 1, 2), rows)
 
 
 def nobody(text: str, part: float) -> None:
@@ -91,9 +92,9 @@ def test_each_planted_fault_is_found_and_the_next_kernel_is_tried(
     try_kernels(trials, CPU, again, lambda text, part: pytest.fail("tried again"), tmp_path / "no_such_worker.py")
 
 
-def ask(*trials: Trial, compile_only: bool = False) -> object:
+def ask(*trials: FewRowTrial, compile_only: bool = False) -> object:
     """What the child answers, without one."""
-    request = Request(few_row_gemm.SOURCE, "cpu", trials, compile_only)
+    request = Request.of(CPU, trials, compile_only)
     return json.loads(trial_worker.answer(pickle.dumps(request)))
 
 
@@ -101,7 +102,7 @@ def test_kernels_of_every_format_pass_with_the_reference_in_their_place() -> Non
     assert ask(compile_only=True) == {}
     for kind in FORMATS:
         for paired in (False, True)[: 1 if kind.tail else 2]:
-            assert ask(Trial(kind, (64, 512), paired, FewRowConfig(), 8)) == {"verdict": "right"}
+            assert ask(FewRowTrial(kind, (64, 512), paired, FewRowConfig(), 8)) == {"verdict": "right"}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ import torch
 from families import save_model
 from host_cuda import HostKernel, compiler
 
-from dflash_local.errors import EngineError
-from dflash_local.kernels import expert_gemm, nvrtc
+from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused import expert_kernels
-from dflash_local.models.fused.expert_kernels import ExpertKernels, choose_expert_kernels
+from dflash_local.models.fused.expert_kernels import ExpertKernels
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
@@ -38,7 +36,6 @@ def on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options, folder))
     monkeypatch.setattr(expert_gemm, "_kernels", {})
     monkeypatch.setattr(expert_gemm, "device_properties", lambda device: CARD)
-    monkeypatch.setattr(expert_kernels, "device_properties", lambda device: CARD)
     expert_gemm._route_kernel.cache_clear()
 
 
@@ -76,12 +73,3 @@ def test_a_block_of_two_launches_is_as_without_kernels(case: str, tmp_path: Path
         found = part.block(x[:rows], torch.empty_like(x[:rows]), None).clone()
         assert (found - want).float().norm() < 1e-2 * want.float().norm()
         assert torch.allclose(part.block(x[:rows], x[:rows].clone(), x[:rows]), added, atol=0.05)
-
-
-def test_experts_that_no_kernel_takes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
-    weights = part_of("qwen3_moe", tmp_path / "model", moe_intermediate_size=16).weights
-    layer = weights.mixture, weights.experts.matrices, weights.config.activation
-    with pytest.raises(EngineError, match="no kernel takes these experts: experts of 32 x 16"):
-        choose_expert_kernels([layer], 16)

@@ -7,16 +7,17 @@ are tried again, with the weight at hand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
 from dflash_local.kernels import few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
-from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, trials_of, try_kernels
+from dflash_local.kernels.kernel_trial import Say, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import SLICE_ROWS
@@ -111,6 +112,11 @@ def why_none(products: Sequence[Product]) -> str:
     kernels = {trial.kernel for product in products for trial in _trials(product, SLICE_ROWS)}
     if not kernels:
         return "no kernel takes matrices of that shape"
+    return why_failed(record, kernels)
+
+
+def why_failed(record: KernelRecord, kernels: Collection[str]) -> str:
+    """Why none of some kernels is used, in words for a user: their verdicts, or why there are none."""
     verdicts = Counter(record.verdicts.get(kernel) for kernel in kernels)
     told = [f"{verdicts[verdict]} {words}" for verdict, words in FAILED.items() if verdicts[verdict]]
     if told:
@@ -122,7 +128,7 @@ def _unmet(weight: FragmentWeight) -> bool:
     return nvrtc.why_not(torch.cuda.get_device_capability(weight.device)) is not None
 
 
-def _trials(product: Product, rows: int) -> list[Trial]:
+def _trials(product: Product, rows: int) -> list[FewRowTrial]:
     """Of all configurations for so many rows, those with fewer rows first."""
     weight, paired = product
     configs = few_row_gemm.candidates(weight, paired, rows, device_properties(weight.device).shared_memory)
@@ -130,7 +136,7 @@ def _trials(product: Product, rows: int) -> list[Trial]:
     return sorted(found, key=lambda trial: trial.rows)
 
 
-def _trials_of(product: Product, config: FewRowConfig, rows: int) -> tuple[Trial, ...]:
+def _trials_of(product: Product, config: FewRowConfig, rows: int) -> tuple[FewRowTrial, ...]:
     """The kernels that a configuration chosen for so many rows may launch: with more rows, too, where they fit."""
     weight, paired = product
     fits = config.fits(weight, paired, SLICE_ROWS, device_properties(weight.device).shared_memory)

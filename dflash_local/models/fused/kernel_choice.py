@@ -14,7 +14,7 @@ from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused import fragment_format, fragment_kernels
-from dflash_local.models.fused.expert_kernels import choose_expert_kernels
+from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
 from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.moe import MoEWeights
@@ -57,14 +57,16 @@ def choose_experts(parts: Iterable[object], rows: int, exact: bool, say: Say = l
         exact: a row has the same bits in a block of any number of rows. say: see ``choose_configs``.
 
     Raises:
-        EngineError: no kernel takes the experts of a layer; says why.
+        EngineUnableError: no kernel takes the experts of a layer; says why.
     """
     mixtures = [part for part in parts if isinstance(part, MoEWeights) and part.experts.device.type == "cuda"]
     if not mixtures:
         return
-    say("measuring experts", 0.0)
-    layers = [(part.mixture, part.experts.matrices, part.config.activation) for part in mixtures]
-    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact), strict=True):
+    layers = [
+        Layer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
+        for part in mixtures
+    ]
+    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, say), strict=True):
         part.experts.kernels = kernels
 
 

@@ -1,0 +1,135 @@
+"""Trials of the kernels of a mixture of experts, for ``kernel_trial``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import lcm
+
+import torch
+
+from dflash_local.kernels import expert_gemm
+from dflash_local.kernels.expert_check import ExpertCheck, RouteCheck
+from dflash_local.kernels.expert_gemm import GATE_UP_CONFIGS, ExpertConfig, GateUpConfig, KernelSpec, Mixture, spec_of
+from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.fragment_packing import TILE_N, FragmentFormat
+from dflash_local.kernels.random_weight import random_weight
+from dflash_local.layout.linear import SLICE_ROWS
+
+MAX_CODES = 2**26  # of all experts' weight that is tried: features of each beyond are left out
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTrial:
+    """The router of a mixture; see ``kernel_trial.Trial``."""
+
+    mixture: Mixture
+    biased: bool
+
+    @property
+    def kernel(self) -> str:
+        """What it is compiled with."""
+        return " ".join(["route", *expert_gemm.route_options(self.mixture, self.biased)])
+
+    @property
+    def configuration(self) -> object:
+        """The only one."""
+        return self
+
+    @property
+    def group(self) -> object:
+        """Itself alone."""
+        return self
+
+    def compile(self, device: torch.device) -> None:
+        """See ``kernel_trial.Trial``."""
+        expert_gemm.compiled_route(device, self.mixture, self.biased)
+
+    def prepare(self, device: torch.device) -> None:
+        """Nothing."""
+
+    def passes(self, device: torch.device) -> bool:
+        """See ``kernel_trial.Trial``."""
+        return RouteCheck(self.mixture, self.biased, device).passes(SLICE_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTrial:
+    """A product's kernel, tried with fewer experts than a model's, and fewer features where these take much memory.
+
+    Attributes:
+        spec: of the kernel, whose mixture has no more experts than its rows can take: that changes none of its options.
+        features: N of each expert.
+    """
+
+    spec: KernelSpec
+    features: int
+
+    @property
+    def kernel(self) -> str:
+        """What it is compiled with, and how many features it multiplies."""
+        return " ".join([self.spec.name, *self.spec.options, f"N={self.features}"])
+
+    @property
+    def configuration(self) -> object:
+        """Of any number of rows."""
+        mixture, config = self.spec.mixture, self.spec.config
+        return config, self.group, mixture.slots, mixture.clamp, self.spec.biased, self.spec.in_features
+
+    @property
+    def group(self) -> object:
+        """All of a product and a format."""
+        return self.spec.name, self.spec.format
+
+    def compile(self, device: torch.device) -> None:
+        """See ``kernel_trial.Trial``."""
+        expert_gemm.compiled(device, self.spec)
+
+    def prepare(self, device: torch.device) -> None:
+        """See ``kernel_trial.Trial``."""
+        self._check(device)
+
+    def passes(self, device: torch.device) -> bool:
+        """See ``kernel_trial.Trial``."""
+        return self._check(device).passes(self.spec.config)
+
+    def _check(self, device: torch.device) -> ExpertCheck:
+        spec = self.spec
+        gate_up = isinstance(spec.config, GateUpConfig)
+        return _check(
+            spec.format, (self.features, spec.in_features), spec.biased, spec.mixture, gate_up, spec.rows, device
+        )
+
+
+def trial_of(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> ExpertTrial:
+    """Of the kernel that multiplies a weight.
+
+    Args:
+        rows: of a launch, 8 or 16.
+    """
+    few = mixture._replace(experts=mixture.most(rows) - (mixture.shared > 0))
+    spec = spec_of(weight, few, config, rows)
+    block_rows = spec.format.block[0] if spec.format.block else 1
+    unit_tiles = max(each.unit_tiles for each in GATE_UP_CONFIGS)
+    unit = 2 * lcm(unit_tiles * TILE_N // 2, block_rows)  # a gate and an up of whole units and blocks
+    room = max(MAX_CODES // (few.all_experts * spec.in_features) // unit, 1) * unit
+    return ExpertTrial(spec, min(weight.out_features, room))
+
+
+@lru_cache(maxsize=1)
+def _check(
+    kind: FragmentFormat,
+    shape: tuple[int, int],
+    biased: bool,
+    mixture: Mixture,
+    gate_up: bool,
+    rows: int,
+    device: torch.device,
+) -> ExpertCheck:
+    experts, (features, in_features) = mixture.all_experts, shape
+    bias: torch.Tensor | None = None
+    if biased:
+        generator = torch.Generator(device).manual_seed(1)
+        bias = torch.randn(experts, features, device=device, generator=generator).bfloat16()
+    weight = random_weight(kind, (experts * features, in_features), device)
+    return ExpertCheck(ExpertWeight(weight, experts, bias), mixture, gate_up, rows)

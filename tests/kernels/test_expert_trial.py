@@ -1,0 +1,294 @@
+"""Trials of the kernels of a mixture of experts: what passes, and which faults do not, in a child process too."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import expert_references
+import pytest
+import torch
+from host_cuda import HostKernel, compiler
+from quantized_weights import fp8, int4, int8, mxfp4, nvfp4
+
+from dflash_local.kernels import expert_gemm, kernel_trial, trial_worker
+from dflash_local.kernels.expert_check import RouteCheck, list_of, routings
+from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture, spec_of
+from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial, trial_of
+from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
+from dflash_local.kernels.kernel_record import KernelRecord, source_digest
+from dflash_local.kernels.kernel_trial import Request, Trial, try_kernels
+from dflash_local.kernels.random_weight import random_weight
+from dflash_local.kernels.split_kv import DeviceProperties
+
+CPU = torch.device("cpu")
+UP, DOWN = GateUpConfig(1, 2, 1, 2), DownConfig(2, 1, 2)
+MIXTURES = (Mixture(5, 2), Mixture(6, 3, 2, False), Mixture(4, 2, 1, clamp=(1.0, 1.702)))
+FORMATS = [
+    PLAIN,
+    FragmentWeight.of(int4(16, 128, 32, True)).format,
+    FragmentWeight.of(int8(16, 128, 128)).format,
+    FragmentWeight.of(fp8(16, 128, (16, 128))).format,
+    FragmentWeight.of(mxfp4(16, 128)).format,
+    FragmentWeight.of(nvfp4(16, 128)).format,
+]
+
+
+def weight_of(kind: FragmentFormat, experts: int, n: int, k: int, biased: bool = False) -> ExpertWeight:
+    bias = torch.zeros(experts, n).bfloat16() if biased else None
+    return ExpertWeight(random_weight(kind, (experts * n, k), CPU), experts, bias)
+
+
+def trial(config: ExpertConfig, mixture: Mixture = MIXTURES[0], kind: FragmentFormat = PLAIN, rows: int = 8) -> ExpertTrial:  # fmt: skip  # noqa: E501
+    return trial_of(weight_of(kind, mixture.all_experts, 64, 128, mixture.clamp is not None), mixture, config, rows)
+
+
+@pytest.fixture
+def references(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("route", "gate_up", "down"):
+        monkeypatch.setattr(expert_gemm, name, getattr(expert_references, name))
+
+
+def ask(asked: Trial) -> object:
+    """What the child answers, without one."""
+    return json.loads(trial_worker.answer(pickle.dumps(Request.of(CPU, (asked,), False))))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_the_references_pass_in_every_format(mixture: Mixture, references: None) -> None:
+    for biased in (False, True):
+        assert ask(RouteTrial(mixture, biased)) == {"verdict": "right"}
+    for kind in FORMATS if mixture == MIXTURES[0] else FORMATS[::4]:
+        for config in (UP, DOWN):
+            assert ask(trial(config, mixture, kind)) == {"verdict": "right"}, kind
+    assert ask(trial(DOWN, mixture, rows=16)) == {"verdict": "right"}
+
+
+@pytest.mark.skipif(sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card")
+def test_the_kernels_own_sources_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options, tmp_path)
+    )
+    monkeypatch.setattr(expert_gemm, "_kernels", {})
+    monkeypatch.setattr(expert_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 3, (9, 0)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    expert_gemm._route_kernel.cache_clear()
+    clamped, gated = MIXTURES[2], MIXTURES[1]
+    for each in (RouteTrial(gated, False), RouteTrial(clamped, True), trial(UP, clamped, FORMATS[4])):
+        assert each.passes(CPU), each
+    assert trial(DOWN, gated, FORMATS[1]).passes(CPU)
+    assert trial(DownConfig(2, 1, 2, shares_tiles=True), clamped).passes(CPU)
+    expert_gemm._route_kernel.cache_clear()
+
+
+def test_a_list_holds_each_slot_of_each_expert_once() -> None:
+    for mixture in (*MIXTURES, Mixture(40, 3, 1)):
+        for experts in routings(mixture, 13, CPU):
+            assert torch.equal(expert_references.listed(list_of(experts, mixture), mixture, 13), experts)
+            assert all(len(set(row)) == mixture.slots for row in experts.tolist())
+        counts = [len(experts.unique()) for experts in routings(mixture, 13, CPU)]
+        assert counts[0] == mixture.most(13) and counts[1] == mixture.slots, (
+            "all that can be, and the same of every row"
+        )
+        if mixture.shared:
+            assert bool((experts[:, -1] == mixture.experts).all())
+
+
+def behind(tensor: torch.Tensor) -> torch.Tensor:
+    """The number behind a contiguous one's last."""
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() + tensor.numel())
+
+
+UP_FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "one feature of one slot": lambda out: out[1, 1, 5].add_(out.float().std()),
+    "not written": lambda out: out[-1, -1, -1].fill_(float("nan")),
+    "a row's slots exchanged": lambda out: out[0].copy_(out[0].flip(0).clone()),
+    "behind the last row": lambda out: behind(out).zero_(),
+    "before the first row": lambda out: out.as_strided((1,), (1,), out.storage_offset() - 1).zero_(),
+}
+
+
+@pytest.mark.parametrize("fault", [*UP_FAULTS, "another expert", "an unstable sum", "no clamp", "no bias"])
+def test_a_wrong_first_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls, asked = expert_references.gate_up, [0], trial(UP, MIXTURES[2])
+
+    def planted(
+        x: torch.Tensor, weight: ExpertWeight, mixture: Mixture, words: torch.Tensor, out: torch.Tensor, config: Any
+    ) -> None:
+        calls[0] += 1
+        if fault == "another expert":
+            words = words.clone()
+            words[1] = (words[1] + 1) % 4
+        if fault == "no clamp":
+            mixture = mixture._replace(clamp=(1e9, 1.702))
+        if fault == "no bias":
+            weight = ExpertWeight(weight.weight, weight.experts)
+        right(x, weight, mixture, words, out, config)
+        if fault in UP_FAULTS:
+            UP_FAULTS[fault](out)
+        elif fault == "an unstable sum" and calls[0] % 2:
+            out.mul_(1 + 2**-7)
+
+    monkeypatch.setattr(expert_gemm, "gate_up", planted)
+    assert not asked.passes(CPU) and calls[0]
+
+
+DOWN_FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "one feature of one row": lambda out: out[1, 9].add_(out.float().std()),
+    "not written": lambda out: out[-1, -1].fill_(float("nan")),
+    "beside the result": lambda out: out.as_strided((1,), (1,), out.storage_offset() + out.shape[1]).zero_(),
+}
+
+
+@pytest.mark.parametrize("fault", [*DOWN_FAULTS, "another expert", "equal weights", "the residual left out"])
+def test_a_wrong_second_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls, asked = expert_references.down, [0], trial(DOWN, MIXTURES[1], FORMATS[1])
+
+    def planted(
+        x: torch.Tensor,
+        weight: ExpertWeight,
+        mixture: Mixture,
+        routed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        config: Any,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        calls[0] += 1
+        weights, experts, words = routed
+        if fault == "another expert":
+            words = words.clone()
+            words[1] = (words[1] + 1) % 6
+        if fault == "equal weights":
+            weights = weights.mean(1, keepdim=True).expand_as(weights)
+        if fault == "the residual left out":
+            residual = None
+        right(x, weight, mixture, (weights, experts, words), out, config, residual)
+        if fault in DOWN_FAULTS:
+            DOWN_FAULTS[fault](out)
+
+    monkeypatch.setattr(expert_gemm, "down", planted)
+    assert not asked.passes(CPU) and calls[0]
+
+
+Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # weights, experts, list, distinct
+ROUTE_FAULTS: dict[str, Callable[[Buffers], object]] = {
+    "another expert": lambda made: made[1][0, :2].copy_(made[1][0, :2].flip(0).clone()),
+    "weights that are not rounded": lambda made: made[0][-1].mul_(1.02),
+    "a list in another order": lambda made: made[2][1:3].copy_(made[2][1:3].flip(0).clone()),
+    "a count too many": lambda made: made[3].add_(1),
+    "behind the weights": lambda made: (
+        made[0].as_strided((1,), (1,), made[0].storage_offset() + made[0].numel()).zero_()
+    ),
+    "behind the list": lambda made: made[2].as_strided((1,), (1,), made[2].storage_offset() + made[2].numel()).zero_(),
+}
+
+
+@pytest.mark.parametrize("fault", [*ROUTE_FAULTS, "no bias", "ties to the last"])
+def test_a_wrong_router_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = Mixture(12, 3, 1)
+
+    def planted(
+        logits: torch.Tensor,
+        mixture: Mixture,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        words: torch.Tensor,
+        bias: torch.Tensor | None,
+        distinct: torch.Tensor,
+    ) -> None:
+        if fault == "ties to the last" and bool((logits == 0).all()):
+            logits = logits + torch.arange(logits.shape[1]) * 2**-12
+        given = None if fault == "no bias" else bias
+        expert_references.route(logits, mixture, weights, experts, words, given, distinct)
+        if fault in ROUTE_FAULTS:
+            ROUTE_FAULTS[fault]((weights, experts, words, distinct))
+
+    biased = fault == "no bias"
+    monkeypatch.setattr(expert_gemm, "route", expert_references.route)
+    assert RouteCheck(mixture, biased, CPU).passes(16)
+    monkeypatch.setattr(expert_gemm, "route", planted)
+    assert not RouteCheck(mixture, biased, CPU).passes(16)
+
+
+@pytest.mark.parametrize(
+    "mixture", [*MIXTURES, Mixture(256, 8, 2), Mixture(128, 4, 0, clamp=(7.0, 1.7)), Mixture(512, 10, 1)]
+)
+@pytest.mark.parametrize("rows", [8, 16])
+def test_the_kernel_that_is_tried_is_the_one_that_is_used(mixture: Mixture, rows: int) -> None:
+    for config, kind in ((UP, FORMATS[3]), (DOWN, FORMATS[1])):
+        weight = weight_of(kind, mixture.all_experts, 64, 128)
+        found = trial_of(weight, mixture, config, rows)
+        assert found.spec.options == spec_of(weight, mixture, config, rows).options
+        assert found.spec.name == spec_of(weight, mixture, config, rows).name
+        assert found.spec.mixture.all_experts <= rows * mixture.top_k + 1
+
+
+def test_a_trial_takes_little_memory_and_whole_units() -> None:
+    kind = FORMATS[3]
+    coded = torch.empty(0)
+
+    class Large(ExpertWeight):
+        """Of more experts than there is memory for here."""
+
+        out_features, in_features = 2 * 5760, 4096  # type: ignore[assignment]
+
+    small = weight_of(kind, 1, 64, 128)
+    large = Large(small.weight, 257, coded)
+    for mixture in (Mixture(256, 8, 1), Mixture(16, 1)):
+        for config in (*expert_gemm.GATE_UP_CONFIGS, DOWN):
+            found = trial_of(large, mixture, config, 16)
+            assert found.features * found.spec.mixture.all_experts * 4096 <= 2**26
+            assert found.features % 32 == 0 and found.features < large.out_features
+            assert isinstance(config, DownConfig) or found.features // 16 % config.unit_tiles == 0
+    assert trial(UP).features == 64
+
+
+def test_names_follow_all_that_kernels_are_compiled_with() -> None:
+    every = [trial(config, mixture, kind, rows) for config in (UP, DOWN) for mixture in MIXTURES
+             for kind in FORMATS[:3] for rows in (8, 16)]  # fmt: skip
+    routers = [RouteTrial(mixture, biased) for mixture in MIXTURES for biased in (False, True)]
+    assert len({each.kernel for each in (*every, *routers)}) == len(every) + len(routers)
+    assert trial(UP).configuration == trial(UP, rows=16).configuration != trial(GateUpConfig(2, 2, 1, 2)).configuration
+    assert trial(UP).group != trial(DOWN).group != trial(DOWN, kind=FORMATS[1]).group
+
+
+@pytest.mark.parametrize("name", expert_gemm.SOURCES)
+def test_the_source_of_a_record_is_the_experts_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, planted = source_digest(), tmp_path / "planted.cu"
+    planted.write_text(expert_gemm.SOURCES[name].read_text(encoding="utf-8") + "\n")
+    monkeypatch.setitem(expert_gemm.SOURCES, name, planted)
+    assert source_digest() != before
+
+
+PLANTED = """
+import os, threading
+from dflash_local.kernels import expert_gemm
+from dflash_local.kernels.trial_worker import answer
+
+def planted(x, weight, mixture, words, out, config):
+    gate_up(x, weight, mixture, words, out, config)
+    if config.num_stages == 3:
+        out[-1, 0, 5] += 1
+    elif config.num_stages == 4:
+        os.abort()
+    elif config.num_stages == 5:
+        threading.Event().wait()
+
+expert_gemm.route, expert_gemm.gate_up = route, planted
+"""
+
+
+def test_each_planted_fault_is_found_by_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = tmp_path / "planted_worker.py"
+    handler.write_text(Path(expert_references.__file__).read_text(encoding="utf-8") + PLANTED)
+    monkeypatch.setattr(kernel_trial, "TRIAL_S", 15.0)
+    record = KernelRecord(tmp_path / "cubins", {})
+    trials: list[Trial] = [trial(GateUpConfig(1, 2, 1, stages)) for stages in (3, 4, 5, 6)]
+    trials.append(RouteTrial(MIXTURES[0], False))
+    try_kernels(trials, CPU, record, lambda text, part: None, handler)
+    assert [record.verdicts[each.kernel] for each in trials] == ["wrong", "fault", "hang", "right", "right"]
