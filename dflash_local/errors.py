@@ -124,6 +124,10 @@ class ExactnessError(EngineError):
     """``certify`` found a divergence that is not a near-tie."""
 
 
+class DriverError(EngineError):
+    """An NVIDIA card that the installed torch cannot use: an old driver, or a torch built without CUDA."""
+
+
 class MissingDependencyError(DFlashError):
     """A library that this operation needs is not installed."""
 

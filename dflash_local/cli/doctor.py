@@ -20,7 +20,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.places import OVERLAY, places_or_none, registry, standing
 from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
-from dflash_local.planner import hardware, software
+from dflash_local.planner import hardware, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Command, Compiler
 from dflash_local.settings import Settings
@@ -131,15 +131,11 @@ def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> 
         return Check("gpu", "ok", "Apple GPU through MPS")
     if driver is None:
         return Check("gpu", "info", "none found; models run on the CPU")
-    there = f"{', '.join(driver.gpus)} with driver {driver.version}"
-    if visible is not None and visible.strip() in ("", "-1"):
+    found = torch_build.why_unusable(torch, driver, visible)
+    if found is None:
+        there = f"{', '.join(driver.gpus)} with driver {driver.version}"
         return Check("gpu", "info", f"{there}, hidden by CUDA_VISIBLE_DEVICES={visible!r}")
-    if torch.cuda is None:
-        fix = "install a CUDA build of torch, as its own install page says for this system"
-        return Check("gpu", "problem", f"{there}, but this torch was built without CUDA", fix)
-    reason = f": {torch.error.splitlines()[0]}" if torch.error else ""
-    fix = "update the NVIDIA driver, or install a torch built for the CUDA version that the driver knows"
-    return Check("gpu", "problem", f"{there} cannot be used by torch for CUDA {torch.cuda}{reason}", fix)
+    return Check("gpu", "problem", found.why, found.fix)
 
 
 def check_triton(version: str | None, gpu: bool) -> Check:

@@ -103,12 +103,15 @@ def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Conso
     """What the plan loads: the context and the drafter precision that fit, where the user named none.
 
     Raises:
+        DriverError: there is an NVIDIA card, and the installed torch cannot use it.
         DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
     from dflash_local.cli import fit
     from dflash_local.planner.plan import nearest
+    from dflash_local.planner.torch_build import require_usable
 
+    require_usable(load.device, user.environ)
     planned = _planned(pair, load, user) if load.fit_check else None
     if planned is None:
         return load

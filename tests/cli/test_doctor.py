@@ -99,6 +99,7 @@ def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> No
         (TorchFacts("2.13.0", mps=True), None, None, "ok", "MPS"),
         (CPU_BUILD, None, None, "info", "none found"),
         (CPU_BUILD, DRIVER, None, "problem", "without CUDA"),
+        (TorchFacts("2.13.0", hip="7.1"), DRIVER, None, "problem", "ROCm 7.1"),
         (CUDA_BUILD, DRIVER, None, "problem", "driver 470.10"),
         (CUDA_BUILD, DRIVER, "", "info", "hidden"),
     ],
