@@ -124,6 +124,10 @@ class ExactnessError(EngineError):
     """``certify`` found a divergence that is not a near-tie."""
 
 
+class KernelError(EngineError):
+    """Kernels cannot be compiled or launched here; an engine that needs none of them still runs."""
+
+
 class DriverError(EngineError):
     """An NVIDIA card that the installed torch cannot use: an old driver, or a torch built without CUDA."""
 

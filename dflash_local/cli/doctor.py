@@ -168,10 +168,10 @@ def check_compiler(compiler: Compiler, gpu: bool) -> Check:
     """Triton compiles its launchers with the C compiler and Python's headers."""
     unmet: Status = "problem" if gpu else "info"
     if compiler.path is None:
-        fix = "install gcc (Debian, Ubuntu: apt-get install gcc) or set CC" if gpu else ""
+        fix = software.INSTALL_COMPILER if gpu else ""
         return Check("c compiler", unmet, "none found; Triton needs one for GPU kernels", fix)
     if not compiler.headers:
-        fix = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)" if gpu else ""
+        fix = software.INSTALL_HEADERS if gpu else ""
         return Check("c compiler", unmet, f"{compiler.path}, but Python.h is missing, which Triton needs", fix)
     return Check("c compiler", "ok", f"{compiler.path}, Python.h found")
 

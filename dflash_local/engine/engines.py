@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import torch
 
 from dflash_local.catalog import engine_rule
 from dflash_local.catalog.engine_rule import Candidate
 from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
+from dflash_local.errors import KernelError
 from dflash_local.kernels.kernel_trial import Say
 from dflash_local.load_config import FUSED, REFERENCE
+
+SLOWER = "the fused engine's kernels do not run here, so the reference engine does, which is slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,36 @@ ENGINES: Mapping[str, Engine] = {
     FUSED: Engine(load_fused.candidate, load_fused.load),
     REFERENCE: Engine(load_reference.candidate, load_reference.load),
 }
+
+
+def load_runner(pair: CheckedPair, say: Say) -> tuple[Runner, tuple[str, ...]]:
+    """The runner of the chosen engine. Where the fused one's kernels fail, ``auto`` takes the reference engine.
+
+    Returns:
+        the runner, and notices of the load; one says why ``auto`` did not take the fused engine on a GPU.
+
+    Raises:
+        UsageError: no engine takes the pair. KernelError: its kernels fail and no other engine may be taken.
+        CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
+    """
+    name = chosen_engine(pair)
+    on_gpu = pair.where.device.startswith("cuda")
+    why = ""
+    if name == REFERENCE and pair.config.engine == "auto" and on_gpu and ENGINES[FUSED].candidate(pair).refusal is None:
+        why = load_fused.why_slow(pair.where.device, pair.facts.model.dense)
+    try:
+        runner, notices = ENGINES[name].load(pair, say)
+    except KernelError as error:
+        if name != FUSED or pair.config.engine != "auto" or pair.config.needs_fused:
+            raise
+        why = str(error)
+    else:
+        return runner, ((*notices, f"{SLOWER}: {why}") if why else notices)
+    gc.collect()  # what the fused engine had put on the device, once the error with its frames is gone
+    if on_gpu:
+        torch.cuda.empty_cache()
+    runner, notices = ENGINES[REFERENCE].load(pair, say)
+    return runner, (*notices, f"{SLOWER}: {why}")
 
 
 def chosen_engine(pair: CheckedPair) -> str:

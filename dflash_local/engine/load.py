@@ -12,7 +12,7 @@ from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.config.quantization import kept_format
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.engines import ENGINES, chosen_engine
+from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
@@ -33,7 +33,7 @@ def load(
 
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
-        DoesNotFitError: the device ran out of memory.
+        DoesNotFitError: the device ran out of memory. KernelError: kernels that were asked for fail.
         UsageError: options this machine or family cannot take.
     """
     try:
@@ -63,8 +63,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
     checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config)
-    engine = ENGINES[chosen_engine(checked)]
-    runner, notices = engine.load(checked, lambda stage, fraction: say(LoadProgress(stage, fraction)))
+    runner, notices = load_runner(checked, lambda stage, fraction: say(LoadProgress(stage, fraction)))
     if tokenizer is not None:
         tokenizer.check()
     say(LoadProgress("ready", 1.0))

@@ -18,6 +18,8 @@ OLDEST_TORCH = (2, 11)
 OLDEST_TRANSFORMERS = (5, 17)
 TRANSFORMERS_BELOW = (6,)
 OURS = "dflash-local"
+INSTALL_COMPILER = "install gcc (Debian, Ubuntu: apt-get install gcc python3-dev) or set CC"
+INSTALL_HEADERS = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
 
 
 @dataclass(frozen=True, slots=True)
