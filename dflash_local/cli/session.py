@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+    from dflash_local.service.load_steps import LoadSteps
 
 
 @contextmanager
@@ -189,11 +190,72 @@ def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Co
         DoesNotFitError: it does not fit. DFlashError: see ``open_session``.
     """
     load = fitted(pair, load, user, console)
-    with console.progress() as line:
-        session = open_session(pair, load, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
+    with _shown(pair, console, None) as told:
+        session = open_session(pair, load, told)
     for notice in session.facts.notices:
         console.warn(notice)
     return session
+
+
+def open_stepwise(
+    pair: Pair,
+    load: LoadConfig,
+    user: settings.Settings,
+    console: Console,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> Session:
+    """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
+
+    Without its drafter it answers every request all the same. The line that says so goes to stderr.
+
+    Args:
+        progress: told how far it is, instead of the console.
+
+    Raises:
+        DFlashError: see ``fitted`` and ``open_session``.
+    """
+    from dflash_local.service import load_steps
+    from dflash_local.service.plain import PlainSession
+
+    asked = load
+    steps = _steps(load, user)
+    if user.safe:
+        load, line = load_steps.lowered(load, load_steps.PLAIN), f"DFLASH_SAFE: {load_steps.WORDS[load_steps.PLAIN]}"
+    else:
+        load, line = steps.begin_with(pair.name, load)
+    if line:
+        console.warn(line)
+    load = fitted(pair, load, user, console)
+    with steps.loading(pair.name, load), _shown(pair, console, progress) as told:
+        session = open_session(pair, load, told)
+    for notice in session.facts.notices:
+        console.warn(notice)
+    return PlainSession(session) if asked.draft and not load.draft else session
+
+
+@contextmanager
+def _shown(
+    pair: Pair, console: Console, progress: Callable[[LoadProgress], None] | None
+) -> Iterator[Callable[[LoadProgress], None]]:
+    """How far a load is goes to ``progress``, else to the console."""
+    if progress is not None:
+        yield progress
+        return
+    with console.progress() as line:
+        yield lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction)
+
+
+def _steps(load: LoadConfig, user: settings.Settings) -> LoadSteps:
+    """What is remembered of loads on the card; of a load elsewhere nothing is."""
+    from dflash_local import __version__
+    from dflash_local.planner import hardware, software
+    from dflash_local.service.load_steps import LoadSteps
+    from dflash_local.store.paths import loads_folder
+
+    driver = hardware.nvidia_driver() if load.device not in ("cpu", "mps") else None
+    versions = {name: software.version_of(name) for name in ("torch", "triton")}
+    versions |= {software.OURS: __version__, "driver": driver.version if driver is not None else None}
+    return LoadSteps(loads_folder(user) if driver is not None else None, versions)
 
 
 class HeldService(Service):
@@ -216,5 +278,5 @@ def start_service(pair: Pair, load: LoadConfig, user: settings.Settings, console
         return Service(elsewhere)
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        session = load_pair(pair, load, user, console)
+        session = open_stepwise(pair, load, user, console)
         return HeldService(session, stack.pop_all())

@@ -18,7 +18,7 @@ if HAVE_TRITON:
     from triton.errors import TritonError
 
     COMPILE_ERRORS = (*COMPILE_ERRORS, TritonError)
-LAUNCH_ERRORS = (*COMPILE_ERRORS, RuntimeError, ImportError, OSError, AssertionError)
+LAUNCH_ERRORS: tuple[type[Exception], ...] = (*COMPILE_ERRORS, RuntimeError, ImportError, OSError, AssertionError)
 NO_COMPILER = "Failed to find C compiler"  # as Triton says it, in a RuntimeError
 
 

@@ -17,6 +17,11 @@ def chats_folder(settings: Settings) -> Path | None:
     return settings.data_dir / "chats" if settings.data_dir else None
 
 
+def loads_folder(settings: Settings) -> Path | None:
+    """Where loads that ended the program are remembered; None when there is no home folder."""
+    return settings.data_dir / "loads" if settings.data_dir else None
+
+
 def chat_path(folder: Path, name: str) -> Path:
     """The file of a chat, whose name may not leave the folder.
 

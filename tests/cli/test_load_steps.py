@@ -1,0 +1,73 @@
+"""What ``run`` loads after a load that ended the program, and with DFLASH_SAFE."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_local.cli import session as cli_session
+from dflash_local.planner import hardware
+from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
+from tests.cli.conftest import Cli, Opened
+
+pytestmark = pytest.mark.usefixtures("card")
+RUN = ("run", "demo", "hello", "--no-fit-check")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = TorchFacts("2.13.0", cuda="13.0", gpus=(Gpu("NVIDIA T4", 2**34, "7.5"),))
+    monkeypatch.setattr(hardware, "nvidia_driver", lambda: Driver("580.95", ("NVIDIA T4",)))
+    monkeypatch.setattr(hardware, "probe_torch", lambda: facts)
+
+
+def leave_marker(opened: Opened, monkeypatch: pytest.MonkeyPatch, cli: Cli, folder: Path) -> None:
+    """A load dies: its marker stays, and its process is another one."""
+    kept: list[str] = []
+    inner = cli_session.open_session
+
+    def open_session(*arguments: object) -> object:
+        (marker,) = folder.glob("loading-*")
+        kept.append(marker.read_text())
+        return inner(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as planted:
+        planted.setattr(cli_session, "open_session", open_session)
+        assert cli(*RUN).code == 0
+    content = json.loads(kept[0])
+    content["owner"]["started"] = "1"
+    (folder / "loading-left.json").write_text(json.dumps(content))
+
+
+def test_after_a_crash_each_run_is_a_step_lower_and_answers(
+    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "data" / "loads"
+    leave_marker(opened, monkeypatch, cli, folder)
+    lower = cli(*RUN)
+    assert lower.code == 0 and lower.out and opened.loads[-1].engine == "reference" and opened.loads[-1].draft
+    assert lower.err.count("an earlier load of demo ended the program, so the reference engine is taken") == 1
+    leave_marker(opened, monkeypatch, cli, folder)
+    plain = cli(*RUN)
+    assert plain.code == 0 and "the reference engine without a drafter" in plain.err and not opened.loads[-1].draft
+    assert opened.sessions[-1].requests[-1].mode == "ar"
+    named = cli(*RUN, "--engine", "fused")
+    assert named.code == 0 and opened.loads[-1].engine == "fused" and "tried again" in named.err
+    assert "earlier load" not in cli(*RUN).err and opened.loads[-1].engine == "auto"
+
+
+def test_no_marker_is_left_by_a_load_on_the_cpu(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    assert cli(*RUN, "--device", "cpu").code == 0
+    assert not list(tmp_path.rglob("loads"))
+
+
+def test_dflash_safe_starts_at_the_bottom(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_SAFE", "1")
+    found = cli(*RUN, "--exact")
+    assert found.code == 0 and found.out and found.err.count("DFLASH_SAFE: the reference engine without a drafter") == 1
+    (load,) = opened.loads
+    assert (load.engine, load.draft, load.exact) == ("reference", False, False)
+    assert opened.sessions[-1].requests[-1].mode == "ar"
