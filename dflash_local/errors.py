@@ -124,6 +124,10 @@ class ExactnessError(EngineError):
     """``certify`` found a divergence that is not a near-tie."""
 
 
+class DeviceLostError(EngineError):
+    """The device's context is lost, after a suspend or a fault of a kernel: nothing of the session can be used."""
+
+
 class KernelError(EngineError):
     """Kernels cannot be compiled or launched here; an engine that needs none of them still runs."""
 

@@ -261,8 +261,8 @@ def _steps(load: LoadConfig, user: settings.Settings) -> LoadSteps:
 class HeldService(Service):
     """A service that lets go of the pair's files when it is closed."""
 
-    def __init__(self, session: Session, hold: ExitStack) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, hold: ExitStack, load_again: Callable[[], Session]) -> None:
+        super().__init__(session, load_again=load_again)
         self._hold = hold
 
     def close(self) -> None:
@@ -278,5 +278,8 @@ def start_service(pair: Pair, load: LoadConfig, user: settings.Settings, console
         return Service(elsewhere)
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        session = open_stepwise(pair, load, user, console)
-        return HeldService(session, stack.pop_all())
+
+        def opened() -> Session:
+            return open_stepwise(pair, load, user, console)
+
+        return HeldService(opened(), stack.pop_all(), opened)

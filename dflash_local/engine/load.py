@@ -12,9 +12,10 @@ from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.config.quantization import kept_format
 from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.device_faults import first_line, is_lost
 from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
-from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.errors import DeviceLostError, DoesNotFitError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -33,7 +34,8 @@ def load(
 
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
-        DoesNotFitError: the device ran out of memory. KernelError: kernels that were asked for fail.
+        DoesNotFitError: the device ran out of memory. DeviceLostError: it failed.
+        KernelError: kernels that were asked for fail.
         UsageError: options this machine or family cannot take.
     """
     try:
@@ -43,6 +45,13 @@ def load(
         raise DoesNotFitError(
             f"{pair.name} ran out of the device's memory while it was loaded",
             "another program may have taken some: dflash plan MODEL tells what fits now",
+        ) from error
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise DeviceLostError(
+            f"{pair.name} cannot be loaded, the device failed: {first_line(error)}",
+            "start the program again; if it fails again, start the machine again, or use --device cpu",
         ) from error
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from dflash_local.cli import session as cli_session
+from dflash_local.errors import DeviceLostError
 from dflash_local.planner import hardware
 from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
 from tests.cli.conftest import Cli, Opened
+from tests.service.scripted import ScriptedSession
 
 pytestmark = pytest.mark.usefixtures("card")
 RUN = ("run", "demo", "hello", "--no-fit-check")
@@ -71,3 +73,20 @@ def test_dflash_safe_starts_at_the_bottom(cli: Cli, opened: Opened, monkeypatch:
     (load,) = opened.loads
     assert (load.engine, load.draft, load.exact) == ("reference", False, False)
     assert opened.sessions[-1].requests[-1].mode == "ar"
+
+
+def test_a_lost_context_is_one_line_and_the_reply_comes(cli: Cli, opened: Opened) -> None:
+    lost = DeviceLostError("at once: the device's context is lost: CUDA error: unknown error")
+    faults: list[list[BaseException | None]] = [[lost], []]
+    opened.make = lambda _pair: ScriptedSession(faults=faults.pop(0))
+    found = cli(*RUN)
+    assert found.code == 0 and found.out.startswith("Hello, world") and len(opened.sessions) == 2
+    assert found.err.count("CUDA error: unknown error; the pair is loaded again") == 1
+    assert "Traceback" not in found.err
+
+
+def test_a_context_that_stays_lost_exits_7_with_advice(cli: Cli, opened: Opened) -> None:
+    opened.make = lambda _pair: ScriptedSession(faults=[DeviceLostError("at once: CUDA error", "start it again")])
+    found = cli(*RUN)
+    assert found.code == 7 and "error: at once: CUDA error" in found.err and "hint: start it again" in found.err
+    assert len(opened.sessions) == 2 and "Traceback" not in found.err
