@@ -20,7 +20,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.places import OVERLAY, places_or_none, registry, standing
 from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
-from dflash_local.planner import hardware, software, torch_build
+from dflash_local.planner import hardware, machine, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Command, Compiler
 from dflash_local.settings import Settings
@@ -30,6 +30,7 @@ STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
 GIB = 2**30
 LITTLE_MEMORY = 2 * GIB  # torch and the bundled pair take about one
 LITTLE_DISK = 2 * GIB
+OTHER_MAKER = "the kernels of the fused engine are for NVIDIA's cards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,12 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     torch = hardware.probe_torch()
     yield check_python(sys.version_info[:2])
     yield Check(OURS, "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    if hardware.is_wsl():
+        yield Check("system", "info", "WSL2, a Linux that Windows runs", "docs/wsl2.md says what to set on Windows")
     yield check_torch(torch)
     if torch is not None:
         yield check_gpu(torch, hardware.nvidia_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
+    yield check_device(machine.this_machine("auto", environ))
     yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
     if torch is not None and torch.gpus and not torch.hip:
         yield check_nvrtc(torch.gpus[0].capability)
@@ -117,6 +121,8 @@ def check_torch(torch: TorchFacts | None) -> Check:
     build = f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
     if torch.hip:
         build = f"built for ROCm {torch.hip}"
+    elif torch.xpu:
+        build = f"built for Intel GPUs ({torch.xpu})"
     if software.release(torch.version) < software.OLDEST_TORCH:
         return Check("torch", "problem", f"{torch.version}, too old", f"pip install -U 'torch>={wanted}'")
     return Check("torch", "ok", f"{torch.version}, {build}")
@@ -126,9 +132,13 @@ def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> 
     """What models can run on, and why a GPU that is there cannot be used."""
     if torch.gpus:
         cards = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB, compute {gpu.capability})" for gpu in torch.gpus)
+        if torch.hip:
+            return Check("gpu", "info", f"{cards}, of AMD; {OTHER_MAKER}: the reference engine runs there, slowly")
         return Check("gpu", "ok", f"{cards}; driver {driver.version}" if driver else cards)
     if torch.mps:
         return Check("gpu", "ok", "Apple GPU through MPS")
+    if driver is None and torch.xpu:
+        return Check("gpu", "info", f"this torch is built for Intel's; {OTHER_MAKER}: models run on the CPU")
     if driver is None:
         return Check("gpu", "info", "none found; models run on the CPU")
     found = torch_build.why_unusable(torch, driver, visible)
@@ -136,6 +146,14 @@ def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> 
         there = f"{', '.join(driver.gpus)} with driver {driver.version}"
         return Check("gpu", "info", f"{there}, hidden by CUDA_VISIBLE_DEVICES={visible!r}")
     return Check("gpu", "problem", found.why, found.fix)
+
+
+def check_device(where: machine.Machine) -> Check:
+    """What ``--device auto`` takes and why, and what is free there: what others use is subtracted in every plan."""
+    if where.kind != "cuda":
+        return Check("device", "info", f"{where.name}: {where.why}")
+    free = f"{where.free / GIB:.1f} GiB free of {where.memory / GIB:.1f} GiB"
+    return Check("device", "ok", f"{where.device}, {where.name}: {where.why}; {free}, and plans count with that")
 
 
 def check_triton(version: str | None, gpu: bool) -> Check:

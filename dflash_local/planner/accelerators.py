@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dflash_local.planner.hardware import SMI_TIMEOUT_S
+from dflash_local.planner.hardware import SMI_TIMEOUT_S, find_probe
 from dflash_local.planner.software import release, version_of
 from dflash_local.planner.torch_build import too_old
 
@@ -46,7 +45,7 @@ class Accelerator:
 
 def ask(command: Sequence[str]) -> str | None:
     """The output of a probe; None when it is not installed, fails or hangs."""
-    path = shutil.which(command[0])
+    path = find_probe(command[0])
     if path is None:
         return None
     try:
