@@ -133,7 +133,7 @@ class KernelError(EngineError):
 
 
 class DriverError(EngineError):
-    """An NVIDIA card that the installed torch cannot use: an old driver, or a torch built without CUDA."""
+    """An NVIDIA card that the installed torch cannot use: an old driver, a torch built without CUDA or not for it."""
 
 
 class MissingDependencyError(DFlashError):

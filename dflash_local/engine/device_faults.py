@@ -7,7 +7,9 @@ import gc
 import torch
 
 LOST = ("CUDA error", "the CUDA driver:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED")
-CPU_MEMORY = ("DefaultCPUAllocator", "not enough memory")  # a plain RuntimeError there
+# A lack of memory that torch's allocator did not see: on the CPU, of the driver, of a library's workspace.
+FULL = ("DefaultCPUAllocator", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+NO_KERNELS = "no kernel image is available"  # torch was not built for this card
 LEAST_CONTEXT = 256  # tokens; a shorter one is of no use
 KEPT = 3, 4  # of the tokens that there was room for: the rest is the reserve
 
@@ -16,12 +18,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True where the device, or the host, has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in CPU_MEMORY)
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in FULL)
 
 
 def is_lost(error: BaseException) -> bool:
     """True where nothing more can be asked of the device's context: after a suspend, or a kernel that went wrong."""
-    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(word in str(error) for word in LOST)
 

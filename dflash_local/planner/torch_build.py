@@ -19,6 +19,9 @@ OLDEST_DRIVERS = {13: (580,), 12: (525, 60)}
 # (minor version compatibility); a driver of CUDA 12.8 gets that one, as its cards may be newer than CUDA 12.6.
 WHEELS = (((580,), "cu130"), ((570,), "cu128"), ((525, 60), "cu126"))
 INDEX = "https://download.pytorch.org/whl"
+REINSTALL = f"pip install --force-reinstall torch --index-url {INDEX}"
+# The wheels of CUDA 13 have no kernels for compute capability 5.0 to 7.0, whatever the driver.
+FOR_OLD_CARDS = f"for an old card: {REINSTALL}/cu126; for a new one a newer torch; --device cpu runs without the card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def too_old(driver: str, cuda: int | None) -> str:
 def install_command(driver: str) -> str:
     """What installs the torch for the newest CUDA that a driver runs; empty when no torch runs on it."""
     wheel = next((name for lowest, name in WHEELS if release(driver) >= lowest), "")
-    return f"pip install --force-reinstall torch --index-url {INDEX}/{wheel}" if wheel else ""
+    return f"{REINSTALL}/{wheel}" if wheel else ""
 
 
 def is_hidden(driver: Driver, visible: str | None) -> bool:

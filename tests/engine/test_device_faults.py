@@ -15,7 +15,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load, load_reference
 from dflash_local.engine.device_faults import LEAST_CONTEXT, is_lost, is_out_of_memory, smaller_context
 from dflash_local.engine.session import Session
-from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError
+from dflash_local.errors import ContextError, DeviceLostError, DFlashError, DoesNotFitError, DriverError
 from dflash_local.events import Event, Notice
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
@@ -25,6 +25,8 @@ BOTH = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 FULL = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation"),
     MemoryError(),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
 ]
 LOST = [
@@ -130,11 +132,27 @@ def test_other_faults_are_neither() -> None:
         assert is_lost(error) and not is_out_of_memory(error)
 
 
-def test_a_device_that_fails_while_loading_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+NO_IMAGE = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nSearch for")
+
+
+@pytest.mark.parametrize(
+    "fault, kind, line, hint",
+    [
+        *((fault, DoesNotFitError, "demo ran out of the device's memory", "dflash plan") for fault in FULL),
+        *(
+            (fault, DeviceLostError, "demo cannot be loaded, the device failed: ", "start the program")
+            for fault in LOST
+        ),
+        (NO_IMAGE, DriverError, "the installed torch has no kernels for this card", "whl/cu126"),
+    ],
+)
+def test_a_device_that_fails_while_loading_is_one_line(
+    fault: BaseException, kind: type[DFlashError], line: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
-        raise LOST[0]
+        raise fault
 
     monkeypatch.setattr(load_reference, "load_target", fail)
-    with pytest.raises(DeviceLostError, match="demo cannot be loaded, the device failed: CUDA error") as caught:
+    with pytest.raises(kind) as caught:
         load(find("demo"), LoadConfig(device="cpu"))
-    assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
+    assert caught.value.message.startswith(line) and hint in caught.value.hint and "\n" not in str(caught.value)
