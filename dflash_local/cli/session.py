@@ -13,7 +13,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
 from dflash_local.cli.tables import amount
-from dflash_local.errors import DFlashError, MissingDependencyError, UsageError
+from dflash_local.errors import DFlashError, KernelError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.service import Service, Session
@@ -225,12 +225,35 @@ def open_stepwise(
         load, line = steps.begin_with(pair.name, load)
     if line:
         console.warn(line)
-    load = fitted(pair, load, user, console)
-    with steps.loading(pair.name, load), _shown(pair, console, progress) as told:
-        session = open_session(pair, load, told)
+    session = _opened(pair, load, user, console, steps, progress)
     for notice in session.facts.notices:
         console.warn(notice)
     return PlainSession(session) if asked.draft and not load.draft else session
+
+
+def _opened(
+    pair: Pair,
+    load: LoadConfig,
+    user: settings.Settings,
+    console: Console,
+    steps: LoadSteps,
+    progress: Callable[[LoadProgress], None] | None,
+) -> Session:
+    """What fits, loaded. Kernels that fail leave the reference engine, also where only the plan, and not the user, took
+    an option of the fused one's."""
+    from dflash_local.service import load_steps
+
+    planned = fitted(pair, load, user, console)
+    try:
+        with steps.loading(pair.name, planned), _shown(pair, console, progress) as told:
+            return open_session(pair, planned, told)
+    except KernelError as error:
+        if load.engine != "auto" or load.needs_fused:
+            raise
+        console.warn(f"{load_steps.WORDS[load_steps.REFERENCE]} is taken, which is slower: {error}")
+    planned = fitted(pair, load_steps.lowered(load, load_steps.REFERENCE), user, console)
+    with steps.loading(pair.name, planned), _shown(pair, console, progress) as told:
+        return open_session(pair, planned, told)
 
 
 @contextmanager

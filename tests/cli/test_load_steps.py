@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import session as cli_session
-from dflash_local.errors import DeviceLostError
+from dflash_local.errors import DeviceLostError, KernelError
 from dflash_local.planner import hardware
 from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
 from tests.cli.conftest import Cli, Opened
@@ -90,3 +91,19 @@ def test_a_context_that_stays_lost_exits_7_with_advice(cli: Cli, opened: Opened)
     found = cli(*RUN)
     assert found.code == 7 and "error: at once: CUDA error" in found.err and "hint: start it again" in found.err
     assert len(opened.sessions) == 2 and "Traceback" not in found.err
+
+
+def test_kernels_that_fail_leave_the_reference_engine_whatever_the_plan_had_chosen(cli: Cli, opened: Opened) -> None:
+    def make(_pair: Pair) -> ScriptedSession:
+        if opened.loads[-1].engine != "reference":
+            raise KernelError("Triton cannot compile kernels: no C compiler was found", "install gcc")
+        return ScriptedSession()
+
+    opened.make = make
+    found = cli(*RUN)
+    assert found.code == 0 and found.out and [load.engine for load in opened.loads] == ["auto", "reference"]
+    assert found.err.count("the reference engine is taken, which is slower: Triton cannot compile") == 1
+    assert "install gcc" in found.err and "Traceback" not in found.err
+    for words in (("--engine", "fused"), ("--exact",)):
+        refused = cli(*RUN, *words)
+        assert refused.code == 7 and "no C compiler was found" in refused.err and not refused.out
