@@ -128,8 +128,16 @@ class ExactnessError(EngineError):
     """``certify`` found a divergence that is not a near-tie."""
 
 
-class EngineUnableError(EngineError):
-    """An engine found while it loaded a pair that it cannot run it on this machine; another engine may."""
+class DeviceLostError(EngineError):
+    """The device's context is lost, after a suspend or a fault of a kernel: nothing of the session can be used."""
+
+
+class KernelError(EngineError):
+    """Kernels cannot be compiled or launched here; an engine that needs none of them still runs."""
+
+
+class DriverError(EngineError):
+    """An NVIDIA card that the installed torch cannot use: an old driver, a torch built without CUDA or not for it."""
 
 
 class MissingDependencyError(DFlashError):

@@ -110,6 +110,7 @@ KEYS: dict[str, Key] = {
     "history": Key("true or false", _flag),
     "attach": Key("true or false", _flag),
     "debug": Key("true or false", _flag),
+    "safe": Key("true or false", _flag),
 }
 
 
@@ -139,6 +140,7 @@ class Settings:
 
     Attributes:
         load_config: how pairs are loaded where a command is not told.
+        safe: begin with the slowest way of running, which needs least of the machine.
     """
 
     environ: Mapping[str, str]
@@ -155,6 +157,7 @@ class Settings:
     history: bool = True
     attach: bool = True
     debug: bool = False
+    safe: bool = False
 
     @property
     def no_color(self) -> bool:

@@ -20,7 +20,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.places import OVERLAY, places_or_none, registry, standing
 from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
-from dflash_local.planner import hardware, software
+from dflash_local.planner import hardware, machine, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Command, Compiler
 from dflash_local.settings import Settings
@@ -30,6 +30,7 @@ STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
 GIB = 2**30
 LITTLE_MEMORY = 2 * GIB  # torch and the bundled pair take about one
 LITTLE_DISK = 2 * GIB
+OTHER_MAKER = "the kernels of the fused engine are for NVIDIA's cards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,14 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     torch = hardware.probe_torch()
     yield check_python(sys.version_info[:2])
     yield Check(OURS, "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    if hardware.is_wsl():
+        yield Check("system", "info", "WSL2, a Linux that Windows runs", "docs/wsl2.md says what to set on Windows")
     yield check_torch(torch)
     if torch is not None:
         yield check_gpu(torch, hardware.nvidia_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
     if torch is not None and (torch.gpus or torch.cuda):
         yield check_measured({name: software.version_of(name) for name in software.MEASURED})
+    yield check_device(machine.this_machine("auto", environ))
     yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
     if torch is not None and torch.gpus and not torch.hip:
         yield check_nvrtc(torch.gpus[0].capability)
@@ -124,6 +128,8 @@ def check_torch(torch: TorchFacts | None) -> Check:
     build = f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
     if torch.hip:
         build = f"built for ROCm {torch.hip}"
+    elif torch.xpu:
+        build = f"built for Intel GPUs ({torch.xpu})"
     if software.release(torch.version) < software.OLDEST_TORCH:
         return Check("torch", "problem", f"{torch.version}, too old", f"pip install -U 'torch>={wanted}'")
     return Check("torch", "ok", f"{torch.version}, {build}")
@@ -148,20 +154,28 @@ def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> 
     """What models can run on, and why a GPU that is there cannot be used."""
     if torch.gpus:
         cards = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB, compute {gpu.capability})" for gpu in torch.gpus)
+        if torch.hip:
+            return Check("gpu", "info", f"{cards}, of AMD; {OTHER_MAKER}: the reference engine runs there, slowly")
         return Check("gpu", "ok", f"{cards}; driver {driver.version}" if driver else cards)
     if torch.mps:
         return Check("gpu", "ok", "Apple GPU through MPS")
+    if driver is None and torch.xpu:
+        return Check("gpu", "info", f"this torch is built for Intel's; {OTHER_MAKER}: models run on the CPU")
     if driver is None:
         return Check("gpu", "info", "none found; models run on the CPU")
-    there = f"{', '.join(driver.gpus)} with driver {driver.version}"
-    if visible is not None and visible.strip() in ("", "-1"):
+    found = torch_build.why_unusable(torch, driver, visible)
+    if found is None:
+        there = f"{', '.join(driver.gpus)} with driver {driver.version}"
         return Check("gpu", "info", f"{there}, hidden by CUDA_VISIBLE_DEVICES={visible!r}")
-    if torch.cuda is None:
-        fix = "install a CUDA build of torch, as its own install page says for this system"
-        return Check("gpu", "problem", f"{there}, but this torch was built without CUDA", fix)
-    reason = f": {torch.error.splitlines()[0]}" if torch.error else ""
-    fix = "update the NVIDIA driver, or install a torch built for the CUDA version that the driver knows"
-    return Check("gpu", "problem", f"{there} cannot be used by torch for CUDA {torch.cuda}{reason}", fix)
+    return Check("gpu", "problem", found.why, found.fix)
+
+
+def check_device(where: machine.Machine) -> Check:
+    """What ``--device auto`` takes and why, and what is free there: what others use is subtracted in every plan."""
+    if where.kind != "cuda":
+        return Check("device", "info", f"{where.name}: {where.why}")
+    free = f"{where.free / GIB:.1f} GiB free of {where.memory / GIB:.1f} GiB"
+    return Check("device", "ok", f"{where.device}, {where.name}: {where.why}; {free}, and plans count with that")
 
 
 def check_triton(version: str | None, gpu: bool) -> Check:
@@ -194,10 +208,10 @@ def check_compiler(compiler: Compiler, gpu: bool) -> Check:
     """Triton compiles its launchers with the C compiler and Python's headers."""
     unmet: Status = "problem" if gpu else "info"
     if compiler.path is None:
-        fix = "install gcc (Debian, Ubuntu: apt-get install gcc) or set CC" if gpu else ""
+        fix = software.INSTALL_COMPILER if gpu else ""
         return Check("c compiler", unmet, "none found; Triton needs one for GPU kernels", fix)
     if not compiler.headers:
-        fix = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)" if gpu else ""
+        fix = software.INSTALL_HEADERS if gpu else ""
         return Check("c compiler", unmet, f"{compiler.path}, but Python.h is missing, which Triton needs", fix)
     return Check("c compiler", "ok", f"{compiler.path}, Python.h found")
 

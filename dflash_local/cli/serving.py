@@ -221,9 +221,7 @@ def _load(
         return elsewhere
     with ExitStack() as stack:
         stack.enter_context(loading.held(pair, user))
-        session = loading.open_session(pair, loading.fitted(pair, config, user, console), progress)
-        for notice in session.facts.notices:
-            console.warn(notice)
+        session = loading.open_stepwise(pair, config, user, console, progress)
         return _Held(session, stack.pop_all())
 
 

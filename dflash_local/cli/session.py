@@ -13,7 +13,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
 from dflash_local.cli.tables import amount
-from dflash_local.errors import DFlashError, MissingDependencyError, UsageError
+from dflash_local.errors import DFlashError, KernelError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.service import Service, Session
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+    from dflash_local.service.load_steps import LoadSteps
 
 
 @contextmanager
@@ -103,12 +104,15 @@ def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Conso
     """What the plan loads: the context and the drafter precision that fit, where the user named none.
 
     Raises:
+        DriverError: there is an NVIDIA card, and the installed torch cannot use it.
         DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
     from dflash_local.cli import fit
     from dflash_local.planner.plan import nearest
+    from dflash_local.planner.torch_build import require_usable
 
+    require_usable(load.device, user.environ)
     planned = _planned(pair, load, user) if load.fit_check else None
     if planned is None:
         return load
@@ -186,18 +190,102 @@ def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Co
         DoesNotFitError: it does not fit. DFlashError: see ``open_session``.
     """
     load = fitted(pair, load, user, console)
-    with console.progress() as line:
-        session = open_session(pair, load, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
+    with _shown(pair, console, None) as told:
+        session = open_session(pair, load, told)
     for notice in session.facts.notices:
         console.warn(notice)
     return session
 
 
+def open_stepwise(
+    pair: Pair,
+    load: LoadConfig,
+    user: settings.Settings,
+    console: Console,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> Session:
+    """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
+
+    Without its drafter it answers every request all the same. The line that says so goes to stderr.
+
+    Args:
+        progress: told how far it is, instead of the console.
+
+    Raises:
+        DFlashError: see ``fitted`` and ``open_session``.
+    """
+    from dflash_local.service import load_steps
+    from dflash_local.service.plain import PlainSession
+
+    asked = load
+    steps = _steps(load, user)
+    if user.safe:
+        load, line = load_steps.lowered(load, load_steps.PLAIN), f"DFLASH_SAFE: {load_steps.WORDS[load_steps.PLAIN]}"
+    else:
+        load, line = steps.begin_with(pair.name, load)
+    if line:
+        console.warn(line)
+    session = _opened(pair, load, user, console, steps, progress)
+    for notice in session.facts.notices:
+        console.warn(notice)
+    return PlainSession(session) if asked.draft and not load.draft else session
+
+
+def _opened(
+    pair: Pair,
+    load: LoadConfig,
+    user: settings.Settings,
+    console: Console,
+    steps: LoadSteps,
+    progress: Callable[[LoadProgress], None] | None,
+) -> Session:
+    """What fits, loaded. Kernels that fail leave the reference engine, also where only the plan, and not the user, took
+    an option of the fused one's."""
+    from dflash_local.service import load_steps
+
+    planned = fitted(pair, load, user, console)
+    try:
+        with steps.loading(pair.name, planned), _shown(pair, console, progress) as told:
+            return open_session(pair, planned, told)
+    except KernelError as error:
+        if load.engine != "auto" or load.needs_fused:
+            raise
+        console.warn(f"{load_steps.WORDS[load_steps.REFERENCE]} is taken, which is slower: {error}")
+    planned = fitted(pair, load_steps.lowered(load, load_steps.REFERENCE), user, console)
+    with steps.loading(pair.name, planned), _shown(pair, console, progress) as told:
+        return open_session(pair, planned, told)
+
+
+@contextmanager
+def _shown(
+    pair: Pair, console: Console, progress: Callable[[LoadProgress], None] | None
+) -> Iterator[Callable[[LoadProgress], None]]:
+    """How far a load is goes to ``progress``, else to the console."""
+    if progress is not None:
+        yield progress
+        return
+    with console.progress() as line:
+        yield lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction)
+
+
+def _steps(load: LoadConfig, user: settings.Settings) -> LoadSteps:
+    """What is remembered of loads on the card; of a load elsewhere nothing is."""
+    from dflash_local import __version__
+    from dflash_local.planner import hardware, software
+    from dflash_local.service.load_steps import LoadSteps
+    from dflash_local.store.paths import loads_folder
+
+    driver = hardware.nvidia_driver() if load.device not in ("cpu", "mps") else None
+    versions = {name: software.version_of(name) for name in ("torch", "triton")}
+    versions |= {software.OURS: __version__, "driver": driver.version if driver is not None else None}
+    return LoadSteps(loads_folder(user) if driver is not None else None, versions)
+
+
 class HeldService(Service):
     """A service that lets go of the pair's files when it is closed."""
 
-    def __init__(self, session: Session, hold: ExitStack) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, hold: ExitStack, load_again: Callable[[], Session]) -> None:
+        super().__init__(session, load_again=load_again)
         self._hold = hold
 
     def close(self) -> None:
@@ -213,5 +301,8 @@ def start_service(pair: Pair, load: LoadConfig, user: settings.Settings, console
         return Service(elsewhere)
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        session = load_pair(pair, load, user, console)
-        return HeldService(session, stack.pop_all())
+
+        def opened() -> Session:
+            return open_stepwise(pair, load, user, console)
+
+        return HeldService(opened(), stack.pop_all(), opened)

@@ -13,9 +13,11 @@ from dflash_local.catalog.engine_rule import Candidate
 from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
-from dflash_local.errors import DoesNotFitError, EngineUnableError
+from dflash_local.errors import DoesNotFitError, KernelError
 from dflash_local.kernels.kernel_trial import Say
 from dflash_local.load_config import FUSED, REFERENCE
+
+SLOWER = "the fused engine's kernels do not run here, so the reference engine does, which is slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,7 @@ class Engine:
     Attributes:
         candidate: whether it takes a pair, and whether ``auto`` takes it for that.
         load: a runner ready for requests, and notices of the load. Raises CheckpointError where a tensor is not what
-            it must be, torch.OutOfMemoryError where it does not fit, EngineUnableError where it finds only then that
-            it cannot run the pair on this machine.
+            it must be, torch.OutOfMemoryError where it does not fit, KernelError where its kernels fail here.
     """
 
     candidate: Callable[[CheckedPair], Candidate]
@@ -40,37 +41,40 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def load_runner(pair: CheckedPair, say: Say) -> tuple[Runner, tuple[str, ...]]:
-    """A runner of the engine that was asked for, and notices of the load.
+    """The runner of the chosen engine. Where the fused one's kernels fail, ``auto`` takes the reference engine.
 
-    Where ``auto``'s choice finds only while it loads that it cannot run the pair here, the reference engine does, and a
-    notice says why.
+    Returns:
+        the runner, and notices of the load; one says why ``auto`` did not take the fused engine on a GPU.
 
     Raises:
-        UsageError: none of the engines that were asked takes the pair. EngineUnableError: the one that was asked for
-            cannot run it here. DoesNotFitError: the reference engine takes its place and does not fit.
-        CheckpointError, torch.OutOfMemoryError: see ``Engine``.
+        UsageError: no engine takes the pair. KernelError: its kernels fail and no other engine may be taken.
+        DoesNotFitError: the reference engine takes the fused one's place and does not fit.
+        CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
     """
     name = chosen_engine(pair)
+    on_gpu = pair.where.device.startswith("cuda")
+    why = ""
+    if name == REFERENCE and pair.config.engine == "auto" and on_gpu and ENGINES[FUSED].candidate(pair).refusal is None:
+        why = load_fused.why_slow(pair.where.device, pair.facts.model.dense)
     try:
         runner, notices = ENGINES[name].load(pair, say)
-    except EngineUnableError as error:
-        if pair.config.engine != "auto" or name == REFERENCE or load_reference.candidate(pair).refusal is not None:
+    except KernelError as error:
+        if name != FUSED or pair.config.engine != "auto" or pair.config.needs_fused:
             raise
-        why = f"the reference engine takes the {name} engine's place: {error.message}"
+        why = str(error)
     else:
-        missing = load_fused.missing_compiler(pair) if pair.config.engine == "auto" and name == REFERENCE else ""
-        told = f"the reference engine takes the fused engine's place: {missing}"
-        return runner, (told, *notices) if missing else notices
-    gc.collect()  # the weights that the other engine had read
-    if torch.device(pair.where.device).type == "cuda":
+        return runner, ((*notices, f"{SLOWER}: {why}") if why else notices)
+    gc.collect()  # what the fused engine had put on the device, once the error with its frames is gone
+    if on_gpu:
         torch.cuda.empty_cache()
     try:
         runner, notices = ENGINES[REFERENCE].load(pair, say)
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
-            f"{why}; and the device has no memory for it", "dflash plan MODEL tells what fits, and which variants"
+            f"{SLOWER}: {why}; and the device has no memory for it",
+            "dflash plan MODEL tells what fits, and which variants",
         ) from error
-    return runner, (why, *notices)
+    return runner, (*notices, f"{SLOWER}: {why}")
 
 
 def chosen_engine(pair: CheckedPair) -> str:

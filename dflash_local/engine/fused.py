@@ -395,9 +395,11 @@ class FusedRunner:
 
     def close(self) -> None:
         """Drop the models and the graphs."""
-        self._drain()
-        self._graphs.clear()
-        del self.target, self._proposer
+        try:
+            self._drain()
+        finally:
+            self._graphs.clear()
+            del self.target, self._proposer
 
 
 def _mean(counts: Sequence[int]) -> float | None:

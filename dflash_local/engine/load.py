@@ -12,9 +12,10 @@ from dflash_local.chat.stop_ids import stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.config.quantization import kept_format
 from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.device_faults import NO_KERNELS, first_line, is_lost, is_out_of_memory
 from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
-from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.errors import DeviceLostError, DoesNotFitError, DriverError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -22,6 +23,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import placement
 from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
+from dflash_local.planner.torch_build import FOR_OLD_CARDS
 
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
@@ -33,17 +35,26 @@ def load(
 
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
-        DoesNotFitError: the device ran out of memory.
-        EngineUnableError: the engine that was asked for cannot run the pair on this machine.
+        DoesNotFitError: the device ran out of memory. DeviceLostError: it failed.
+        KernelError: kernels that were asked for fail. DriverError: torch has none for this card.
         UsageError: options this machine or family cannot take.
     """
     try:
         return _load(pair, config or LoadConfig(), progress)
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        raise DoesNotFitError(
-            f"{pair.name} ran out of the device's memory while it was loaded",
-            "another program may have taken some: dflash plan MODEL tells what fits now",
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            torch.cuda.empty_cache()
+            raise DoesNotFitError(
+                f"{pair.name} ran out of the device's memory while it was loaded",
+                "another program may have taken some: dflash plan MODEL tells what fits now",
+            ) from error
+        if not is_lost(error):
+            raise
+        if NO_KERNELS in str(error):
+            raise DriverError("the installed torch has no kernels for this card", FOR_OLD_CARDS) from error
+        raise DeviceLostError(
+            f"{pair.name} cannot be loaded, the device failed: {first_line(error)}",
+            "start the program again; if it fails again, start the machine again, or use --device cpu",
         ) from error
 
 

@@ -15,8 +15,8 @@ from dflash_local.engine.drafter_precision import choose_precision, give_head_ba
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reserve import reserve
 from dflash_local.engine.torch_switches import settle_torch
-from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import nvrtc
+from dflash_local.errors import DFlashError, KernelError
+from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
@@ -41,30 +41,21 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         experts=not pair.facts.model.dense,
     )
     dense = pair.facts.model.dense
-    return engine_rule.fused(why, lambda: _has_kernels(pair.where.device, dense), pair.config.needs_fused)
+    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.config.needs_fused)
 
 
-def _has_kernels(device: str, dense: bool) -> bool:
-    """A mixture's are compiled by NVRTC, which the card and the installed libraries must have."""
-    if why_no_kernels(device):
-        return False
-    return dense or _unmet(device) is None
+def why_slow(device: str, dense: bool) -> str:
+    """Why its kernels do not run on a device, with what to install; empty where they do.
 
-
-def _unmet(device: str) -> MissingDependencyError | None:
-    return nvrtc.why_not(torch.cuda.get_device_capability(torch.device(device)))
-
-
-def missing_compiler(pair: CheckedPair) -> str:
-    """Why ``auto`` passes it over for a mixture of experts that it could run with a compiler; empty where it does not.
-
-    Names the wheel to install.
+    A mixture's are compiled by NVRTC, which the card and the installed libraries must have.
     """
-    device = pair.where.device
-    if pair.facts.model.dense or candidate(pair).refusal is not None or why_no_kernels(device):
-        return ""
-    unmet = _unmet(device)
-    return "" if unmet is None else f"{unmet.message} ({unmet.hint})"
+    why = why_no_kernels(device)
+    if why:
+        return why
+    fault: DFlashError | None = triton_trial.why_not(device)
+    if fault is None and not dense:
+        fault = nvrtc.why_not(torch.cuda.get_device_capability(torch.device(device)))
+    return str(fault or "")
 
 
 def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
@@ -75,8 +66,17 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
 
     Raises:
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
-        EngineUnableError: the target is a mixture of experts that no kernel takes here.
+        KernelError: Triton is installed and cannot compile.
     """
+    if pair.where.device.startswith("cuda") and not why_no_kernels(pair.where.device):
+        fault = triton_trial.why_not(pair.where.device)
+        if fault is not None:
+            raise KernelError(fault.message, f"{fault.hint}; or use --engine reference")
+    with triton_trial.named_compile_errors():
+        return _load(pair, say)
+
+
+def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
     facts, contract = pair.facts, pair.contract
     config = pair.config
     device, dtype = torch.device(pair.where.device), pair.where.dtype

@@ -6,15 +6,17 @@ One request at a time. Knows the runner and the tokenizer, nothing of queues or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.engine import device_faults
 from dflash_local.engine.cycle import Snapshot
 from dflash_local.engine.generation import Generation
 from dflash_local.engine.runner import Runner
 from dflash_local.engine.verify_length import VerifyLength
-from dflash_local.errors import ContextError, EngineError, Interrupted, UsageError
+from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
@@ -35,7 +37,7 @@ class Session:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
         self._snapshots: list[Snapshot] = []
-        self._broken: EngineError | None = None
+        self._lost = False  # the device's context is
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: events up to and including ``Finished``.
@@ -52,6 +54,8 @@ class Session:
             UsageError: the request asks for what this pair cannot do.
             CheckpointError: the chat template or the tokenizer cannot take the prompt.
             EngineError: (from the iterator) the engine broke; caches are dropped, the next request starts cold.
+            DoesNotFitError: (from the iterator) memory ran out; a notice tells the context that holds from then on.
+            DeviceLostError: (from the iterator) nothing of this session can be used any more.
         """
         try:
             rendered = self.render(request, cancelled)
@@ -66,9 +70,38 @@ class Session:
         try:
             yield from Generation(self, request, rendered, cancelled).events()
             whole = True
+        except (RuntimeError, MemoryError) as error:
+            self._lost = device_faults.is_lost(error)
+            if self._lost:
+                raise DeviceLostError(
+                    f"the device's context is lost: {device_faults.first_line(error)}",
+                    "it happens after a suspend or a fault of the driver; start the program again",
+                ) from error
+            if not device_faults.is_out_of_memory(error):
+                raise
         finally:
-            if not whole:  # whatever broke, half-written caches must not answer the next request
+            held = 0 if self._lost else len(self.runner.committed)
+            if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
                 self.reset()
+        if not whole:  # its frames are gone, and with them what they held
+            yield from self._shrink(held)
+
+    def _shrink(self, held: int) -> Iterator[Event]:
+        """Go on with less after memory ran out while so many tokens were held.
+
+        Raises:
+            DoesNotFitError: always, after a notice where the context became smaller.
+        """
+        device_faults.give_memory_back(self.runner.device)
+        before = self.facts.context
+        context = device_faults.smaller_context(before, held)
+        if context < before:
+            self.facts = replace(self.facts, load=replace(self.facts.load, context=context))
+            yield Notice(f"the context is {context:,} tokens from now on, no longer {before:,}", "warning")
+        raise DoesNotFitError(
+            f"the device ran out of memory with {held:,} tokens in the context",
+            "the session goes on: send less, or begin a new chat; another program may have taken some memory",
+        )
 
     def render(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Rendered:
         """The prompt's ids: the chat template's, or those of the text or the ids given.
@@ -151,4 +184,8 @@ class Session:
         self._snapshots.clear()
         if self.tokenizer is not None:
             self.tokenizer.close()
-        self.runner.close()
+        try:
+            self.runner.close()
+        except RuntimeError:
+            if not self._lost:
+                raise

@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dflash_local.planner.hardware import SMI_TIMEOUT_S
+from dflash_local.planner.hardware import SMI_TIMEOUT_S, find_probe
 from dflash_local.planner.software import release, version_of
+from dflash_local.planner.torch_build import too_old
 
 Ask = Callable[[Sequence[str]], "str | None"]
 
 MIB = 2**20
 FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free", "mig.mode.current", "compute_cap")
 OPTIONAL = 2  # of these, the last ones, are unknown to drivers that are too old for the torch we need
-# Lowest driver for the CUDA major version that torch was built for (NVIDIA's compatibility table).
-DRIVERS = {13: (580,), 12: (525, 60)}
 MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG-[^)]+)\)")
 
 
@@ -47,7 +45,7 @@ class Accelerator:
 
 def ask(command: Sequence[str]) -> str | None:
     """The output of a probe; None when it is not installed, fails or hangs."""
-    path = shutil.which(command[0])
+    path = find_probe(command[0])
     if path is None:
         return None
     try:
@@ -103,11 +101,7 @@ def unusable(driver: str) -> str:
     torch = version_of("torch") or ""
     if "+cpu" in torch:
         return f"the installed torch {torch} is built without CUDA"
-    major = cuda_major()
-    needed = DRIVERS.get(major) if major else None
-    if not needed or not release(driver) or release(driver) >= needed:
-        return ""
-    return f"driver {driver} is too old for CUDA {major}, which needs {'.'.join(map(str, needed))} or newer"
+    return too_old(driver, cuda_major())
 
 
 def has_rocm() -> bool:

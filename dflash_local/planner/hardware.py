@@ -14,6 +14,8 @@ from pathlib import Path
 
 SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off the bus
 CGROUP = Path("/sys/fs/cgroup")
+KERNEL = Path("/proc/version")
+WSL_PROBES = "/usr/lib/wsl/lib"  # Windows' driver puts nvidia-smi there, which is not always on PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """The installed torch. ``cuda`` and ``hip`` are the versions it was built for, None for neither.
+    """The installed torch. ``cuda``, ``hip`` and ``xpu`` (Intel) are the versions it was built for, None for neither.
 
     ``error`` tells why torch, or its devices, could not be used; empty when all went well.
     """
@@ -35,6 +37,7 @@ class TorchFacts:
     version: str
     cuda: str | None = None
     hip: str | None = None
+    xpu: str | None = None
     gpus: tuple[Gpu, ...] = ()
     mps: bool = False
     error: str = ""
@@ -95,6 +98,7 @@ def probe_torch() -> TorchFacts | None:
         version=str(torch.__version__),
         cuda=torch.version.cuda,
         hip=torch.version.hip,
+        xpu=getattr(torch.version, "xpu", None),
         gpus=gpus,
         mps=bool(mps and mps.is_available()),
         error=problem,
@@ -111,9 +115,22 @@ def _gpu(properties: object) -> Gpu:
     )
 
 
+def find_probe(name: str) -> str | None:
+    """The path of a program that tells of devices; None where it is not installed."""
+    return shutil.which(name) or shutil.which(f"{WSL_PROBES}/{name}")
+
+
+def is_wsl(kernel: Path = KERNEL) -> bool:
+    """True in a Linux that Windows runs (WSL2)."""
+    try:
+        return "microsoft" in kernel.read_text(encoding="utf-8", errors="replace").lower()
+    except OSError:
+        return False
+
+
 def nvidia_driver() -> Driver | None:
     """The NVIDIA driver and its GPUs, asked without torch; None when there is none to ask."""
-    smi = shutil.which("nvidia-smi")
+    smi = find_probe("nvidia-smi")
     if smi is None:
         return None
     command = [smi, "--query-gpu=driver_version,name", "--format=csv,noheader"]

@@ -115,7 +115,8 @@ class Resident:
     @property
     def facts(self) -> SessionFacts | None:
         """What was loaded, and how; of the last time when it is not loaded now, None before the first."""
-        return self._facts
+        service = self._service
+        return service.facts if service is not None else self._facts
 
     @property
     def status(self) -> Status:

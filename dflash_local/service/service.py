@@ -10,10 +10,18 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from dflash_local.errors import BusyError, DFlashError, EngineError, ExactnessError, NumericsError, PromptError
-from dflash_local.events import Event, Finished, Queued
+from dflash_local.errors import (
+    BusyError,
+    DeviceLostError,
+    DFlashError,
+    EngineError,
+    ExactnessError,
+    NumericsError,
+    PromptError,
+)
+from dflash_local.events import Event, Finished, Notice, Queued, Started
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
 from dflash_local.service.listener import CAPACITY, Listener
@@ -35,6 +43,19 @@ class Session(Protocol):
     def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
 
     def close(self) -> None: ...
+
+
+class Outcome(NamedTuple):
+    """How a request ended: without an error when ``Finished`` was published.
+
+    Attributes:
+        broke: the session cannot be used any more. started: the reply had begun.
+    """
+
+    error: DFlashError | None
+    trace: TracebackType | None
+    broke: bool
+    started: bool
 
 
 class Ticket:
@@ -113,10 +134,14 @@ class Service:
     Args:
         session: used by the worker thread alone from now on.
         max_queue: requests that may wait besides the running one.
+        load_again: loads the pair afresh where its device's context was lost; at most once until a reply ends.
     """
 
-    def __init__(self, session: Session, max_queue: int = MAX_QUEUE) -> None:
-        self._session = session
+    def __init__(
+        self, session: Session, max_queue: int = MAX_QUEUE, load_again: Callable[[], Session] | None = None
+    ) -> None:
+        self._session, self._load_again = session, load_again
+        self._reloaded = False  # since the last reply that ended
         self._max_queue = max_queue
         self._waiting: deque[Ticket] = deque()
         self._running: Ticket | None = None
@@ -234,13 +259,44 @@ class Service:
         if self._broken is not None:
             ticket.fail(EngineError(f"the session is broken: {self._broken.message}", "load the model again"))
             return None
+        outcome = self._answer(ticket)
+        if isinstance(outcome.error, DeviceLostError) and self._load_again is not None and not self._reloaded:
+            traceback.clear_frames(outcome.trace)  # they hold what lies on the device
+            outcome = self._answer_again(ticket, outcome, self._load_again)
+        if outcome.broke and isinstance(outcome.error, EngineError):
+            self._broken = outcome.error
+        if outcome.error is not None:
+            ticket.fail(outcome.error)
+        else:
+            self._reloaded = False
+        return outcome.trace
+
+    def _answer_again(self, ticket: Ticket, lost: Outcome, load_again: Callable[[], Session]) -> Outcome:
+        """Load the pair afresh; a request whose reply had not begun is answered then."""
+        said = lost.error.message if lost.error is not None else ""
+        ticket.publish(Notice(f"{said}; the pair is loaded again", "warning"))
+        self._reloaded = True
+        try:
+            self._session.close()
+            self._session = load_again()
+        except (DFlashError, RuntimeError, MemoryError, OSError) as fault:
+            message, hint = (fault.message, fault.hint) if isinstance(fault, DFlashError) else (str(fault), "")
+            error = EngineError(f"{said}; it cannot be loaded again: {message}", hint or "start the program again")
+            return Outcome(error, None, True, lost.started)
+        if not lost.started:
+            return self._answer(ticket)
+        return Outcome(DeviceLostError(f"{said}; the pair was loaded again", "send it again"), None, False, True)
+
+    def _answer(self, ticket: Ticket) -> Outcome:
+        """Publish a request's events."""
         trace: TracebackType | None = None
         error: DFlashError | None = None
-        begun = False
+        begun = started = False
         try:
             events = self._session.generate(ticket.request, lambda: ticket.cancelled)
             begun = True
             for event in events:
+                started = started or isinstance(event, Started)
                 ticket.publish(event)
             if not ticket.done:
                 error = EngineError("the engine ended a reply without saying why")
@@ -251,8 +307,5 @@ class Service:
             error = kind(f"{what}: {type(raised).__name__}: {raised}", "run again with --debug for the traceback")
             error.__cause__, trace = raised, raised.__traceback__
         # A request that failed by its own input, logits or memory leaves the session healthy.
-        if begun and isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError)):
-            self._broken = error
-        if error is not None:
-            ticket.fail(error)
-        return trace
+        broke = begun and isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError))
+        return Outcome(error, trace, broke, started)

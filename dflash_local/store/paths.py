@@ -23,6 +23,11 @@ def cubins_folder(settings: Settings) -> Path | None:
     return settings.cache_dir / "cubins" if settings.cache_dir else None
 
 
+def loads_folder(settings: Settings) -> Path | None:
+    """Where loads that ended the program are remembered; None when there is no home folder."""
+    return settings.data_dir / "loads" if settings.data_dir else None
+
+
 def chat_path(folder: Path, name: str) -> Path:
     """The file of a chat, whose name may not leave the folder.
 

@@ -11,6 +11,7 @@ import pytest
 from dflash_local.cli import doctor
 from dflash_local.cli.main import main
 from dflash_local.errors import MissingDependencyError, SettingsError
+from dflash_local.planner import accelerators, machine
 from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
 from dflash_local.planner.software import Command, Compiler
 
@@ -85,6 +86,7 @@ def test_the_real_machine_can_be_looked_at(capsys: pytest.CaptureFixture[str]) -
         (CPU_BUILD, "ok", "CPU build"),
         (CUDA_BUILD, "ok", "CUDA 13.0"),
         (TorchFacts("2.13.0", hip="7.1"), "ok", "ROCm 7.1"),
+        (TorchFacts("2.13.0+xpu", xpu="20250301"), "ok", "Intel GPUs"),
     ],
 )
 def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> None:
@@ -97,8 +99,11 @@ def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> No
     [
         (TorchFacts("2.13.0", cuda="13.0", gpus=(Gpu("H200", 140 * GIB, "9.0"),)), None, None, "ok", "140 GiB"),
         (TorchFacts("2.13.0", mps=True), None, None, "ok", "MPS"),
+        (TorchFacts("2.13.0", hip="7.1", gpus=(Gpu("Radeon", 16 * GIB, "11.0"),)), None, None, "info", "of AMD"),
+        (TorchFacts("2.13.0+xpu", xpu="20250301"), None, None, "info", "Intel"),
         (CPU_BUILD, None, None, "info", "none found"),
         (CPU_BUILD, DRIVER, None, "problem", "without CUDA"),
+        (TorchFacts("2.13.0", hip="7.1"), DRIVER, None, "problem", "ROCm 7.1"),
         (CUDA_BUILD, DRIVER, None, "problem", "driver 470.10"),
         (CUDA_BUILD, DRIVER, "", "info", "hidden"),
     ],
@@ -252,3 +257,42 @@ def test_measured_versions_are_told_of_a_torch_for_cuda_only(
     main(["doctor", "--json"])
     names = {check["name"] for check in json.loads(capsys.readouterr().out)["checks"]}
     assert ("measured with" in names) is told
+
+
+TWO_CARDS = (
+    "0, GPU-aaa, NVIDIA GeForce RTX 4090, 580.95.05, 24564, 23000, [N/A]\n"
+    "1, GPU-bbb, NVIDIA RTX A6000, 580.95.05, 49140, 40000, [N/A]\n"
+)
+
+
+def test_of_two_cards_the_one_that_is_taken_and_what_others_use_of_it_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accelerators, "version_of", {"torch": "2.13.0+cu130"}.get)
+    where = machine.this_machine("auto", {}, lambda command: TWO_CARDS)
+    check = doctor.check_device(where)
+    assert check.status == "ok"
+    assert check.value.startswith("cuda:1, NVIDIA RTX A6000: most free memory of 2 GPUs; 39.1 GiB free of 48.0 GiB")
+
+
+def test_a_card_of_another_maker_is_named_where_the_cpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = '{"card0": {"VRAM Total Memory (B)": "1000", "VRAM Total Used Memory (B)": "400", "Card Series": "Radeon"}}'
+    monkeypatch.setattr(accelerators, "version_of", {"torch": "2.13.0+cpu"}.get)
+    where = machine.this_machine("auto", {}, lambda command: card if command[0] == "rocm-smi" else None)
+    check = doctor.check_device(where)
+    assert check.status == "info" and check.value == "CPU: Radeon: the installed torch is built without ROCm"
+
+
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize("wsl", [True, False])
+def test_wsl2_has_a_line_that_names_its_page(
+    wsl: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.hardware, "is_wsl", lambda: wsl)
+    assert main(["doctor", "--json"]) == 0
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert ("system" in found) == wsl
+    if wsl:
+        page = found["system"]["fix"].split()[0]
+        text = (Path(__file__).resolve().parents[2] / page).read_text(encoding="utf-8")
+        assert "Sysmem Fallback" in text and ".wslconfig" in text

@@ -16,9 +16,9 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.session import fitted, planned_context
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
-from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.errors import DoesNotFitError, DriverError, UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.planner import machine
+from dflash_local.planner import hardware, machine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, plan
 
@@ -107,3 +107,15 @@ def test_what_the_load_will_refuse_leaves_the_context_unknown(pair: Pair, monkey
 
     monkeypatch.setattr(machine, "this_machine", none_here)
     assert planned_context(pair, LoadConfig(device="cuda:9"), NOBODY) is None
+
+
+@pytest.mark.parametrize("fit_check", [True, False])
+def test_a_card_that_torch_cannot_use_ends_the_load_before_it_begins(
+    pair: Pair, fit_check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "nvidia_driver", lambda: hardware.Driver("470.10", ("NVIDIA T4",)))
+    monkeypatch.setattr(hardware, "probe_torch", lambda: hardware.TorchFacts("2.13.0", cuda="13.0"))
+    with pytest.raises(DriverError, match="driver 470.10 is too old"):
+        fitted(pair, LoadConfig(fit_check=fit_check), NOBODY, Console({}))
+    on_cpu = LoadConfig(device="cpu", fit_check=False)
+    assert fitted(pair, on_cpu, NOBODY, Console({})) == on_cpu

@@ -14,7 +14,7 @@ from families import save_model
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, Session, engines, load, load_fused
-from dflash_local.errors import DoesNotFitError, EngineUnableError, MissingDependencyError
+from dflash_local.errors import DoesNotFitError, KernelError, MissingDependencyError
 from dflash_local.kernels import nvrtc
 from dflash_local.models.fused.moe import MoEWeights
 
@@ -35,7 +35,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     def choose_experts(parts: Iterable[object], *args: object) -> None:
         mixture = next(part for part in parts if isinstance(part, MoEWeights))
         found.append(weakref.ref(mixture.experts.gate_up.weight))
-        raise EngineUnableError(WHY, "load it with --engine reference")
+        raise KernelError(WHY, "load it with --engine reference")
 
     monkeypatch.setattr(load_fused, "_has_kernels", lambda device, dense: True)
     monkeypatch.setattr(load_fused, "choose_experts", choose_experts)
@@ -70,7 +70,7 @@ def test_auto_takes_the_reference_engine_and_a_notice_says_why(
 def test_what_only_the_fused_engine_can_do_is_refused_with_the_same_words(
     options: dict[str, Any], target: Path, read: list[weakref.ref[Any]]
 ) -> None:
-    with pytest.raises(EngineUnableError, match=WHY) as error:
+    with pytest.raises(KernelError, match=WHY) as error:
         opened(target, **options)
     assert "--engine reference" in error.value.hint and len(read) == 1
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflash_local.config.features import ClampedSwiGLU
-from dflash_local.errors import EngineUnableError
+from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, kernel_trial
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.experts import ExpertWeight
@@ -88,7 +88,7 @@ def test_a_planted_fault_is_found_and_the_engine_gives_way(
     source = tmp_path / f"{name}.cu"
     source.write_text(planted(name, verdict))
     monkeypatch.setitem(expert_gemm.SOURCES, name, source)  # type: ignore[misc]
-    with pytest.raises(EngineUnableError, match="no kernel for these experts is known to be right"):
+    with pytest.raises(KernelError, match="no kernel for these experts is known to be right"):
         choose_expert_kernels([layer()], 16)
     verdicts = record().verdicts
     assert {verdicts[kernel] for kernel in verdicts if kernel.startswith(name)} - {"untried"} == {verdict}

@@ -13,7 +13,7 @@ import expert_references
 import pytest
 import torch
 
-from dflash_local.errors import EngineUnableError, MissingDependencyError
+from dflash_local.errors import KernelError, MissingDependencyError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture
 from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
@@ -120,7 +120,7 @@ def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(
     assert set(record.choices.values()) == {repr(config) for config in again.configs[8]}
     for name in right:
         monkeypatch.setattr(expert_gemm, name, lambda *args: args[4].zero_())
-    with pytest.raises(EngineUnableError, match="no kernel gave the right product of these experts at 8 rows"):
+    with pytest.raises(KernelError, match="no kernel gave the right product of these experts at 8 rows"):
         choose_expert_kernels([layer()], 8)
 
 
@@ -174,7 +174,7 @@ def test_without_a_right_kernel_the_engine_says_so(
     judged(monkeypatch, lambda trial: "hang" if trial.kernel.startswith(failed) else "right")
     for name in ("route", "gate_up", "down") if failed == "route" else (failed.removeprefix("expert_"),):
         monkeypatch.setattr(expert_gemm, name, lambda *args: launched.append(args))
-    with pytest.raises(EngineUnableError, match=r"of \d+ kernels \d+ did not end on this card") as error:
+    with pytest.raises(KernelError, match=r"of \d+ kernels \d+ did not end on this card") as error:
         choose_expert_kernels([layer()], 8)
     assert "--engine reference" in error.value.hint and not launched
 
@@ -187,7 +187,7 @@ def test_where_no_child_can_use_the_device_the_engine_says_why(
 
     with monkeypatch.context() as patch:
         patch.setattr(expert_choice, "try_kernels", impossible)
-        with pytest.raises(EngineUnableError, match="another process has the device for itself"):
+        with pytest.raises(KernelError, match="another process has the device for itself"):
             choose_expert_kernels([layer()], 8)
         assert record.impossible
     assert choose_expert_kernels([layer()], 8) and not record.impossible
@@ -196,7 +196,7 @@ def test_where_no_child_can_use_the_device_the_engine_says_why(
 def test_without_a_compiler_the_wheel_is_named(asked: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
     missing = MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: missing)
-    with pytest.raises(EngineUnableError, match="the compiler NVRTC is not installed"):
+    with pytest.raises(KernelError, match="the compiler NVRTC is not installed"):
         choose_expert_kernels([layer()], 8)
     assert not asked
 
@@ -205,6 +205,6 @@ def test_experts_that_no_kernel_takes_are_refused(asked: list[Trial]) -> None:
     odd = layer()
     plain = torch.zeros(EXPERTS * 24, HIDDEN).bfloat16()
     refused = odd._replace(matrices=odd.matrices._replace(gate_up=ExpertWeight(plain, EXPERTS)))
-    with pytest.raises(EngineUnableError, match="no kernel takes these experts: experts of 24 x 128"):
+    with pytest.raises(KernelError, match="no kernel takes these experts: experts of 24 x 128"):
         choose_expert_kernels([refused], 16)
     assert not asked and choose_expert_kernels([], 16) == []

@@ -26,7 +26,7 @@ from dflash_local.engine import load_fused  # noqa: E402
 from dflash_local.engine.checked_pair import CheckedPair  # noqa: E402
 from dflash_local.engine.engines import ENGINES, chosen_engine  # noqa: E402
 from dflash_local.errors import UsageError  # noqa: E402
-from dflash_local.kernels import jit  # noqa: E402
+from dflash_local.kernels import jit, triton_trial  # noqa: E402
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.load_target import DTYPES, Placement  # noqa: E402
@@ -91,7 +91,7 @@ def check(
 def test_every_family_is_planned_as_it_is_loaded(
     family: str, kernels: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_fused, "_has_kernels", lambda device, dense: kernels and device.startswith("cuda"))
+    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if kernels and device[:4] == "cuda" else "no")
     save_model(family, tmp_path)
     files = Checkpoint.open(tmp_path)
     target = read_model(files.config, family)
@@ -99,7 +99,7 @@ def test_every_family_is_planned_as_it_is_loaded(
 
 
 def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_fused, "_has_kernels", lambda device, dense: device.startswith("cuda"))
+    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
     biased = replace(contract, drafter=replace(contract.drafter, attention_bias=True))
@@ -118,6 +118,7 @@ def test_the_fused_engine_is_not_taken_by_itself_on_an_amd_card(
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (11, 0))
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
+    monkeypatch.setattr(triton_trial, "why_not", lambda device: None)
     contract = check_pair(*(Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")))
     where = Placement("cuda:0", torch.bfloat16)
     assert engine_of(contract.target, contract, where, LoadConfig()) == engine

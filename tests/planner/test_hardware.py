@@ -104,3 +104,24 @@ def test_a_torch_whose_libraries_do_not_load_tells_why(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     found = hardware.probe_torch()
     assert found is not None and found.version == "" and "libcudart.so.13" in found.error
+
+
+@pytest.mark.parametrize(
+    "text, wsl",
+    [
+        ("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@x) #1 SMP\n", True),
+        ("Linux version 4.4.0-19041-Microsoft (Microsoft@Microsoft.com)\n", True),
+        ("Linux version 6.8.0-45-generic (buildd@lcy02)\n", False),
+        (None, False),
+    ],
+)
+def test_wsl_is_told_by_the_kernels_name(text: str | None, wsl: bool, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "version").write_text(text)
+    assert hardware.is_wsl(tmp_path / "version") == wsl
+
+
+def test_the_probe_of_windows_driver_is_found_off_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = f"{hardware.WSL_PROBES}/nvidia-smi"
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == there else None)
+    assert hardware.find_probe("nvidia-smi") == there and hardware.find_probe("rocm-smi") is None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from dflash_local.errors import (
     BusyError,
+    DeviceLostError,
     DFlashError,
     DoesNotFitError,
     EngineError,
@@ -17,7 +19,7 @@ from dflash_local.errors import (
     PromptError,
     UsageError,
 )
-from dflash_local.events import Event, Finished, Piece, Queued, Started, Step
+from dflash_local.events import Event, Finished, Notice, Piece, Queued, Started, Step
 from dflash_local.request import Request
 from dflash_local.service.service import Service, Ticket
 from tests.service.scripted import HELLO, PromptFault, ScriptedSession
@@ -29,7 +31,7 @@ REQUEST = Request(prompt_ids=(1, 2, 3))
 def serve() -> Iterator[Callable[..., Service]]:
     services: list[Service] = []
 
-    def start(session: ScriptedSession, **more: int) -> Service:
+    def start(session: ScriptedSession, **more: Any) -> Service:
         services.append(Service(session, **more))
         return services[-1]
 
@@ -180,6 +182,68 @@ def test_en_11_an_engine_error_breaks_the_session_for_the_queue_and_later_reques
     with pytest.raises(EngineError) as later:
         service.submit(REQUEST)
     assert later.value.exit_code == 7 and service.broken
+
+
+AT_ONCE = "at once: CUDA error: unknown error"
+
+
+def notices(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+def test_a_context_lost_before_the_reply_is_answered_by_the_pair_loaded_again(serve: Callable[..., Service]) -> None:
+    first, second = ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), ScriptedSession()
+    service = serve(first, load_again=lambda: second)
+    events, finished = finish(service.submit(REQUEST))
+    assert notices(events) == [f"{AT_ONCE}; the pair is loaded again"]
+    assert finished.reason == "stop" and ids(events) == [10, 11, 12, 13, 14, 15]
+    assert first.closed and len(second.requests) == 1 and not service.broken
+    assert notices(finish(service.submit(REQUEST))[0]) == []
+
+
+def test_a_context_lost_in_the_reply_ends_it_and_the_next_request_is_answered(serve: Callable[..., Service]) -> None:
+    sessions = [ScriptedSession(), ScriptedSession()]
+    service = serve(ScriptedSession(faults=[DeviceLostError("CUDA error")]), load_again=lambda: sessions.pop(0))
+    ticket = service.submit(REQUEST)
+    with pytest.raises(DeviceLostError, match="the pair was loaded again") as caught:
+        list(ticket.events())
+    assert caught.value.hint == "send it again" and not service.broken
+    assert finish(service.submit(REQUEST))[1].reason == "stop" and len(sessions) == 1
+
+
+def test_a_context_lost_twice_without_a_reply_between_breaks_the_session(serve: Callable[..., Service]) -> None:
+    loaded: list[ScriptedSession] = []
+
+    def load_again() -> ScriptedSession:
+        loaded.append(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]))
+        return loaded[-1]
+
+    service = serve(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), load_again=load_again)
+    with pytest.raises(DeviceLostError, match="unknown error"):
+        list(service.submit(REQUEST).events())
+    assert len(loaded) == 1 and service.broken
+
+
+@pytest.mark.parametrize(
+    "fault", [DoesNotFitError("no memory", "wait"), RuntimeError("CUDA error: unknown error"), MemoryError("none")]
+)
+def test_a_pair_that_cannot_be_loaded_again_breaks_the_session_in_one_line(
+    serve: Callable[..., Service], fault: Exception
+) -> None:
+    def load_again() -> ScriptedSession:
+        raise fault
+
+    service = serve(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), load_again=load_again)
+    with pytest.raises(EngineError, match="it cannot be loaded again") as caught:
+        list(service.submit(REQUEST).events())
+    assert caught.value.hint and service.broken and service._worker.is_alive()
+
+
+def test_without_a_way_to_load_again_a_lost_context_breaks_the_session(serve: Callable[..., Service]) -> None:
+    service = serve(ScriptedSession(faults=[DeviceLostError("CUDA error")]))
+    with pytest.raises(DeviceLostError):
+        list(service.submit(REQUEST).events())
+    assert service.broken
 
 
 def test_an_unknown_fault_becomes_one_typed_error_with_its_cause(serve: Callable[..., Service]) -> None:

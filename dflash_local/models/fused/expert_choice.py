@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from dflash_local.errors import EngineUnableError
+from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
 from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial, trial_of
@@ -57,7 +57,7 @@ def choose_expert_kernels(
             (0..1).
 
     Raises:
-        EngineUnableError: no kernel takes a layer's experts here; says why.
+        KernelError: no kernel takes a layer's experts here; says why.
     """
     members: dict[object, list[Layer]] = {}
     for layer in layers:
@@ -87,7 +87,7 @@ def _format(weight: ExpertWeight) -> object:
     try:
         return expert_gemm.fragment_format(weight)
     except ValueError as error:
-        raise EngineUnableError(f"no kernel takes these experts: {error}", REMEDY) from None
+        raise KernelError(f"no kernel takes these experts: {error}", REMEDY) from None
 
 
 def _row_classes(layer: Layer, rows: int) -> tuple[int, ...]:
@@ -95,11 +95,11 @@ def _row_classes(layer: Layer, rows: int) -> tuple[int, ...]:
     device = layer.matrices.gate_up.weight.device
     unmet = nvrtc.why_not(torch.cuda.get_device_capability(device))
     if unmet is not None:
-        raise EngineUnableError(f"a mixture of experts runs on kernels that this card has not: {unmet}", REMEDY)
+        raise KernelError(f"a mixture of experts runs on kernels that this card has not: {unmet}", REMEDY)
     wanted = (ROW_TILE,) if rows <= ROW_TILE else (ROW_TILE, SLICE_ROWS)
     found = tuple(size for size in wanted if all(_candidates(layer, gate_up, size) for gate_up in (True, False)))
     if not found:
-        raise EngineUnableError("no kernel for these experts fits this card's shared memory", REMEDY)
+        raise KernelError("no kernel for these experts fits this card's shared memory", REMEDY)
     return found
 
 
@@ -135,7 +135,7 @@ class _Group:
         """Of configurations that were tried and are right; launches have few rows where none is right for more.
 
         Raises:
-            EngineUnableError: there is none.
+            KernelError: there is none.
         """
         if not record.is_right(self._route.kernel):
             self._refuse(record, [self._route])
@@ -184,14 +184,14 @@ class _Group:
         _compile(self.layers[0], gate_up, tried, rows)
         times = {config: product.milliseconds(config) for config in tried if product.is_right(config)}
         if not times:
-            raise EngineUnableError(f"no kernel gave the right product of these experts at {rows} rows", REMEDY)
+            raise KernelError(f"no kernel gave the right product of these experts at {rows} rows", REMEDY)
         best = min(times, key=lambda config: times[config])
         record.choose(name, repr(best))
         return best
 
     def _refuse(self, record: KernelRecord, trials: Sequence[Trial]) -> None:
         why = why_failed(record, {trial.kernel for trial in trials})
-        raise EngineUnableError(f"no kernel for these experts is known to be right: {why}", REMEDY)
+        raise KernelError(f"no kernel for these experts is known to be right: {why}", REMEDY)
 
 
 def _name(layer: Layer, gate_up: bool, rows: int) -> str:

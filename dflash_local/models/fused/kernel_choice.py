@@ -57,7 +57,7 @@ def choose_experts(parts: Iterable[object], rows: int, exact: bool, say: Say = l
         exact: a row has the same bits in a block of any number of rows. say: see ``choose_configs``.
 
     Raises:
-        EngineUnableError: no kernel takes the experts of a layer; says why.
+        KernelError: no kernel takes the experts of a layer; says why.
     """
     mixtures = [part for part in parts if isinstance(part, MoEWeights) and part.experts.device.type == "cuda"]
     if not mixtures:

@@ -1,0 +1,154 @@
+"""Kernels that cannot be compiled: ``auto`` takes the reference engine and says so in a line, ``fused`` is an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine_sessions import ask, random_prompt
+
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadConfig, load, load_fused
+from dflash_local.errors import EngineError, KernelError, MissingDependencyError, NumericsError
+from dflash_local.kernels import jit, nvrtc, triton_trial
+from dflash_local.planner import software
+from dflash_local.planner.software import Compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = random_prompt(8)
+CPU = LoadConfig(device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """What is found of Triton is kept for the process."""
+    found = triton_trial.why_not
+    found.cache_clear()
+    yield
+    found.cache_clear()
+
+
+class _Failing:
+    """A kernel whose launch fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*_: object) -> None:
+            raise self.error
+
+        return launch
+
+
+CALLED = subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"])
+
+
+@pytest.mark.parametrize(
+    "error, headers, line, install",
+    [
+        (RuntimeError(f"{triton_trial.NO_COMPILER}. Please specify"), True, "no C compiler was found", "gcc"),
+        (CALLED, False, "Python.h is missing", "apt-get install python3-dev"),
+        (CALLED, True, "the C compiler failed", "gcc"),
+        (AssertionError("libcuda.so cannot found!\nsecond line"), True, "AssertionError: second line", "doctor"),
+        (ImportError("undefined symbol: x"), True, "ImportError: undefined symbol", "reinstall"),
+    ],
+)
+def test_why_triton_cannot_compile_is_one_line_with_what_to_install(
+    error: Exception, headers: bool, line: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_trial, "_add_one", _Failing(error))
+    monkeypatch.setattr(software, "c_compiler", lambda chosen: Compiler("/usr/bin/gcc", headers))
+    found = triton_trial.why_not("cpu")
+    assert found is not None and line in found.message and install in found.hint
+    assert "\n" not in str(found) and found.exit_code == 7
+
+
+def test_a_kernel_that_computes_nothing_is_not_taken_for_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_trial, "_add_one", {(1,): lambda numbers: None})
+    found = triton_trial.why_not("cpu")
+    assert found is not None and "wrong numbers" in found.message
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("full"), torch.AcceleratorError("CUDA error: unknown error")])
+def test_a_fault_of_the_device_is_not_blamed_on_the_compiler(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_trial, "_add_one", _Failing(fault))
+    with pytest.raises(type(fault)):
+        triton_trial.why_not("cpu")
+
+
+@pytest.mark.skipif(not jit.HAVE_TRITON, reason="triton is not installed")
+def test_the_kernel_that_is_tried_is_right() -> None:
+    script = "from dflash_local.kernels import triton_trial; assert triton_trial.why_not('cpu') is None"
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def plant(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused engine is the choice, and fails with the error while it loads."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
+    monkeypatch.setattr(load_fused, "_load", fail)
+
+
+FAULTS = [CALLED] if not jit.HAVE_TRITON else [CALLED, triton_trial.COMPILE_ERRORS[-1]("out of shared memory")]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_kernels_that_fail_at_load_leave_the_reference_engine(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = ask(load(find("demo"), CPU), PROMPT, 12).ids
+    plant(fault, monkeypatch)
+    session = load(find("demo"), CPU)
+    (line,) = [notice for notice in session.facts.notices if "reference engine" in notice]
+    assert "Triton cannot compile kernels" in line and "\n" not in line
+    assert session.facts.engine == "reference" and ask(session, PROMPT, 12).ids == want
+
+
+@pytest.mark.parametrize("options", [{"engine": "fused"}, {"exact": True}])
+def test_an_engine_that_was_asked_for_is_an_error_not_another_one(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(CALLED, monkeypatch)
+    with pytest.raises(KernelError, match="Triton cannot compile kernels") as caught:
+        load(find("demo"), LoadConfig(device="cpu", **options))  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+def test_other_faults_of_a_load_are_not_hidden_by_the_reference_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(NumericsError("not a fault of the compiler"), monkeypatch)
+    with pytest.raises(EngineError, match="not a fault of the compiler"):
+        load(find("demo"), CPU)
+
+
+def test_fused_by_name_names_what_to_install_before_a_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_fused, "why_no_kernels", lambda device: "")
+    monkeypatch.setattr(triton_trial, "why_not", lambda device: KernelError("no C compiler", "install gcc"))
+    pair = SimpleNamespace(where=SimpleNamespace(device="cuda:0"))
+    with pytest.raises(KernelError, match="no C compiler") as caught:
+        load_fused.load(pair, lambda *_: None)  # type: ignore[arg-type]
+    assert caught.value.hint == "install gcc; or use --engine reference"
+
+
+def test_why_a_card_is_passed_over_names_the_first_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(load_fused, "why_no_kernels", lambda device: "triton is not installed")
+    assert load_fused.why_slow("cuda:0", True) == "triton is not installed"
+    monkeypatch.setattr(load_fused, "why_no_kernels", lambda device: "")
+    monkeypatch.setattr(triton_trial, "why_not", lambda device: KernelError("no C compiler", "install gcc"))
+    assert load_fused.why_slow("cuda:0", True) == "no C compiler (install gcc)"
+    monkeypatch.setattr(triton_trial, "why_not", lambda device: None)
+    monkeypatch.setattr(nvrtc, "why_not", lambda capability: MissingDependencyError("no NVRTC", "pip install it"))
+    assert load_fused.why_slow("cuda:0", True) == ""
+    assert load_fused.why_slow("cuda:0", False) == "no NVRTC (pip install it)"
