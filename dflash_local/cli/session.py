@@ -99,6 +99,16 @@ def planned_context(pair: Pair, load: LoadConfig, user: settings.Settings) -> in
     return planned.found.context if load.fit_check and planned.found.fits else planned.limit
 
 
+def planned_peak(pair: Pair, load: LoadConfig, user: settings.Settings) -> int | None:
+    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    planned = _planned(pair, load, user)
+    return None if planned is None else planned.found.ledger.peak
+
+
 def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Console) -> LoadConfig:
     """What the plan loads: the context and the drafter precision that fit, where the user named none.
 
