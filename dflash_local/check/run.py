@@ -10,6 +10,7 @@ from dflash_local.check.drafting import check_drafter
 from dflash_local.check.exactness import check_exactness
 from dflash_local.check.findings import Finding, Subject
 from dflash_local.check.likelihood import check_likelihood
+from dflash_local.check.products import check_products
 from dflash_local.check.template import check_template
 from dflash_local.engine.session import Session
 from dflash_local.errors import CheckpointError, EngineError, UsageError
@@ -29,6 +30,7 @@ def check(session: Session, pair: Pair, planned: int | None, progress: Progress)
     """
     checks: dict[Subject, Callable[[], Finding]] = {
         "card": lambda: check_card(session, planned),
+        "format": lambda: check_products(session),
         "target": lambda: check_likelihood(session, pair),
         "template": lambda: check_template(session),
         "drafter": lambda: check_drafter(session, pair),

@@ -1,4 +1,4 @@
-"""``dflash check``: is a pair what it should be on this card; a line each for target, drafter, template and card."""
+"""``dflash check``: is a pair what it should be on this card; a line each for target, drafter, format, template and card."""
 
 from __future__ import annotations
 
