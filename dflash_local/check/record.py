@@ -18,7 +18,7 @@ from dflash_local.bench import provenance
 from dflash_local.bench.report import finite
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, worst
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.store.atomic import write_atomic
 
 SCHEMA = 1
@@ -47,6 +47,12 @@ class Report:
         """True when nothing is to be said against the pair: only such a report stands for a new check."""
         return worst(self.findings) in ("ok", "skipped")
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """A line on each finding that is not good."""
+        doubts = (each for each in self.findings if each.state in ("warning", "failed"))
+        return tuple(f"check of the {each.subject}: {each.text} ({each.state}; {each.remedy})" for each in doubts)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; figures that are not finite are None."""
         own = asdict(self)
@@ -68,7 +74,7 @@ def facts_of(pair: Pair, load: LoadConfig) -> dict[str, Any]:
         "thinking": pair.thinking,
         "acceptance_band": pair.acceptance_band,
         "files": [_files(folder) for folder in (pair.target, pair.drafter) if folder is not None],
-        "load": asdict(load),
+        "load": {name: getattr(load, name) for name, option in LOAD_OPTIONS.items() if option.compared},
         "machine": {name: machine[name] for name in ("processor", "gpus", "cuda", "driver")},
         "versions": provenance.versions(),
     }

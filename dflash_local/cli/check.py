@@ -1,8 +1,7 @@
-"""``dflash check``: is a pair what it should be on this card; a line each for target, drafter, format, template and card."""
+"""``dflash check``: a line of verdict each on target, drafter, format, template and card of a loaded pair."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,18 +59,15 @@ def _report(pair: Pair, load: LoadConfig, user: Settings, console: Console, agai
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.check import record
-        from dflash_local.check.run import check as run_checks
+        from dflash_local.check.run import checked_now
     path = record.path_of(user.cache_dir, record.facts_of(pair, load))
     before = None if again else record.remembered(path)
     if before is not None and before.good:
         return before
     with loaded_engine(pair, load, user, console) as session:
-        begin = time.monotonic()
+        planned = planned_peak(pair, session.facts.load, user)
         with console.progress() as line:
-            found = run_checks(session, pair, planned_peak(pair, session.facts.load, user), line)
-        report = record.Report.now(pair.name, session.facts.loaded_as, time.monotonic() - begin, found)
-    record.remember(path, report)
-    return report
+            return checked_now(session, pair, path, planned, line)
 
 
 def _tell(report: Report, console: Console) -> None:

@@ -222,8 +222,8 @@ def _load(
     with ExitStack() as stack:
         stack.enter_context(loading.held(pair, user))
         session = loading.open_session(pair, loading.fitted(pair, config, user, console), progress)
-        for notice in session.facts.notices:
-            console.warn(notice)
+        loading.checked(session, pair, config, user, lambda text, part: progress(LoadProgress(text, part)))
+        loading.warn_of(session, console)
         return _Held(session, stack.pop_all())
 
 

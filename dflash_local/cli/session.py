@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
@@ -20,8 +20,11 @@ from dflash_local.service.service import Service, Session
 
 if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
+    from dflash_local.engine.session import Session as EngineSession
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+
+CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
 
 @contextmanager
@@ -190,7 +193,7 @@ def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:
 
 
 def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Console) -> Session:
-    """Load a pair, showing how far it is; notices of the load go to stderr.
+    """Load a pair, showing how far it is.
 
     Raises:
         DoesNotFitError: it does not fit. DFlashError: see ``open_session``.
@@ -198,9 +201,37 @@ def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Co
     load = fitted(pair, load, user, console)
     with console.progress() as line:
         session = open_session(pair, load, lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction))
+    return session
+
+
+def warn_of(session: Session, console: Console) -> None:
+    """Tell the notices of a load on stderr."""
     for notice in session.facts.notices:
         console.warn(notice)
-    return session
+
+
+def checked(
+    session: Session, pair: Pair, load: LoadConfig, user: settings.Settings, say: Callable[[str, float], None]
+) -> None:
+    """Check a pair at its first load on a card; whatever is found against it is told at every load.
+
+    Args:
+        load: as it was asked for. say: told what is being checked and how far it is (0..1).
+
+    Raises:
+        DFlashError: see ``check.run.check``.
+    """
+    if load.skip_check or not session.facts.device.startswith(CHECKED_DEVICE):
+        return
+    from dflash_local.check.run import checked_once
+
+    engine = cast("EngineSession", session)
+    with ExitStack() as stack:
+        stack.callback(session.close)  # where it is interrupted
+        planned = planned_peak(pair, session.facts.load, user)
+        report = checked_once(engine, pair, load, user.cache_dir, planned, say)
+        stack.pop_all()
+    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices))
 
 
 class HeldService(Service):
@@ -224,4 +255,7 @@ def start_service(pair: Pair, load: LoadConfig, user: settings.Settings, console
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
         session = load_pair(pair, load, user, console)
+        with console.progress() as line:
+            checked(session, pair, load, user, line)
+        warn_of(session, console)
         return HeldService(session, stack.pop_all())

@@ -219,3 +219,11 @@ def test_a_report_holds_for_one_state_of_the_files(tmp_path: Path, own_toys: Pat
     assert path is not None
     path.write_text("{", encoding="utf-8")
     assert record.remembered(path) is None is record.remembered(None)
+
+
+def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
+    def full() -> Finding:
+        raise torch.OutOfMemoryError("no memory")
+
+    found = guarded("target", full)
+    assert found.state == "skipped" and "memory" in found.text and findings.exit_code([found]) == 0
