@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.trial import prompt_ids, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding
+from dflash_local.check.taps import better_taps
 from dflash_local.check.text import PROMPTS, prompts_of
 from dflash_local.engine.session import Session
 from dflash_local.request import Limits, Request
@@ -31,7 +34,11 @@ def check_drafter(session: Session, pair: Pair) -> Finding:
         return Finding("drafter", "skipped", "the target has no tokenizer: no prompt can be given")
     prompts = prompts_of(pair)
     lengths = {name: acceptance(session, prompts, thinking) for name, thinking in modes_of(session, prompts[0]).items()}
-    return judged(lengths, pair)
+    found = judged(lengths, pair)
+    if found.state not in ("warning", "failed"):
+        return found
+    cause = better_taps(session, prompts, max(lengths, key=lambda name: lengths[name] or 0.0) == ON)
+    return replace(found, remedy=cause) if cause else found
 
 
 def modes_of(session: Session, prompt: Prompt) -> dict[str, bool]:

@@ -16,13 +16,15 @@ from dflash_local.load_config import LoadConfig
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
-from dflash_local.check import drafting, exactness, findings, likelihood, record  # noqa: E402
+from dflash_local.check import drafting, exactness, findings, likelihood, record, taps  # noqa: E402
 from dflash_local.check.drafting import check_drafter  # noqa: E402
 from dflash_local.check.exactness import check_exactness  # noqa: E402
 from dflash_local.check.findings import Finding  # noqa: E402
 from dflash_local.check.likelihood import Band, check_likelihood  # noqa: E402
 from dflash_local.check.run import check, guarded  # noqa: E402
+from dflash_local.check.taps import better_taps  # noqa: E402
 from dflash_local.check.template import check_template  # noqa: E402
+from dflash_local.check.text import prompts_of  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
 from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus  # noqa: E402
@@ -45,6 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer tokens of each reply."""
     monkeypatch.setattr(drafting, "TOKENS", 24)
     monkeypatch.setattr(exactness, "TOKENS", 6)
+    monkeypatch.setattr(taps, "PARTS", 1)
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def test_taps_off_by_one_lower_the_acceptance(name: str, own_toys: Path) -> None
     faults.shift_taps(own_toys / name / "drafter", -1)
     with session_of(pair) as session:
         found = check_drafter(session, pair)
-    assert found.state == "warning" and "off by one" in found.remedy
+    assert found.state == "warning" and "likely off by one: with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -227,3 +230,15 @@ def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
 
     found = guarded("target", full)
     assert found.state == "skipped" and "memory" in found.text and findings.exit_code([found]) == 0
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str) -> None:
+    pair = bundled.find("demo")
+    session = load(pair, replace(CPU, engine=engine, context=512))
+    target = session.runner.target
+    assert better_taps(session, prompts_of(pair)[:1], thinking=False) == ""
+    target.use_taps((0, 2, 4, 5))
+    assert "with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in better_taps(session, prompts_of(pair)[:2], thinking=False)
+    assert target.taps == (0, 2, 4, 5), "they are put back"
+    session.close()
