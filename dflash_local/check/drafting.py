@@ -15,7 +15,7 @@ from dflash_local.request import Limits, Request
 
 TOKENS = 64  # of a reply at most
 NEAR_ONE = 1.2  # mean acceptance length of drafts that are right by chance
-UNKNOWN_BAND = 1.5  # where the registry has none: drafters that work are above it on every published task
+UNKNOWN_BAND = 1.5  # where the registry has none; the least published length is 3.1, so a damaged drafter may pass
 TOY_BAND = 7.0  # of bundled pairs here, also quantised: 7.57 to 7.84; 6.5 with taps off by one; alarms: any prompt
 ON, OFF = "thinking", "no thinking"
 MODES = {ON: True, OFF: False}
