@@ -100,6 +100,10 @@ class PairError(CheckpointError):
     """A drafter and a target that do not belong together."""
 
 
+class PairCheckError(CheckpointError):
+    """``check`` found a target, a drafter or a chat template that is not what it should be."""
+
+
 class TemplateError(CheckpointError):
     """A chat template that fails, tries to escape, or takes too long."""
 
@@ -138,6 +142,10 @@ class KernelError(EngineError):
 
 class DriverError(EngineError):
     """An NVIDIA card that the installed torch cannot use: an old driver, a torch built without CUDA or not for it."""
+
+
+class EngineCheckError(EngineError):
+    """``check`` found products, texts or a card that are not what they should be."""
 
 
 class MissingDependencyError(DFlashError):

@@ -227,6 +227,9 @@ class LoadConfig:
         planned=False,
         compared=False,
     )
+    skip_check: bool = _option(
+        False, "Leave out the check of the first load of a pair on a card.", planned=False, compared=False
+    )
 
     def __post_init__(self) -> None:
         for name, option in LOAD_OPTIONS.items():

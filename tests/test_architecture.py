@@ -61,7 +61,7 @@ HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla",
 # Where a torch-free room may import it after all, inside that function alone.
 HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
 
-BROAD_EXCEPTS = {"cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
+BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 

@@ -68,7 +68,7 @@ def score_original(
     Raises:
         UsageError: that would take more than ``MAX_KEPT``. DFlashError: a request failed.
     """
-    target = _target(session)
+    target = scored_target(session)
     most = len(prompts) * max_new_tokens * target.vocab_size * torch.float32.itemsize
     if most > MAX_KEPT:
         raise UsageError(
@@ -81,7 +81,7 @@ def score_original(
         progress(f"original, prompt {number + 1} of {len(prompts)}", number / len(prompts))
         ids = prompt_ids(session, prompt, thinking)
         reply = write(session, Request(prompt_ids=ids, limits=Limits(max_new_tokens), mode="ar")).ids
-        kept = torch.cat([part.cpu() for part in _log_probs(session, target, ids, reply)])
+        kept = torch.cat([part.cpu() for part in log_probs(session, target, ids, reply)])
         found.append(Scored(prompt.kind, ids, reply, kept))
     return found
 
@@ -99,12 +99,12 @@ def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> 
     Raises:
         PairError: it has another vocabulary.
     """
-    target = _target(session)
+    target = scored_target(session)
     found: list[Distance] = []
     for number, text in enumerate(texts):
         progress(f"quantised, prompt {number + 1} of {len(texts)}", number / len(texts))
         rows = text.log_probs.split(ROWS)
-        for want, got in zip(rows, _log_probs(session, target, text.prompt, text.reply), strict=True):
+        for want, got in zip(rows, log_probs(session, target, text.prompt, text.reply), strict=True):
             if want.shape != got.shape:
                 raise PairError(
                     f"the original has {want.shape[1]} ids, the quantised target {got.shape[1]}",
@@ -117,7 +117,12 @@ def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> 
     return found
 
 
-def _target(session: Session) -> Target:
+def scored_target(session: Session) -> Target:
+    """What texts are scored with.
+
+    Raises:
+        UsageError: the target is in another process.
+    """
     target = session.runner.target
     if target is None:
         raise UsageError(f"{session.facts.target} is not in this process", "texts are scored with the target itself")
@@ -125,8 +130,8 @@ def _target(session: Session) -> Target:
 
 
 @torch.inference_mode()
-def _log_probs(session: Session, target: Target, prompt: Sequence[int], reply: Sequence[int]) -> Iterator[torch.Tensor]:
-    """[at most ROWS, V] float32 on the device, for one token of the reply after the other."""
+def log_probs(session: Session, target: Target, prompt: Sequence[int], reply: Sequence[int]) -> Iterator[torch.Tensor]:
+    """[at most ROWS, V] float32 on the device, for one token of the reply after the other; the prompt is not empty."""
     target.clear()
     try:
         ids = torch.tensor([*prompt, *reply[:-1]], device=target.device)

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Subject = Literal["target", "drafter", "format", "card", "template", "exactness"]
+Subject = Literal["target", "layers", "drafter", "format", "card", "template", "exactness"]
 State = Literal["ok", "warning", "failed", "skipped"]
 ENGINE_BROKEN, CHECKPOINT_INVALID = 7, 6
 EXIT_CODES: Mapping[Subject, int] = {  # of a subject that failed
     "target": CHECKPOINT_INVALID,
     "drafter": CHECKPOINT_INVALID,
     "template": CHECKPOINT_INVALID,
+    "layers": ENGINE_BROKEN,
     "format": ENGINE_BROKEN,
     "card": ENGINE_BROKEN,
     "exactness": ENGINE_BROKEN,

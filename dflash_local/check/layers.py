@@ -96,12 +96,12 @@ class LayerReport:
                 f"all {len(self.drift)} layers agree with transformers in {self.dtype}: "
                 f"at most {largest.error:.2g}, {largest.name}"
             )
-            return Finding("target", "ok", text, figures=figures)
+            return Finding("layers", "ok", text, figures=figures)
         paths = {part.path for part in self.parts if part.name == first.name and part.error > self.bar}
         only = "" if len(paths) == 2 else f" in {'prompts' if first.path == 'prompt' else 'blocks'} only"
         told = f"{first.error:.2g} where rounding explains {self.bar:.2g}"
         text = f"{first.name} differs{only}: {told if isfinite(first.error) else 'numbers that are not finite'}"
-        return Finding("target", "failed", text, REMEDY, figures)
+        return Finding("layers", "failed", text, REMEDY, figures)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ import typer
 
 from dflash_local.catalog.bundled import FOLDER, Pair
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import held, load_pair
+from dflash_local.cli.session import held, load_pair, warn_of
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.hardware import folder
@@ -29,9 +29,10 @@ Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="W
 
 @contextmanager
 def loaded_engine(pair: Pair, load: LoadConfig, user: Settings, console: Console) -> Iterator[Session]:
-    """The engine's session itself, closed at the end: measuring looks behind events."""
+    """The engine's session itself, closed at the end: measuring looks behind events. It is not checked unasked."""
     with held(pair, user):
         session = cast("Session", load_pair(pair, load, user, console))
+        warn_of(session, console)
         try:
             yield session
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair
@@ -20,9 +20,12 @@ from dflash_local.service.service import Service, Session
 
 if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
+    from dflash_local.engine.session import Session as EngineSession
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.service.load_steps import LoadSteps
+
+CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
 
 @contextmanager
@@ -98,6 +101,16 @@ def planned_context(pair: Pair, load: LoadConfig, user: settings.Settings) -> in
     if load.context is not None or planned is None:
         return load.context
     return planned.found.context if load.fit_check and planned.found.fits else planned.limit
+
+
+def planned_peak(pair: Pair, load: LoadConfig, user: settings.Settings) -> int | None:
+    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    planned = _planned(pair, load, user)
+    return None if planned is None else planned.found.ledger.peak
 
 
 def fitted(pair: Pair, load: LoadConfig, user: settings.Settings, console: Console) -> LoadConfig:
@@ -184,17 +197,44 @@ def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:
 
 
 def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Console) -> Session:
-    """Load a pair, showing how far it is; notices of the load go to stderr.
+    """Load a pair, showing how far it is.
 
     Raises:
         DoesNotFitError: it does not fit. DFlashError: see ``open_session``.
     """
     load = fitted(pair, load, user, console)
     with _shown(pair, console, None) as told:
-        session = open_session(pair, load, told)
+        return open_session(pair, load, told)
+
+
+def warn_of(session: Session, console: Console) -> None:
+    """Tell the notices of a load on stderr."""
     for notice in session.facts.notices:
         console.warn(notice)
-    return session
+
+
+def checked(
+    session: Session, pair: Pair, load: LoadConfig, user: settings.Settings, say: Callable[[str, float], None]
+) -> None:
+    """Check a pair at its first load on a card; whatever is found against it is told at every load.
+
+    Args:
+        load: as it was asked for. say: told what is being checked and how far it is (0..1).
+
+    Raises:
+        DFlashError: see ``check.run.check``.
+    """
+    if load.skip_check or not session.facts.device.startswith(CHECKED_DEVICE):
+        return
+    from dflash_local.check.run import checked_once
+
+    engine = cast("EngineSession", session)
+    with ExitStack() as stack:
+        stack.callback(session.close)  # where it is interrupted
+        planned = planned_peak(pair, session.facts.load, user)
+        report = checked_once(engine, pair, load, user.cache_dir, planned, say)
+        stack.pop_all()
+    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices))
 
 
 def open_stepwise(
@@ -226,8 +266,10 @@ def open_stepwise(
     if line:
         console.warn(line)
     session = _opened(pair, load, user, console, steps, progress)
-    for notice in session.facts.notices:
-        console.warn(notice)
+    if not user.safe:
+        with _shown(pair, console, progress) as told:
+            checked(session, pair, load, user, lambda text, part: told(LoadProgress(text, part)))
+    warn_of(session, console)
     return PlainSession(session) if asked.draft and not load.draft else session
 
 

@@ -72,8 +72,7 @@ class TransformersTarget:
         self._embed, self._norm = decoder.embed_tokens, decoder.norm
         self._layers = list(decoder.layers)
         self._rotary, self._head = decoder.rotary_emb, model.get_output_embeddings()
-        self.taps = tuple(taps)
-        self._tap_order = {layer: i for i, layer in enumerate(self.taps)}
+        self.use_taps(taps)
         self.device: torch.device = self._embed.weight.device if device is None else device
         self.dtype: torch.dtype = self._norm.weight.dtype
         self.hidden_size: int = self.config.hidden_size
@@ -127,6 +126,16 @@ class TransformersTarget:
         if self._softcap is not None:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         return logits.to(self.device)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self._layers)
+
+    def use_taps(self, taps: Sequence[int]) -> None:
+        """Give the outputs of these layers from now on."""
+        self.taps = tuple(taps)
+        self._tap_order = {layer: i for i, layer in enumerate(self.taps)}
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M]: every one of them is part of the text from now on."""

@@ -107,9 +107,19 @@ class FusedTarget:
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
         self._fill_rotations(tensors)
-        self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
+        self.use_taps(taps)
         self.length = 0  # the host's view of ``start``, where it knows
         self.on_residual: OnResidual | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    def use_taps(self, taps: Sequence[int]) -> None:
+        """Give the outputs of these layers, as many as there were, of prompts; blocks that are recorded keep theirs."""
+        self.taps = tuple(taps)
+        self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
 
     @property
     def mixtures(self) -> list[MoE]:

@@ -1,0 +1,100 @@
+"""Is the card what it should be: its read rate against its data sheet, and memory against the plan."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflash_local.bench.random_run import PROBE_BYTES, Place, bandwidth
+from dflash_local.check.findings import Finding, State
+from dflash_local.engine.session import Session
+from dflash_local.planner.cards import find_bandwidth
+from dflash_local.terminal import byte_size
+
+SLOW = 0.5  # of the data sheet's rate: less is not explained by how it is measured
+SMALLEST_PROBE = 2**28  # bytes: more than any cache
+OVER_PLAN = 1.05  # of the planned peak
+
+
+@dataclass(frozen=True, slots=True)
+class CardFigures:
+    """What was measured. Rates are in bytes per second, memory in bytes; None is not known.
+
+    Attributes:
+        peak: that torch's allocator held at most. planned: the same by the plan.
+    """
+
+    name: str
+    rate: float | None
+    specified: float | None
+    peak: int
+    planned: int | None
+
+
+def check_card(session: Session, planned: int | None) -> Finding:
+    """The finding on the card.
+
+    Args:
+        planned: bytes that the plan says torch's allocator holds at most, where one was made.
+    """
+    device = torch.device("cpu" if session.facts.device == "balanced" else session.facts.device)
+    if device.type != "cuda":
+        return Finding("card", "skipped", f"{session.facts.device}: rates and memory are measured on CUDA cards")
+    name = torch.cuda.get_device_name(device)
+    specified = find_bandwidth(name)
+    peak = torch.cuda.max_memory_allocated(device)  # before the probe takes more
+    figures = CardFigures(name, _rate(device), None if specified is None else specified * 1e9, peak, planned)
+    return judged(figures, paging="microsoft" in platform.release().lower())
+
+
+@torch.inference_mode()
+def _rate(device: torch.device) -> float | None:
+    """Bytes per second, the better of copying and reading; None where too little memory is free to measure it."""
+    free, _ = torch.cuda.mem_get_info(device)
+    probe = min(PROBE_BYTES, free // 4)
+    if probe < SMALLEST_PROBE:
+        return None
+    with torch.cuda.device(device):
+        found = max(bandwidth(Place(device, torch.float32, probe=probe)))
+        torch.cuda.empty_cache()
+    return found
+
+
+def judged(found: CardFigures, paging: bool) -> Finding:
+    """The finding on what was measured. ``paging``: the system may move a card's memory to the host (WSL2)."""
+    said, remedies = [found.name], []
+    if found.rate is None:
+        said.append("too little memory is free to measure the read rate")
+    elif found.specified is None:
+        said.append(f"reads {found.rate / 1e9:.0f} GB/s (no figure of its data sheet is known)")
+    else:
+        said.append(f"reads {found.rate / 1e9:.0f} of {found.specified / 1e9:.0f} GB/s")
+        if found.rate < SLOW * found.specified:
+            remedies.append(_slow(paging))
+    said.append(f"peak {byte_size(found.peak)}" + (f" of {byte_size(found.planned)} planned" if found.planned else ""))
+    if found.planned and found.peak > OVER_PLAN * found.planned:
+        remedies.append("it took more memory than planned: give a shorter --context, and report the figures")
+    state: State = "warning" if remedies else "ok"
+    return Finding("card", state, "; ".join(said), "; ".join(remedies), _figures(found))
+
+
+def _slow(paging: bool) -> str:
+    causes = ["another program that uses the card", "a power or clock limit (nvidia-smi -q -d PERFORMANCE)"]
+    paged = "memory paged to the host (WSL2 and Windows do so when the card is full)"
+    causes = [paged, *causes] if paging else [*causes, paged]
+    slot = "where weights lie in host memory, a PCIe slot of x4 or less"
+    return f"less than half of its rate; likely causes: {'; '.join([*causes, slot])}"
+
+
+def _figures(found: CardFigures) -> Mapping[str, Any]:
+    return {
+        "name": found.name,
+        "bytes_per_s": found.rate,
+        "specified_bytes_per_s": found.specified,
+        "peak_bytes": found.peak,
+        "planned_bytes": found.planned,
+    }

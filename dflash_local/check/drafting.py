@@ -1,0 +1,88 @@
+"""Does the drafter belong to the target: acceptance lengths of greedy replies, with and without thinking."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dflash_local.bench.prompts import Prompt
+from dflash_local.bench.trial import prompt_ids, write
+from dflash_local.catalog.bundled import Pair
+from dflash_local.check.findings import Finding
+from dflash_local.check.taps import better_taps
+from dflash_local.check.text import PROMPTS, prompts_of
+from dflash_local.engine.session import Session
+from dflash_local.request import Limits, Request
+
+TOKENS = 64  # of a reply at most
+NEAR_ONE = 1.2  # mean acceptance length of drafts that are right by chance
+UNKNOWN_BAND = 1.5  # where the registry has none; the least published length is 3.1, so a damaged drafter may pass
+TOY_BAND = 7.0  # of bundled pairs here, also quantised: 7.57 to 7.84; 6.5 with taps off by one; alarms: any prompt
+ON, OFF = "thinking", "no thinking"
+MODES = {ON: True, OFF: False}
+TRAINED = {"required": (ON,), "off": (OFF,)}  # how a drafter was trained -> modes in which the band holds
+
+
+def check_drafter(session: Session, pair: Pair) -> Finding:
+    """The finding on the drafter.
+
+    Raises:
+        DFlashError: a request failed.
+    """
+    if session.runner.proposer is None:
+        return Finding("drafter", "skipped", "loaded without a drafter")
+    if session.tokenizer is None:
+        return Finding("drafter", "skipped", "the target has no tokenizer: no prompt can be given")
+    prompts = prompts_of(pair)
+    lengths = {name: acceptance(session, prompts, thinking) for name, thinking in modes_of(session, prompts[0]).items()}
+    found = judged(lengths, pair)
+    if found.state not in ("warning", "failed"):
+        return found
+    cause = better_taps(session, prompts, max(lengths, key=lambda name: lengths[name] or 0.0) == ON)
+    return replace(found, remedy=cause) if cause else found
+
+
+def modes_of(session: Session, prompt: Prompt) -> dict[str, bool]:
+    """Both ways to think by name, or one where the template makes no difference."""
+    ids = {prompt_ids(session, prompt, thinking) for thinking in MODES.values()}
+    return MODES if len(ids) > 1 else {OFF: False}
+
+
+def acceptance(session: Session, prompts: tuple[Prompt, ...], thinking: bool) -> float | None:
+    """Mean acceptance length of greedy replies over all cycles that drafted; None where none did."""
+    lengths: list[int] = []
+    for prompt in prompts:
+        request = Request(
+            prompt_ids=prompt_ids(session, prompt, thinking),
+            limits=Limits(TOKENS),
+            mode="dflash",
+            block_size=session.facts.block_size,
+        )
+        lengths += write(session, request).stats.acceptance_lengths
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def judged(lengths: dict[str, float | None], pair: Pair) -> Finding:
+    """The finding on mean acceptance lengths by mode."""
+    known = {name: length for name, length in lengths.items() if length is not None}
+    if not known:
+        return Finding("drafter", "skipped", "every reply ended before a draft")
+    band = TOY_BAND if pair.toy else pair.acceptance_band or UNKNOWN_BAND
+    trained = [name for name in TRAINED.get(pair.thinking or "", tuple(known)) if name in known] or list(known)
+    best = max(known[name] for name in trained)
+    said = ", ".join(f"{length:.2f} ({name})" if len(known) > 1 else f"{length:.2f}" for name, length in known.items())
+    text = f"acceptance length {said} over {PROMPTS} prompts, expected at least {band:g}"
+    figures = {"acceptance_length": lengths, "band": band, "band_known": pair.toy or pair.acceptance_band is not None}
+    if best >= band:
+        return Finding("drafter", "ok", text, "", figures)
+    return Finding("drafter", "failed" if best < NEAR_ONE else "warning", text, _causes(known, band, trained), figures)
+
+
+def _causes(known: dict[str, float], band: float, trained: list[str]) -> str:
+    """What may be the reason, the likeliest first."""
+    other = [name for name, length in known.items() if name not in trained and length >= band]
+    if other:
+        return f"drafts are accepted with {other[0]} alone: the drafter was trained so, use that mode"
+    return (
+        "likely causes: a drafter of another target or generation; target_layer_ids that are off by one; a chat "
+        "template or thinking mode that it was not trained for; a target that is broken itself"
+    )

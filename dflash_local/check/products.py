@@ -1,0 +1,103 @@
+"""Is every kind of the fused engine's products right: tried with the loaded weights, against float32 over the decoded.
+
+A kind is a format, a shape and whether gate and up are joined; of each one product is tried, with few rows as blocks
+have them and with many as prompts have them. Routed experts have products of their own, which are not among these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflash_local.check.findings import Finding
+from dflash_local.engine.session import Session
+from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.product_check import MAX_ERROR, ONE_HOT_ERROR, mixed_rows
+from dflash_local.kernels.quantized_weight import row_slices
+from dflash_local.kernels.skinny_gemm import MAX_ROWS, gated
+from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.formats import Weight
+from dflash_local.models.fused.linear import GateUp, Linear, by_kind
+from dflash_local.models.fused.moe import MoEWeights
+from dflash_local.models.fused.target import FusedTarget
+
+MANY_ROWS = MAX_ROWS + 16  # as prompts have: no few-row kernel takes them
+KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
+FLOAT32_SHARE = 2**-6  # of the error that bfloat16 may have
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A product with so many rows. ``error``: the largest over what rounding explains; more than 1 is wrong."""
+
+    name: str
+    rows: int
+    error: float
+
+
+def check_products(session: Session) -> Finding:
+    """The finding on the formats of weights, as this card multiplies them.
+
+    Raises:
+        EngineError: a kernel faulted.
+    """
+    target, drafter = session.runner.target, session.runner.proposer
+    if not isinstance(target, FusedTarget):
+        return Finding("format", "skipped", f"the {session.facts.engine} engine has PyTorch's products alone")
+    products = [*target.weights.products, target.weights.head]
+    products += drafter.products if isinstance(drafter, FusedDrafter) else ()
+    tried = [found for kind in by_kind(products) for found in try_product(kind[0], target.rows)]
+    text = f"{len(tried) // 2} kinds of products with one-hot, Gaussian, zero and outlier rows"
+    if any(isinstance(part, MoEWeights) for part in target.weights.parts):
+        text += " (routed experts left out)"
+    figures: dict[str, Any] = {each.name + f" at {each.rows} rows": round(each.error, 4) for each in tried}
+    wrong = [each for each in tried if not each.error <= 1]
+    if not wrong:
+        return Finding("format", "ok", f"{text} agree with the decoded weights", "", figures)
+    listed = ", ".join(f"{each.name} at {each.rows} rows ({each.error:.3g} times the bound)" for each in wrong)
+    remedy = "an error of this program or its compiler: dflash warm MODEL --again tries the kernels anew; please report"
+    return Finding("format", "failed", f"of {text} these are wrong: {listed}", remedy, figures)
+
+
+@torch.inference_mode()
+def try_product(product: Linear | GateUp, rows: int) -> Iterator[Tried]:
+    """A product with ``rows`` rows at a time, or all that few-row kernels take, then with many."""
+    few = _rows(max(rows, KINDS_OF_ROWS), product.weight)
+    parts = (product(part, part.new_empty(len(part), product.out_features)) for part in few.split(min(rows, MAX_ROWS)))
+    yield _tried(product, few, torch.cat([*parts]))
+    many = _rows(MANY_ROWS, product.weight)
+    yield _tried(product, many, product.prefill(many))
+
+
+def _rows(count: int, weight: Weight) -> torch.Tensor:
+    return mixed_rows(count, weight.shape[1], weight.device).to(weight.dtype)
+
+
+def _tried(product: Linear | GateUp, x: torch.Tensor, got: torch.Tensor) -> Tried:
+    want = decoded_product(x.float(), product.weight)
+    share = torch.full((len(x), 1), MAX_ERROR, device=x.device)
+    if product.paired:
+        want = gated(want, want.new_empty(len(x), product.out_features))
+    else:
+        share[(x != 0).sum(1) == 1] = ONE_HOT_ERROR
+    if x.dtype == torch.float32:
+        share *= FLOAT32_SHARE
+    bound = share * (want.abs() + want.square().mean(1, keepdim=True).sqrt() / 2)
+    over = (got.float() - want).abs() / bound.clamp(min=torch.finfo(torch.float32).tiny)
+    name = f"{type(product.weight).__name__} {tuple(product.weight.shape)}{' gate and up' if product.paired else ''}"
+    return Tried(name, len(x), float(over.max()))
+
+
+def decoded_product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """``x @ weight.T`` [M, N] in float32 by PyTorch over what the weight stands for, a slice at a time."""
+    out = x.new_empty(len(x), weight.shape[0])
+    if isinstance(weight, FragmentWeight):
+        return few_row_gemm.linear_reference(x, weight, out)
+    for rows in row_slices(weight):
+        plain = weight[rows] if isinstance(weight, torch.Tensor) else weight.dequantized(rows)
+        out[:, rows] = x @ plain.float().t()
+    return out

@@ -1,0 +1,112 @@
+"""What a check found, remembered for a pair as it was loaded, on one card and driver, with these versions.
+
+One JSON file each in the cache folder. Where it cannot be written, the pair is checked again the next time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from dflash_local.bench import provenance
+from dflash_local.bench.report import finite
+from dflash_local.catalog.bundled import Pair
+from dflash_local.check.findings import Finding, worst
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.store.atomic import write_atomic
+
+SCHEMA = 1
+FOLDER = "checks"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A check. ``loaded_as`` in words; ``checked`` is ISO 8601 in UTC."""
+
+    model: str
+    loaded_as: str
+    checked: str
+    seconds: float
+    findings: tuple[Finding, ...]
+    remembered: bool = False
+
+    @classmethod
+    def now(cls, model: str, loaded_as: str, seconds: float, findings: Sequence[Finding]) -> Report:
+        """One that was just made."""
+        checked = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(model, loaded_as, checked, round(seconds, 2), tuple(findings))
+
+    @property
+    def good(self) -> bool:
+        """True when nothing is to be said against the pair: only such a report stands for a new check."""
+        return worst(self.findings) in ("ok", "skipped")
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """A line on each finding that is not good."""
+        doubts = (each for each in self.findings if each.state in ("warning", "failed"))
+        return tuple(f"check of the {each.subject}: {each.text} ({each.state}; {each.remedy})" for each in doubts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; figures that are not finite are None."""
+        own = asdict(self)
+        findings = [each.as_dict() for each in self.findings]
+        found: dict[str, Any] = finite({**own, "state": worst(self.findings), "findings": findings})
+        return found
+
+
+def facts_of(pair: Pair, load: LoadConfig) -> dict[str, Any]:
+    """All that a report holds for, JSON-able: files, how they are loaded, machine, versions, source.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    machine = provenance.machine()
+    return {
+        "schema": SCHEMA,
+        "pair": pair.name,
+        "thinking": pair.thinking,
+        "acceptance_band": pair.acceptance_band,
+        "files": [_files(folder) for folder in (pair.target, pair.drafter) if folder is not None],
+        "load": {name: getattr(load, name) for name, option in LOAD_OPTIONS.items() if option.compared},
+        "machine": {name: machine[name] for name in ("processor", "gpus", "cuda", "driver")},
+        "versions": provenance.versions(),
+    }
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    """What tells one state of a folder from another without reading its weights."""
+    times = {file.name: file.stat().st_mtime_ns for file in sorted(folder.iterdir()) if file.is_file()}
+    return {**asdict(provenance.folder_identity(folder)), "changed": times}
+
+
+def path_of(cache: Path | None, facts: dict[str, Any]) -> Path | None:
+    """Where the report of these facts lies; None without a cache folder."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    return cache / FOLDER / f"{digest}.json" if cache is not None else None
+
+
+def remembered(path: Path | None) -> Report | None:
+    """What was found before; None where there is nothing that can be read."""
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        findings = tuple(Finding(**each) for each in content.pop("findings"))
+        content.pop("state")
+        return Report(**{**content, "findings": findings, "remembered": True})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def remember(path: Path | None, report: Report) -> None:
+    """Keep a report; nothing is kept where that is impossible."""
+    if path is not None:
+        with suppress(OSError):  # full or read-only
+            write_atomic(path, json.dumps(report.as_dict(), indent=1) + "\n")

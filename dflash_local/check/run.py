@@ -1,0 +1,90 @@
+"""All checks of a loaded pair, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dflash_local.catalog.bundled import Pair
+from dflash_local.check.card import check_card
+from dflash_local.check.drafting import check_drafter
+from dflash_local.check.exactness import check_exactness
+from dflash_local.check.findings import Finding, Subject
+from dflash_local.check.layers import check_layers
+from dflash_local.check.likelihood import check_likelihood
+from dflash_local.check.products import check_products
+from dflash_local.check.record import Report, facts_of, path_of, remember, remembered
+from dflash_local.check.template import check_template
+from dflash_local.engine.session import Session
+from dflash_local.errors import CheckpointError, EngineError, UsageError
+from dflash_local.load_config import LoadConfig
+
+Progress = Callable[[str, float], None]
+REPORT = "dflash report writes an archive for an issue"
+
+
+def check(session: Session, pair: Pair, planned: int | None, progress: Progress) -> tuple[Finding, ...]:
+    """A finding for each subject. The session is left without cached tokens.
+
+    Args:
+        planned: bytes that the plan says the card holds at most, where one was made.
+        progress: told what is being checked and how far it is (0..1).
+
+    Raises:
+        DFlashError: what is neither the checkpoint's fault nor the engine's: interrupted, say.
+    """
+    checks: dict[Subject, Callable[[], Finding]] = {
+        "card": lambda: check_card(session, planned),
+        "format": lambda: check_products(session),
+        "target": lambda: check_likelihood(session, pair),
+        "layers": lambda: check_layers(session, pair).finding(),
+        "template": lambda: check_template(session),
+        "drafter": lambda: check_drafter(session, pair),
+        "exactness": lambda: check_exactness(session, pair),
+    }
+    found = []
+    for number, (subject, run) in enumerate(checks.items()):
+        progress(f"checking the {subject}", number / len(checks))
+        found.append(guarded(subject, run))
+    session.reset()
+    return tuple(found)
+
+
+def guarded(subject: Subject, run: Callable[[], Finding]) -> Finding:
+    """What was found, or the failure that kept it from being found."""
+    try:
+        return run()
+    except (CheckpointError, EngineError) as error:
+        return Finding(subject, "failed", error.message, error.hint)
+    except UsageError as error:
+        return Finding(subject, "skipped", error.message, error.hint)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return Finding(subject, "skipped", "too little memory is free for it", "a shorter --context leaves some")
+    except Exception as error:  # a fault of the check must not end the load that it is part of
+        said = str(error).partition("\n")[0]
+        return Finding(subject, "warning", f"the check itself failed: {type(error).__name__}: {said}", REPORT)
+
+
+def checked_now(session: Session, pair: Pair, path: Path | None, planned: int | None, progress: Progress) -> Report:
+    """All checks, remembered in a file. Arguments as of ``check`` and ``record.path_of``."""
+    begin = time.monotonic()
+    found = check(session, pair, planned, progress)
+    report = Report.now(pair.name, session.facts.loaded_as, time.monotonic() - begin, found)
+    remember(path, report)
+    return report
+
+
+def checked_once(
+    session: Session, pair: Pair, load: LoadConfig, cache: Path | None, planned: int | None, progress: Progress
+) -> Report:
+    """What was found before, good or not; at the first load of a pair what is found now.
+
+    Args:
+        load: as it was asked for. cache: the folder that reports lie in.
+    """
+    path = path_of(cache, facts_of(pair, load))
+    return remembered(path) or checked_now(session, pair, path, planned, progress)

@@ -1,0 +1,244 @@
+"""Checks of a loaded pair: both toys are found good, and every fault planted into their files is named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.load_config import LoadConfig
+from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
+
+torch = pytest.importorskip("torch")
+from dflash_local.check import drafting, exactness, findings, likelihood, record, taps  # noqa: E402
+from dflash_local.check.drafting import check_drafter  # noqa: E402
+from dflash_local.check.exactness import check_exactness  # noqa: E402
+from dflash_local.check.findings import Finding  # noqa: E402
+from dflash_local.check.likelihood import Band, check_likelihood  # noqa: E402
+from dflash_local.check.run import check, guarded  # noqa: E402
+from dflash_local.check.taps import better_taps  # noqa: E402
+from dflash_local.check.template import check_template  # noqa: E402
+from dflash_local.check.text import prompts_of  # noqa: E402
+from dflash_local.engine import load  # noqa: E402
+from dflash_local.engine.session import Session  # noqa: E402
+from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus  # noqa: E402
+from tests.check import faults  # noqa: E402
+
+CPU = LoadConfig(device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundled pairs as files that a test may change."""
+    folder = tmp_path / "toys"
+    shutil.copytree(bundled.FOLDER, folder)
+    monkeypatch.setattr(bundled, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer tokens of each reply."""
+    monkeypatch.setattr(drafting, "TOKENS", 24)
+    monkeypatch.setattr(exactness, "TOKENS", 6)
+    monkeypatch.setattr(taps, "PARTS", 1)
+
+
+@contextmanager
+def session_of(pair: Pair) -> Iterator[Session]:
+    session = load(pair, CPU)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("name", bundled.BUNDLED)
+def test_a_bundled_pair_is_good_in_every_line_and_remembered(name: str, cli: Cli, short: None) -> None:  # noqa: F811
+    found = cli("check", name, "--json")
+    states = {each["subject"]: each["state"] for each in found.json["findings"]}
+    assert found.code == 0 and found.json["state"] == "ok" and not found.json["remembered"]
+    assert states.pop("card") == states.pop("format") == "skipped" and set(states.values()) == {"ok"}
+    assert set(states) == {"target", "drafter", "template", "exactness"}
+    again = cli("check", name)
+    assert again.code == 0 and "--again checks anew" in again.out and "acceptance length" in again.out
+
+
+TARGET_FAULTS = {
+    "demo": (faults.rope_base, faults.layer_order, faults.untied_head),
+    "demo-hybrid": (faults.rope_base, faults.layer_order, faults.untied_head, faults.norms_without_plus_one),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"), [(name, plant) for name, plants in TARGET_FAULTS.items() for plant in plants]
+)
+def test_a_broken_target_is_told_by_its_likelihood(name: str, plant: Callable[[Path], None], own_toys: Path) -> None:
+    pair = bundled.find(name)
+    with session_of(pair) as session:
+        assert check_likelihood(session, pair).state == "ok"
+    plant(own_toys / name / "target")
+    with session_of(pair) as session:
+        found = check_likelihood(session, pair)
+    assert found.state == "failed" and findings.exit_code([found]) == 6
+    assert "nats a token" in found.text and "damaged" in found.remedy
+
+
+def test_bands_part_working_doubtful_and_broken_targets() -> None:
+    band = Band(4.0, 7.0)
+    states = [likelihood.judged({"prose": nats, "code": 1.0}, band).state for nats in (3.9, 4.0, 7.0, 7.1)]
+    assert states == ["ok", "warning", "warning", "failed"]
+    assert likelihood.judged({"prose": 1.0, "code": float("nan")}, band).state == "failed"
+
+
+def test_a_drafter_of_another_target_is_told_by_its_acceptance(own_toys: Path, short: None) -> None:
+    other = own_toys / "demo-hybrid" / "drafter"
+    pair = replace(bundled.find("demo"), drafter=other, generations=())
+    with session_of(pair) as session:
+        found = check_drafter(session, pair)
+    assert found.state == "failed" and findings.exit_code([found]) == 6
+    assert "acceptance length 1." in found.text and "another target" in found.remedy
+
+
+@pytest.mark.parametrize("name", bundled.BUNDLED)
+def test_taps_off_by_one_lower_the_acceptance(name: str, own_toys: Path) -> None:
+    pair = replace(bundled.find(name), generations=())
+    faults.shift_taps(own_toys / name / "drafter", -1)
+    with session_of(pair) as session:
+        found = check_drafter(session, pair)
+    assert found.state == "warning" and "likely off by one: with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("lengths", "trained", "state", "word"),
+    [
+        ({"thinking": 3.0, "no thinking": 1.1}, "required", "ok", ""),
+        ({"thinking": 1.1, "no thinking": 3.0}, "required", "failed", "with no thinking alone"),
+        ({"thinking": 1.1, "no thinking": 3.0}, None, "ok", ""),
+        ({"thinking": 1.3, "no thinking": 1.4}, "either", "warning", "target_layer_ids"),
+        ({"no thinking": None}, None, "skipped", ""),
+    ],
+)
+def test_the_band_holds_for_the_mode_that_a_drafter_was_trained_for(
+    lengths: dict[str, float | None], trained: str | None, state: str, word: str
+) -> None:
+    pair = Pair("a", Path("a"), Path("b"), bundled=False, thinking=trained)
+    found = drafting.judged(lengths, pair)
+    assert found.state == state and word in found.remedy
+
+
+LLAMA_3 = (
+    "{%- for m in messages %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content']"
+    " + '<|eot_id|>' }}{%- endfor %}{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+CHATML = "{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{%- endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "state", "word"),
+    [
+        (LLAMA_3, "warning", "<|start_header_id|>"),
+        (CHATML, "warning", "no generation prompt"),
+        ("{{- messages[0]['content'] }}", "failed", "drops the reply"),
+        ("{{- messages[0]['content']", "failed", "chat template fails"),
+        ("{{- raise_exception('only one turn') }}", "skipped", "only one turn"),
+    ],
+)
+def test_a_template_of_another_target_is_told(template: str, state: str, word: str, own_toys: Path) -> None:
+    target = own_toys / "demo" / "target"
+    (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+    faults.change_json(target / "tokenizer_config.json", chat_template=template)
+    pair = bundled.find("demo")
+    with session_of(pair) as session:
+        found = guarded("template", lambda: check_template(session))
+    assert found.state == state and word in found.text
+
+
+def test_a_wrong_stop_id_is_told(own_toys: Path) -> None:
+    target = own_toys / "demo" / "target"
+    for name in ("config.json", "generation_config.json"):
+        faults.change_json(target / name, eos_token_id=0)
+    faults.change_json(target / "tokenizer_config.json", eos_token="<|endoftext|>")
+    with session_of(bundled.find("demo")) as session:
+        found = check_template(session)
+        assert found.state == "warning" and "<|im_end|>" in found.text
+        session.stop_ids = frozenset({5000})
+        found = check_template(session)
+    assert found.state == "failed" and "5000" in found.text
+
+
+def test_a_reply_that_is_not_the_targets_own_breaks_the_engine(short: None) -> None:
+    pair = bundled.find("demo")
+    with session_of(replace(pair, drafter=bundled.FOLDER / "demo-hybrid" / "drafter", generations=())) as session:
+        found = check_exactness(plant_drafted_bonus(session), pair)
+    assert found.state == "failed" and findings.exit_code([found]) == 7 and "not the target's choice" in found.text
+
+
+def test_without_a_tokenizer_nothing_is_judged() -> None:
+    pair = golden_pair(KV_ONLY)
+    with session_of(pair) as session:
+        found = check(session, pair, None, quiet)
+    assert {each.state for each in found} == {"skipped"} and findings.exit_code(found) == 0
+
+
+def quiet(_text: str, _fraction: float) -> None:
+    pass
+
+
+def test_a_failure_has_its_exit_code_and_is_found_again(cli: Cli, own_toys: Path, short: None) -> None:  # noqa: F811
+    faults.untied_head(own_toys / "demo" / "target")
+    for _ in range(2):
+        found = cli("check", "demo", "--mode", "ar", "--json")
+        assert found.code == 6 and found.json["state"] == "failed" and not found.json["remembered"]
+        assert "PairCheckError" in found.err
+    assert [each["subject"] for each in found.json["findings"] if each["state"] == "failed"] == ["target"]
+
+
+def test_the_engine_is_told_before_the_checkpoint(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    from dflash_local.check import run
+
+    both = (Finding("target", "failed", "unlikely"), Finding("exactness", "failed", "other ids", "report it"))
+    monkeypatch.setattr(run, "check", lambda *_: both)
+    found = cli("check", "demo", "--mode", "ar")
+    assert found.code == 7 and "exactness failed: other ids" in found.err and "report it" in found.out
+
+
+def test_a_report_holds_for_one_state_of_the_files(tmp_path: Path, own_toys: Path) -> None:
+    pair = bundled.find("demo")
+    path = record.path_of(tmp_path, record.facts_of(pair, CPU))
+    report = record.Report.now("demo", "loaded", 1.0, [Finding("target", "ok", "fine", figures={"nats": {"a": 1.0}})])
+    record.remember(path, report)
+    assert record.remembered(path) == replace(report, remembered=True)
+    other = record.path_of(tmp_path, record.facts_of(pair, replace(CPU, exact=True)))
+    faults.change_tensors(pair.target, lambda _: {})
+    assert len({path, other, record.path_of(tmp_path, record.facts_of(pair, CPU))}) == 3
+    assert path is not None
+    path.write_text("{", encoding="utf-8")
+    assert record.remembered(path) is None is record.remembered(None)
+
+
+def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
+    def full() -> Finding:
+        raise torch.OutOfMemoryError("no memory")
+
+    found = guarded("target", full)
+    assert found.state == "skipped" and "memory" in found.text and findings.exit_code([found]) == 0
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str) -> None:
+    pair = bundled.find("demo")
+    session = load(pair, replace(CPU, engine=engine, context=512))
+    target = session.runner.target
+    assert better_taps(session, prompts_of(pair)[:1], thinking=False) == ""
+    target.use_taps((0, 2, 4, 5))
+    assert "with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in better_taps(session, prompts_of(pair)[:2], thinking=False)
+    assert target.taps == (0, 2, 4, 5), "they are put back"
+    session.close()
