@@ -64,7 +64,10 @@ def test_a_bundled_pair_is_good_in_every_line_and_remembered(name: str, cli: Cli
     found = cli("check", name, "--json")
     states = {each["subject"]: each["state"] for each in found.json["findings"]}
     assert found.code == 0 and found.json["state"] == "ok" and not found.json["remembered"]
-    assert states.pop("card") == states.pop("format") == "skipped" and set(states.values()) == {"ok"}
+    skipped = [
+        states.pop(subject) for subject in ("card", "format", "layers")
+    ]  # the reference engine's are transformers'
+    assert set(skipped) == {"skipped"} and set(states.values()) == {"ok"}
     assert set(states) == {"target", "drafter", "template", "exactness"}
     again = cli("check", name)
     assert again.code == 0 and "--again checks anew" in again.out and "acceptance length" in again.out

@@ -21,7 +21,7 @@ from dflash_local.errors import CODES, DFlashError
 from tests.cli.conftest import Cli, Opened
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MODULES = 250
+MOST_MODULES = 265
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "textual", "gradio", "jinja2", "huggingface_hub")
 # main() with a scripted session behind it, for tests that need a real process
 SCRIPTED = """
