@@ -20,9 +20,9 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, worst
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.store.atomic import write_atomic
+from dflash_local.store.paths import CHECKS
 
 SCHEMA = 1
-FOLDER = "checks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _files(folder: Path) -> dict[str, Any]:
 def path_of(cache: Path | None, facts: dict[str, Any]) -> Path | None:
     """Where the report of these facts lies; None without a cache folder."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-    return cache / FOLDER / f"{digest}.json" if cache is not None else None
+    return cache / CHECKS / f"{digest}.json" if cache is not None else None
 
 
 def remembered(path: Path | None) -> Report | None:

@@ -14,7 +14,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.measuring import loaded_engine
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import named_when_missing, planned_peak
+from dflash_local.cli.session import load_steps_of, named_when_missing, planned_peak
 from dflash_local.errors import EngineCheckError, PairCheckError
 from dflash_local.load_config import LoadConfig
 from dflash_local.settings import Settings
@@ -61,6 +61,8 @@ def _report(pair: Pair, load: LoadConfig, user: Settings, console: Console, agai
         from dflash_local.check import record
         from dflash_local.check.run import checked_now
     path = record.path_of(user.cache_dir, record.facts_of(pair, load))
+    if again:
+        load_steps_of(load, user).forget()  # a load that ended the program may be tried as it was asked for
     before = None if again else record.remembered(path)
     if before is not None and before.good:
         return before

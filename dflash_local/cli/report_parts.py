@@ -18,13 +18,13 @@ from dflash_local.report import errors_log
 from dflash_local.report.archive import SCHEMA
 from dflash_local.report.scrub import SHORT_COMMIT, scrubbed, secrets_of
 from dflash_local.settings import Settings
-from dflash_local.store.paths import KERNEL_RECORD, cubins_folder
+from dflash_local.store.paths import CHECKS, KERNEL_RECORD, cubins_folder
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
 
-CHECK_FILE = "check.json"  # of the state folder: what the last check of a pair found
+MOST_CHECKS = 5  # the last ones
 MAX_BYTES = 2**21  # of a JSON file that is taken up
 LOCAL = "local model"
 
@@ -127,9 +127,11 @@ def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
     return {"model": model, **asked, "plan": fit.as_json(found)}
 
 
-def check_part(source: Source) -> Any:
-    """What the last check of a pair found."""
-    return _json_of(source.user.state_dir / CHECK_FILE) if source.user.state_dir else None
+def check_part(source: Source) -> list[Any]:
+    """What the last checks of pairs found."""
+    folder = source.user.cache_dir / CHECKS if source.user.cache_dir else None
+    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime) if folder else []
+    return [content for file in files[-MOST_CHECKS:] if (content := _json_of(file)) is not None]
 
 
 def errors_part(source: Source) -> list[dict[str, Any]]:
@@ -143,7 +145,7 @@ PARTS: Mapping[str, tuple[Callable[[Source], Any], str]] = {
     "doctor": (doctor_part, "what dflash doctor says"),
     "kernels": (kernels_part, "compiled kernels: which failed, which were chosen"),
     "plans": (plans_part, "the memory plan of each pair that is here"),
-    "check": (check_part, "what the last check of a pair found"),
+    "check": (check_part, "what the last checks of pairs found"),
     "errors": (errors_part, "the last errors: class, template and place, not what they said"),
 }
 

@@ -258,7 +258,7 @@ def open_stepwise(
     from dflash_local.service.plain import PlainSession
 
     asked = load
-    steps = _steps(load, user)
+    steps = load_steps_of(load, user)
     if user.safe:
         load, line = load_steps.lowered(load, load_steps.PLAIN), f"DFLASH_SAFE: {load_steps.WORDS[load_steps.PLAIN]}"
     else:
@@ -310,7 +310,7 @@ def _shown(
         yield lambda event: line(f"loading {pair.name}: {event.stage}", event.fraction)
 
 
-def _steps(load: LoadConfig, user: settings.Settings) -> LoadSteps:
+def load_steps_of(load: LoadConfig, user: settings.Settings) -> LoadSteps:
     """What is remembered of loads on the card; of a load elsewhere nothing is."""
     from dflash_local import __version__
     from dflash_local.planner import hardware, software

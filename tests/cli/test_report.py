@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.cli import report_parts
+from dflash_local.store.paths import CHECKS
 from tests.cli.conftest import Cli, write_overlay
 
 PLANTED = {
@@ -60,7 +62,9 @@ def planted(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
     chat = {"version": 1, "seq": 1, "kind": "turn", "role": "user", "content": PLANTED["prompt"]}
     (home / "data" / "chats" / "one.jsonl").write_text(json.dumps(chat), encoding="utf-8")
     findings = {"findings": [{"subject": "target", "state": "failed", "text": everything, "figures": {"x": 1.5}}]}
-    (state / report_parts.CHECK_FILE).write_text(json.dumps(findings), encoding="utf-8")
+    checks = home / "cache" / CHECKS
+    checks.mkdir(parents=True)
+    (checks / "one.json").write_text(json.dumps(findings), encoding="utf-8")
     record = {"card": "A card", "source": "0" * 64, "verdicts": {f"k {everything}": "hang", "good": "right"}}
     (cubins / "kernels-0.json").write_text(json.dumps({**record, "choices": {"p": everything}}), encoding="utf-8")
     overlay = own_home / "overlay"
@@ -93,7 +97,7 @@ def test_a_report_holds_nothing_that_was_planted(cli: Cli, planted: Path, tmp_pa
     assert errors[-1]["message"] == "unknown GPU …" and errors[-1]["where"]
     kernels = json.loads(raw["kernels.json"])[0]
     assert kernels["card"] == "A card" and kernels["right"] == 1 and list(kernels["failed"].values()) == ["hang"]
-    assert json.loads(raw["check.json"])["findings"][0]["figures"] == {"x": 1.5}
+    assert json.loads(raw["check.json"])[0]["findings"][0]["figures"] == {"x": 1.5}
 
 
 @pytest.mark.needs_torch
@@ -103,10 +107,13 @@ def test_a_row_of_ones_own_beside_public_ones_hides_only_itself(
     write_overlay(own_home, OVERLAY.replace(PLANTED["repository"], "Qwen/Secret-Finetune"))
     monkeypatch.setenv("DFLASH_MODEL", "a-folder-of-mine")
     said = {"text": "Qwen/Qwen3.5-9B Qwen/Secret-Finetune a-folder-of-mine demo"}
-    monkeypatch.setattr(report_parts, "_json_of", lambda path: said)
+    folder = settings.load().cache_dir
+    assert folder is not None
+    (folder / CHECKS).mkdir(parents=True)
+    (folder / CHECKS / "one.json").write_text(json.dumps(said), encoding="utf-8")
     assert cli("report", "--yes", "--out", str(tmp_path / "r.zip")).code == 0
     with zipfile.ZipFile(tmp_path / "r.zip") as archive:
-        assert json.loads(archive.read("check.json"))["text"] == "Qwen/Qwen3.5-9B <path> <path> demo"
+        assert json.loads(archive.read("check.json"))[0]["text"] == "Qwen/Qwen3.5-9B <path> <path> demo"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from dflash_local.kernels import few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
 from dflash_local.kernels.kernel_trial import Say, TrialsImpossibleError, try_kernels
@@ -97,9 +97,16 @@ def remembered(product: Product, rows: int) -> FewRowConfig | None:
     return None
 
 
-def remember(product: Product, rows: int, config: FewRowConfig) -> None:
-    """Keep a configuration as the fastest."""
-    record_of(product[0].device).choose(_name(product, rows), repr(config))
+def remember(product: Product, rows: int, config: object) -> None:
+    """Keep a configuration as the fastest: a few-row kernel's, Triton's for a plain weight, or None for the library's.
+
+    Of a packed weight None is the generic product, which is not kept.
+    """
+    if config is None and product[0].format != PLAIN:
+        return
+    record_of(product[0].device).choose(
+        _name(product, rows), "the library's product" if config is None else repr(config)
+    )
 
 
 def why_none(products: Sequence[Product]) -> str:

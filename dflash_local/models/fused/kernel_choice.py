@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import Say
@@ -122,8 +121,7 @@ def _chosen(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
     if known is not None:
         return known
     found = _fastest(members, rows)
-    if isinstance(found, FewRowConfig):
-        fragment_kernels.remember(product, rows, found)
+    fragment_kernels.remember(product, rows, found)
     return found
 
 
