@@ -87,6 +87,11 @@ template <class T> static void __stcg(T* p, T value) { *p = value; }
 #define __fmaf_rn fmaf
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
+static u32 __float_as_uint(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 static float __uint_as_float(u32 bits) {
   float value;
   memcpy(&value, &bits, 4);
@@ -163,6 +168,15 @@ template <class T> static T __shfl_xor_sync(u32, T value, int mask) {
 template <class T> static T __shfl_up_sync(u32, T value, int distance) {
   const int lane = threadIdx.x & 31;
   return of_lane(value, lane < distance ? lane : lane - distance);
+}
+
+static u32 warp_max(u32 value) {
+  for (int mask = 16; mask; mask >>= 1) value = std::max(value, __shfl_xor_sync(~0u, value, mask));
+  return value;
+}
+static u32 warp_min(u32 value) {
+  for (int mask = 16; mask; mask >>= 1) value = std::min(value, __shfl_xor_sync(~0u, value, mask));
+  return value;
 }
 
 static void run_fiber() {

@@ -27,6 +27,16 @@ __device__ __forceinline__ u16 to_bfloat16(float value) {
 }
 __device__ __forceinline__ float from_bfloat16(u16 value) { return __uint_as_float(u32(value) << 16); }
 __device__ __forceinline__ float rounded(float value) { return from_bfloat16(to_bfloat16(value)); }
+__device__ __forceinline__ u32 warp_max(u32 value) {
+  u32 d;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(value));
+  return d;
+}
+__device__ __forceinline__ u32 warp_min(u32 value) {
+  u32 d;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(value));
+  return d;
+}
 
 // logits: [rows, >= EXPERTS], the shared expert's gate behind them. bias: [EXPERTS] or null. weights, experts: [rows,
 // SLOTS]. list: as of expert_gate_up.cu. distinct: how many routed experts occur.
@@ -60,34 +70,32 @@ route(const u16* logits, const u16* __restrict__ bias, float* weights, int* expe
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++) {
-      value[i] = i * 32 + lane < EXPERTS ? expf(value[i] - highest) : -1.0f;
-      if (i * 32 + lane < EXPERTS) sum += value[i];
+      if (i * 32 + lane >= EXPERTS) continue;
+      value[i] = expf(value[i] - highest);
+      sum += value[i];
     }
 #pragma unroll
     for (int mask = 16; mask; mask >>= 1) sum += __shfl_xor_sync(~0u, sum, mask);
+    // Probabilities are not negative: their bits are in their order, and one more leaves 0 for what cannot be taken.
+    u32 key[OF_LANE];
 #pragma unroll
-    for (int i = 0; i < OF_LANE; i++)
-      if (i * 32 + lane < EXPERTS) value[i] = value[i] / sum;
+    for (int i = 0; i < OF_LANE; i++) key[i] = i * 32 + lane < EXPERTS ? __float_as_uint(value[i] / sum) + 1 : 0;
     int chosen = 0;
     float weight = 0.0f, all_weights = 0.0f;
     for (int j = 0; j < TOP_K; j++) {
-      float best = -1.0f;
+      u32 best = 0;
       int where = 0;
 #pragma unroll
       for (int i = 0; i < OF_LANE; i++)
-        if (value[i] > best) best = value[i], where = i;
-      int expert = where * 32 + lane;
-#pragma unroll
-      for (int mask = 16; mask; mask >>= 1) {
-        const float other = __shfl_xor_sync(~0u, best, mask);
-        const int of_other = __shfl_xor_sync(~0u, expert, mask);
-        if (other > best || (other == best && of_other < expert)) best = other, expert = of_other;
-      }
+        if (key[i] > best) best = key[i], where = i;
+      const u32 highest_key = warp_max(best);
+      const int expert = warp_min(best == highest_key ? where * 32 + lane : ~0u);
+      const float probability = __uint_as_float(highest_key - 1);
 #pragma unroll
       for (int i = 0; i < OF_LANE; i++)
-        if (i * 32 + lane == expert) value[i] = -1.0f;  // taken: below every probability
-      if (lane == j) chosen = expert, weight = best;
-      all_weights += best;
+        if (i * 32 + lane == expert) key[i] = 0;
+      if (lane == j) chosen = expert, weight = probability;
+      all_weights += probability;
     }
     if (NORMED) weight = weight / all_weights;
     if (SHARED > 0 && lane == TOP_K) {
