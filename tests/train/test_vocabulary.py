@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jinja2
+import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -42,6 +43,7 @@ def test_training_ids_are_those_of_the_whole_rendering(tokenizer: Tokenizer) -> 
         assert written == "".join(turn.answer + "<|im_end|>" for turn in one.turns)
 
 
+@pytest.mark.slow  # half a minute, and nothing of it changes but by the recipe
 def test_shipped_vocabulary_is_reproduced_by_the_recipe(tokenizer: Tokenizer) -> None:
     again = json.loads(train_vocabulary(conversations(SEED, 20_000)).to_str())["model"]
     for pair in ("demo", "demo-hybrid"):
