@@ -269,7 +269,9 @@ class Service:
             ticket.fail(outcome.error)
         else:
             self._reloaded = False
-        return outcome.trace
+        trace = outcome.trace
+        del outcome, ticket  # this frame is kept by those of the traceback, which are all that is cleared
+        return trace
 
     def _answer_again(self, ticket: Ticket, lost: Outcome, load_again: Callable[[], Session]) -> Outcome:
         """Load the pair afresh; a request whose reply had not begun is answered then."""

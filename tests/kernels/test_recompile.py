@@ -7,12 +7,12 @@ import pytest
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.few_row_trial import FewRowTrial
 from dflash_local.kernels.fragment_packing import PLAIN
-from dflash_local.kernels.kernel_trial import Trial
 from dflash_local.kernels.recompile import recompiled
 from dflash_local.report.scrub import Secrets, scrub
 
-NAME = Trial(PLAIN, (4096, 4096), False, FewRowConfig(), 16).kernel
+NAME = FewRowTrial(PLAIN, (4096, 4096), False, FewRowConfig(), 16).kernel
 
 
 def test_the_name_survives_a_report() -> None:
