@@ -372,18 +372,20 @@ def _kernel(
 ) -> cuda_driver.Kernel:
     spec = spec_of(weight, mixture, config, rows)
     if (device, spec) not in _kernels:
-        source = source_text(SOURCES[spec.name])
-        _kernels[device, spec] = make_kernel(source, spec.options, spec.name, config.threads, spec.shared_bytes, device)
+        _kernels[device, spec] = make_kernel(
+            source_of(spec.name), spec.options, spec.name, config.threads, spec.shared_bytes, device
+        )
     return _kernels[device, spec]
 
 
 @cache
 def _route_kernel(device: torch.device, mixture: Mixture, biased: bool) -> cuda_driver.Kernel:
-    return make_kernel(_route_source(), route_options(mixture, biased), "route", ROUTE_THREADS, 0, device)
+    return make_kernel(source_of("route"), route_options(mixture, biased), "route", ROUTE_THREADS, 0, device)
 
 
-def _route_source() -> str:
-    return SOURCES["route"].read_text(encoding="utf-8")
+def source_of(name: str) -> str:
+    """What is compiled of a kernel in ``SOURCES``; the router reads no weights."""
+    return SOURCES["route"].read_text(encoding="utf-8") if name == "route" else source_text(SOURCES[name])
 
 
 def make_kernel(
@@ -395,9 +397,9 @@ def make_kernel(
 
 def compiled(device: torch.device, spec: KernelSpec) -> bytes:
     """The cubin of a product's kernel, as ``nvrtc.cubin`` has it."""
-    return cuda_driver.cubin(source_text(SOURCES[spec.name]), spec.options, device)
+    return cuda_driver.cubin(source_of(spec.name), spec.options, device)
 
 
 def compiled_route(device: torch.device, mixture: Mixture, biased: bool) -> bytes:
     """The cubin of the router, as ``nvrtc.cubin`` has it."""
-    return cuda_driver.cubin(_route_source(), route_options(mixture, biased), device)
+    return cuda_driver.cubin(source_of("route"), route_options(mixture, biased), device)

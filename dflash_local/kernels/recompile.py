@@ -1,11 +1,11 @@
-"""Compiles a few-row kernel for a card that is not here, by its name in a ``KernelRecord``: needs NVRTC, no GPU."""
+"""Compiles a kernel for a card that is not here, by its name in a ``KernelRecord``: needs NVRTC, no GPU."""
 
 from __future__ import annotations
 
 import re
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import few_row_gemm, nvrtc
+from dflash_local.kernels import expert_gemm, few_row_gemm, nvrtc
 
 # Of names that come from elsewhere nothing but numbers of a kernel reaches the compiler.
 OPTION = re.compile(r"--std=c\+\+\d\d|-D[A-Z][A-Z0-9_]{0,40}=-?\d{1,9}")
@@ -19,9 +19,13 @@ def recompiled(kernel: str, capability: tuple[int, int]) -> str:
     unmet = nvrtc.why_not(capability)
     if unmet is not None:
         return f"not tried: {unmet.message}"
+    experts = next(
+        (word for word in kernel.split() if word in expert_gemm.SOURCES), None
+    )  # a few-row kernel has no name
+    source = few_row_gemm.source_text(few_row_gemm.SOURCE) if experts is None else expert_gemm.source_of(experts)
     target = f"--gpu-architecture=sm_{capability[0]}{capability[1]}"
     try:
-        nvrtc.nvrtc().compile(few_row_gemm.source_text(few_row_gemm.SOURCE), [target, *options])
+        nvrtc.nvrtc().compile(source, [target, *options])
     except MissingDependencyError as error:
         return f"not tried: {error.message}"
     except RuntimeError as error:

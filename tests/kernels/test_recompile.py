@@ -6,6 +6,8 @@ import pytest
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import nvrtc
+from dflash_local.kernels.expert_gemm import DownConfig, KernelSpec, Mixture
+from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.few_row_trial import FewRowTrial
 from dflash_local.kernels.fragment_packing import PLAIN
@@ -28,6 +30,15 @@ def test_a_kernel_compiles_by_its_name_and_a_bad_one_does_not() -> None:
     broken = " ".join(word for word in NAME.split() if not word.startswith("-DWARPS_K"))
     assert recompiled(broken, (9, 0)).startswith("does not compile: ")
     assert recompiled(NAME, (2, 0)).startswith("not tried: ")
+
+
+def test_kernels_of_experts_compile_from_their_own_sources() -> None:
+    mixture = Mixture(16, 2, 1)
+    spec = KernelSpec(PLAIN, 256, False, mixture, DownConfig(8, 1, 2), 8)
+    names = [RouteTrial(mixture, biased=False).kernel, ExpertTrial(spec, 256).kernel]
+    if nvrtc.why_not((9, 0)) is not None:
+        pytest.skip("NVRTC is not installed")
+    assert [recompiled(scrub(name, Secrets()), (9, 0)) for name in names] == ["compiles", "compiles"]
 
 
 @pytest.mark.parametrize("name", ["", "x", "-include=/etc/passwd", f"{NAME} -I/etc", '-DX="a"', "--std=c++17 -DX=$(x)"])
