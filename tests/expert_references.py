@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.config.features import ClampedSwiGLU
 from dflash_local.kernels import experts
-from dflash_local.kernels.expert_check import list_of
+from dflash_local.kernels.expert_check import activation_of, list_of, routing_options
 from dflash_local.kernels.expert_gemm import ExpertConfig, Mixture
-from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, RoutingOptions
+from dflash_local.kernels.experts import ExpertWeight, Routing
 
 
 def route(
@@ -21,8 +20,7 @@ def route(
     distinct: torch.Tensor | None = None,
 ) -> None:
     """See ``expert_gemm.route``."""
-    options = RoutingOptions(mixture.experts, mixture.normed, mixture.shared > 0, mixture.shared == 2, bias)
-    experts.route(logits, options, Routing(weights, chosen))
+    experts.route(logits, routing_options(mixture, bias), Routing(weights, chosen))
     expert_list.copy_(list_of(chosen, mixture))
     if distinct is not None:
         distinct.fill_(int(expert_list[0]) - (mixture.shared > 0))
@@ -46,11 +44,8 @@ def gate_up(
     config: ExpertConfig,
 ) -> torch.Tensor:
     """See ``expert_gemm.gate_up``."""
-    activation: Activation = "silu"
-    if mixture.clamp is not None:
-        activation = ClampedSwiGLU(limit=mixture.clamp[0], alpha=mixture.clamp[1])
     taken = Routing(torch.empty(0), listed(expert_list, mixture, len(x)))
-    return experts.experts_swiglu(x, weight, taken, intermediate, activation)
+    return experts.experts_swiglu(x, weight, taken, intermediate, activation_of(mixture))
 
 
 def down(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from dflash_local.bench.random_run import PROBE_BYTES, Place, bandwidth
 from dflash_local.check.findings import Finding, State
 from dflash_local.engine.session import Session
+from dflash_local.planner import hardware
 from dflash_local.planner.cards import find_bandwidth
 from dflash_local.terminal import byte_size
 
@@ -48,7 +48,7 @@ def check_card(session: Session, planned: int | None) -> Finding:
     specified = find_bandwidth(name)
     peak = torch.cuda.max_memory_allocated(device)  # before the probe takes more
     figures = CardFigures(name, _rate(device), None if specified is None else specified * 1e9, peak, planned)
-    return judged(figures, paging="microsoft" in platform.release().lower())
+    return judged(figures, paging=hardware.is_wsl())
 
 
 @torch.inference_mode()

@@ -138,12 +138,10 @@ def check_torch(torch: TorchFacts | None) -> Check:
 def check_measured(versions: Mapping[str, str | None]) -> Check:
     """Are the libraries that decide a GPU's speed those that this program's figures come from. Never a problem."""
     told = []
-    for name, measured in software.MEASURED.items():
-        version = versions.get(name)
-        if version is not None and software.release(version)[: len(measured)] != measured:
-            newer = software.release(version) > measured
-            dotted = ".".join(map(str, measured))
-            told.append(f"{name} {version} is {'newer' if newer else 'older'} than what was measured ({dotted})")
+    for name, (version, measured) in software.not_measured(versions).items():
+        newer = software.release(version) > measured
+        dotted = ".".join(map(str, measured))
+        told.append(f"{name} {version} is {'newer' if newer else 'older'} than what was measured ({dotted})")
     if not told:
         return Check("measured with", "ok", "the GPU figures come from these versions")
     fix = "pip install -c constraints-cuda.txt takes the measured versions"

@@ -133,7 +133,7 @@ class ExpertCheck:
         if self._gate_up:
             x = x[:, 0].contiguous()
             wide = torch.empty(rows, slots, features // 2, device=self._device)
-            want = experts_swiglu(x.float(), self._wide, routing, wide, _activation(self._mixture))
+            want = experts_swiglu(x.float(), self._wide, routing, wide, activation_of(self._mixture))
         else:
             x = x.contiguous()
             wide = torch.empty(rows, features, device=self._device)
@@ -173,11 +173,17 @@ class ExpertCheck:
         yield ((added - want).abs() <= case.bound + ROUNDING * want.abs()).all()
 
 
-def _activation(mixture: Mixture) -> Activation:
+def activation_of(mixture: Mixture) -> Activation:
+    """What its kernels do between the products."""
     if mixture.clamp is None:
         return "silu"
     limit, alpha = mixture.clamp
     return ClampedSwiGLU(alpha=alpha, limit=limit)
+
+
+def routing_options(mixture: Mixture, bias: torch.Tensor | None) -> RoutingOptions:
+    """How its rows choose. ``bias``: of the router."""
+    return RoutingOptions(mixture.experts, mixture.normed, mixture.shared > 0, mixture.shared == 2, bias)
 
 
 class RouteCheck:
@@ -190,9 +196,7 @@ class RouteCheck:
     def __init__(self, mixture: Mixture, biased: bool, device: torch.device) -> None:
         self._mixture, self._device = mixture, device
         self._bias = _logits(1, mixture.experts, 100, device)[0] if biased else None
-        self._options = RoutingOptions(
-            mixture.experts, mixture.normed, mixture.shared > 0, mixture.shared == 2, self._bias
-        )
+        self._options = routing_options(mixture, self._bias)
 
     def passes(self, most: int) -> bool:
         """True where rows take what they should, up to so many of them at a time, and nothing is written beside.

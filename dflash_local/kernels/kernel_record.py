@@ -56,6 +56,8 @@ class KernelRecord:
 
     def choose(self, product: str, config: str) -> None:
         """Keep the fastest configuration of a product."""
+        if self.choices.get(product) == config:
+            return
         self.choices[product] = config
         self.save()
 

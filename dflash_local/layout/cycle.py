@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dflash_local.config.features import ModelConfig
 from dflash_local.layout.buffer import Buffer
 
 PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
@@ -17,14 +18,14 @@ ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sor
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 
-def prefill_chunk(hidden_size: int, quantized: bool) -> int:
+def prefill_chunk(target: ModelConfig) -> int:
     """Tokens of a prompt that the fused engine processes at once.
 
     Each chunk of a quantised target decodes all weights once: larger ones spare that, and take memory by their width.
     """
-    if not quantized:
+    if target.quantization is None:
         return PREFILL_CHUNK
-    rows = CODED_CHUNK_NUMBERS // hidden_size // CHUNK_STEP * CHUNK_STEP
+    rows = CODED_CHUNK_NUMBERS // target.hidden_size // CHUNK_STEP * CHUNK_STEP
     return min(max(rows, PREFILL_CHUNK), CODED_CHUNK_MOST)
 
 

@@ -149,8 +149,7 @@ def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
 
 def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, device: str) -> dict[str, int]:
     """The steps of a prompt's chunk, each with what lives beside it."""
-    item, chunk = ITEM_BYTES[spec.dtype], prefill_chunk(target.hidden_size, target.quantization is not None)
-    rows = min(chunk, spec.context)
+    item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target), spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
     decoded = decoding_bytes(spec, device, recorded=False)
     if target.quantization is not None:

@@ -9,8 +9,10 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The ranges of pyproject.toml, needed where the package runs without its metadata.
 OLDEST_PYTHON = (3, 10)
@@ -19,7 +21,7 @@ OLDEST_TRANSFORMERS = (5, 17)
 TRANSFORMERS_BELOW = (6,)
 OURS = "dflash-local"
 # What the GPU figures of README and benchmarks/results come from: those of constraints-cuda.txt.
-MEASURED = {"torch": (2, 11), "triton": (3, 6), "transformers": (5, 17)}
+MEASURED: Mapping[str, tuple[int, ...]] = {"torch": (2, 11), "triton": (3, 6), "transformers": (5, 17)}
 INSTALL_COMPILER = "install gcc (Debian, Ubuntu: apt-get install gcc python3-dev) or set CC"
 INSTALL_HEADERS = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
 
@@ -65,6 +67,20 @@ def release(version: str) -> tuple[int, ...]:
     """The numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def not_measured(versions: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Libraries of another version than ``MEASURED``'s, each with its version and the measured one.
+
+    Args:
+        versions: by library; what is no text is not there.
+    """
+    there = {name: version for name in MEASURED if isinstance(version := versions.get(name), str)}
+    return {
+        name: (version, MEASURED[name])
+        for name, version in there.items()
+        if release(version)[: len(MEASURED[name])] != MEASURED[name]
+    }
 
 
 def missing_requirements(package: str = OURS) -> tuple[str, ...]:

@@ -51,12 +51,10 @@ def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) ->
 
 def not_measured(versions: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Libraries whose version is another than that of the measured figures."""
-    found = {}
-    for name, measured in software.MEASURED.items():
-        version = versions.get(name)
-        if isinstance(version, str) and software.release(version)[: len(measured)] != measured:
-            found[name] = {"reported": version, "measured": ".".join(map(str, measured))}
-    return found
+    return {
+        name: {"reported": version, "measured": ".".join(map(str, measured))}
+        for name, (version, measured) in software.not_measured(versions).items()
+    }
 
 
 def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:

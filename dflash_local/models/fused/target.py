@@ -88,7 +88,7 @@ class FusedTarget:
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
-        self.prefill_chunk = prefill_chunk(model.hidden_size, model.quantization is not None)
+        self.prefill_chunk = prefill_chunk(model)
         tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
         shared = layout.shared_buffers(model, self.vocab_size, self.spec)
         self.start, self.kept, self.cycle = tensors[shared.counters.name].split(1)
