@@ -15,6 +15,26 @@ Facts = TypeVar("Facts", bound="SessionFacts")
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What ``dflash check`` says of one subject of a pair: ``check.findings`` has the subjects and the states.
+
+    Attributes:
+        text: one line for users. remedy: what to do, where it is not ok.
+    """
+
+    subject: str
+    state: str
+    text: str
+    remedy: str = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """In columns; what to do stands below what was found."""
+        first = f"{self.subject:<10} {self.state:<8} {self.text}"
+        return (first, f"{'':<19} {self.remedy}") if self.remedy else (first,)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFacts:
     """A loaded pair.
 
@@ -24,6 +44,7 @@ class SessionFacts:
         load: how it was loaded; engine, dtype, device, context and drafter precision are those it came to.
         acceptance_band: a mean acceptance length under this is worth a warning.
         stored: the format that the target's weights are kept in as they are published; None for plain or decoded ones.
+        checks: of the check of the first load on this card; none where it was left out.
     """
 
     target: str
@@ -34,6 +55,7 @@ class SessionFacts:
     notices: tuple[str, ...] = ()
     acceptance_band: float | None = None
     stored: str | None = None
+    checks: tuple[Verdict, ...] = ()
 
     @property
     def engine(self) -> str:
@@ -76,7 +98,8 @@ class SessionFacts:
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: the load options stand beside the rest."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
-        return {**own, "notices": list(self.notices), **asdict(self.load)}
+        checks = [asdict(each) for each in self.checks]
+        return {**own, "notices": list(self.notices), "checks": checks, **asdict(self.load)}
 
     @classmethod
     def from_dict(cls: type[Facts], content: Mapping[str, Any]) -> Facts:
@@ -87,6 +110,7 @@ class SessionFacts:
         """
         own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
         own["notices"] = tuple(own.get("notices") or ())
+        own["checks"] = tuple(Verdict(**each) for each in own.get("checks") or ())
         load = LoadConfig(**{name: value for name, value in content.items() if name in LOAD_OPTIONS})
         return cls(**own, load=load)
 

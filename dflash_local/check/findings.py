@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dflash_local.loaded import Verdict
+
 Subject = Literal["target", "layers", "drafter", "format", "card", "template", "exactness"]
 State = Literal["ok", "warning", "failed", "skipped"]
 ENGINE_BROKEN, CHECKPOINT_INVALID = 7, 6
@@ -21,18 +23,17 @@ EXIT_CODES: Mapping[Subject, int] = {  # of a subject that failed
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One verdict.
-
-    Attributes:
-        text: one line for users. remedy: what to do, where it is not ok. figures: what it stands on, JSON-able.
-    """
+class Finding(Verdict):
+    """A verdict with what it stands on: ``figures``, JSON-able."""
 
     subject: Subject
     state: State
-    text: str
-    remedy: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Without the figures."""
+        return Verdict(self.subject, self.state, self.text, self.remedy)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""

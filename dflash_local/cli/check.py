@@ -74,9 +74,8 @@ def _report(pair: Pair, load: LoadConfig, user: Settings, console: Console, agai
 
 def _tell(report: Report, console: Console) -> None:
     for finding in report.findings:
-        console.data(f"{finding.subject:<10} {finding.state:<8} {finding.text}", STYLES[finding.state])
-        if finding.remedy:
-            console.data(f"{'':<19} {finding.remedy}", "dim")
+        for line, style in zip(finding.lines, (STYLES[finding.state], "dim"), strict=False):
+            console.data(line, style)
     when = f"found {report.checked}; --again checks anew" if report.remembered else f"in {report.seconds:.1f} s"
     console.data(f"{report.model} ({report.loaded_as}), {when}", "dim")
 

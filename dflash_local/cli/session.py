@@ -234,7 +234,8 @@ def checked(
         planned = planned_peak(pair, session.facts.load, user)
         report = checked_once(engine, pair, load, user.cache_dir, planned, say)
         stack.pop_all()
-    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices))
+    checks = tuple(finding.verdict for finding in report.findings)
+    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices), checks=checks)
 
 
 def open_stepwise(

@@ -102,6 +102,14 @@ def _model(desk: Desk, argument: str) -> None:
         desk.console.warn(notice)
 
 
+def _check(desk: Desk, _argument: str) -> None:
+    checks = desk.conversation.service.facts.checks
+    for line in (line for verdict in checks for line in verdict.lines):
+        desk.console.note(line)
+    if not checks:
+        desk.console.note(f"not checked: a CUDA card is, at the first load; dflash check {desk.talk.pair.name} does it")
+
+
 def _mode(desk: Desk, argument: str) -> None:
     modes: dict[str, Mode] = {"dflash": "dflash", "ar": "ar"}
     if argument:
@@ -227,6 +235,7 @@ def _words(argument: str) -> list[str]:
 COMMANDS: dict[str, Command] = {
     "/help": Command("/help", "this list", _help),
     "/model": Command("/model [NAME [DRAFTER]]", "show or change the pair", _model),
+    "/check": Command("/check", "what the check of the pair on this card found", _check),
     "/mode": Command("/mode [dflash|ar]", "draft and verify, or one token at a time", _mode),
     "/set": Command("/set [NAME VALUE]", "show or change sampling and limits", _set),
     "/system": Command("/system [TEXT|off]", "show or change the system message", _system),

@@ -26,6 +26,7 @@ from dflash_local.cli.tables import amount, listing
 from dflash_local.errors import BusyError, UnknownModelError, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
 from dflash_local.service.resident import Resident
 from dflash_local.settings import Settings
@@ -193,6 +194,7 @@ class WebDesk:
             "context": f"{facts.context:,} tokens",
             "loaded as": facts.loaded_as,
             "promise": precision(facts.dtype),
+            **{f"check of the {each.subject}": _of_check(each) for each in facts.checks},
         }
 
     def _row(self, name: str) -> Row:
@@ -230,3 +232,8 @@ class WebDesk:
             told = "; ".join(f"{item.repo}: {why(item)}" for item in plan.repos)
             raise UsageError(f"nothing of {name} is removed from here ({told})", f"dflash rm --all {row.name} does it")
         return plan
+
+
+def _of_check(verdict: Verdict) -> str:
+    """On one line."""
+    return " · ".join(filter(None, (verdict.state, verdict.text, verdict.remedy)))

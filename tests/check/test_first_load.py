@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from dflash_local.cli import serving
 from dflash_local.cli import session as cli_session
 from dflash_local.cli.console import Console
 from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 if TYPE_CHECKING:
@@ -68,6 +70,19 @@ def test_a_served_pair_says_how_far_it_is_and_has_the_notice(times: list[int]) -
     )
     session.close()
     assert times and session.facts.notices[-1].startswith("check of the drafter") and "ready" in stages
+
+
+def test_what_was_found_is_shown_in_a_chat_and_goes_over_the_endpoint(cli: Cli, times: list[int]) -> None:  # noqa: F811
+    found = cli("chat", "demo", "--no-fit-check", "--context", "64", stdin="/check\n").err
+    assert "target     ok       fine\n" in found
+    assert "drafter    warning  accepts little\n                    another one\n" in found
+    assert "not checked" in cli("chat", "demo", "--no-fit-check", "--skip-check", stdin="/check\n").err
+    session = cli_session.open_session(bundled.find("demo"), LoadConfig(fit_check=False))
+    cli_session.checked(session, bundled.find("demo"), LoadConfig(), settings.load(), lambda _text, _part: None)
+    session.close()
+    checks = session.facts.checks
+    assert [each.state for each in checks] == ["ok", "warning"] and checks[1].remedy == "another one"
+    assert SessionFacts.from_dict(json.loads(json.dumps(session.facts.as_dict()))) == session.facts
 
 
 def test_an_interrupted_check_closes_the_session(times: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

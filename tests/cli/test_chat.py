@@ -124,7 +124,7 @@ def test_a_bad_command_is_a_line_and_the_chat_goes_on(cli: Cli, opened: Opened, 
 def test_help_names_every_command(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="/help\n")
     assert all(name in result.err for name in COMMANDS)
-    wanted = "/help /model /mode /set /system /stats /regen /save /load /clear /export /quit"
+    wanted = "/help /model /check /mode /set /system /stats /regen /save /load /clear /export /quit"
     assert set(wanted.split()) == set(COMMANDS)
 
 

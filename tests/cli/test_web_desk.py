@@ -20,9 +20,10 @@ from dflash_local.cli import certifying
 from dflash_local.cli.web_desk import WebDesk
 from dflash_local.errors import BusyError, DFlashError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import Verdict
 from dflash_local.service.resident import Model, Resident
 from tests.cli.conftest import DRAFTER, TARGET
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 URL = "http://127.0.0.1:7860"
 
@@ -103,16 +104,21 @@ def test_a_toy_has_its_own_prompts_and_is_called_one(resident: Resident, toy_hub
     assert list(desk.notes) == []
 
 
-def test_about_tells_the_pair_and_the_promise(resident: Resident) -> None:
+def test_about_tells_the_pair_and_the_promise() -> None:
+    checks = (Verdict("target", "ok", "fine"), Verdict("drafter", "warning", "accepts little", "another one"))
+    resident = Resident(Model("demo", lambda _told: ScriptedSession(ScriptedFacts(checks=checks))), model, None)
     desk = desk_of(resident)
     before = desk.about()
     assert before["pair"] == "demo (unloaded)" and "engine" not in before and before["endpoint"] == f"{URL}/v1"
     resident.load()
     facts = desk.about()
     assert facts["pair"] == "demo (ready)" and facts["promise"] == "float32: exact" and facts["context"] == "512 tokens"
+    assert facts["check of the target"] == "ok · fine"
+    assert facts["check of the drafter"] == "warning · accepts little · another one"
     source = desk.provenance()
     assert source["engine"] == "reference" and source["machine"]["device"]["kind"] in ("cpu", "cuda", "mps")
     assert str(Path.home()) not in json.dumps(source), "it can be handed in as it is"
+    resident.close()
 
 
 def test_the_facts_are_known_without_torch() -> None:

@@ -266,7 +266,8 @@ class ChatTab:
         how = "not loaded yet: the first message loads it"
         if facts is not None:
             how = f"{facts.loaded_as} · context {facts.context:,}"
-        return markup.paragraph(f"{resident.model.name} · {how}")
+        notices = "".join(markup.paragraph(notice) for notice in facts.notices) if facts is not None else ""
+        return markup.paragraph(f"{resident.model.name} · {how}") + notices
 
     def _welcome(self) -> str:
         """What stands in an empty conversation."""
