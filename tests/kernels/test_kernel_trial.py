@@ -309,9 +309,10 @@ def test_records_are_kept_apart_by_card_driver_compiler_and_source(tmp_path: Pat
     ]
     first = KernelRecord(tmp_path, facts)
     first.verdicts["kernel"] = "right"
-    first.choose("product", "config")
-    assert (
-        KernelRecord(tmp_path, facts).is_right("kernel") and KernelRecord(tmp_path, facts).chosen("product") == "config"
+    first.choose("product", "config", 12.345)
+    assert KernelRecord(tmp_path, facts).is_right("kernel") and KernelRecord(tmp_path, facts).chosen("product") == (
+        "config",
+        12.35,
     )
     assert len({KernelRecord(tmp_path, each).path for each in (facts, *others)}) == 5
     assert not any(KernelRecord(tmp_path, each).verdicts for each in others)
@@ -330,21 +331,28 @@ def test_processes_that_write_one_record_lose_nothing(tmp_path: Path) -> None:
     one.verdicts["a"] = "right"
     one.save()
     two.verdicts["b"] = "hang"
-    two.choose("product", "config")
+    two.choose("product", "config", 12.345)
     third = KernelRecord(tmp_path, {})
     assert third.verdicts == {"a": "right", "b": "hang"} and third.choices == {"product": "config"}
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[1", "[]", '{"verdicts": 3}', '{"verdicts": {"a": "good", "b": 1}, "choices": {"c": 2}}']
+    "content",
+    [
+        "",
+        "[1",
+        "[]",
+        '{"verdicts": 3}',
+        '{"verdicts": {"a": "good", "b": 1, "c": []}, "choices": {"c": 2}, "microseconds": {"a": "1", "b": -1}}',
+    ],
 )
 def test_a_damaged_record_is_an_empty_one(content: str, tmp_path: Path) -> None:
     path = KernelRecord(tmp_path, {}).path
     assert path is not None
     path.write_text(content)
     record = KernelRecord(tmp_path, {})
-    assert record.verdicts == {} and record.choices == {}
-    record.choose("product", "config")
+    assert record.verdicts == {} and record.choices == {} and record.microseconds == {}
+    record.choose("product", "config", 12.345)
     assert KernelRecord(tmp_path, {}).choices == {"product": "config"}
 
 
@@ -355,7 +363,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_repetition(tmp_path: Pat
         record = KernelRecord(folder, {})
         for _ in range(2):
             try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
-        record.choose("product", "config")
-        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == "config"
+        record.choose("product", "config", 12.345)
+        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == ("config", 12.35)
         assert KernelRecord(folder, {}).verdicts == {}
     assert answers.tried == 2 and os.listdir(tmp_path) == ["file"]
