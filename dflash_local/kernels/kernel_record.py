@@ -19,7 +19,7 @@ import torch
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, expert_gemm, few_row_gemm, nvrtc
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 from dflash_local.store.paths import KERNEL_RECORD
 
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
@@ -87,8 +87,7 @@ class KernelRecord:
         for entries, newer in zip(self._entries.values(), own, strict=True):
             entries |= newer
         content = {**self.facts, **self._entries}
-        with suppress(OSError):  # full or read-only
-            write_atomic(self.path, json.dumps(content, indent=1) + "\n")
+        keep(self.path, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> None:
         """Whatever of the file is as it should be."""
