@@ -1,5 +1,5 @@
 """What is known of the few-row kernels on one card, those of experts among them: which are right, and which was the
-fastest for a product.
+fastest for a product and in what time.
 
 One JSON file beside the compiled kernels for each card, driver, version of NVRTC and source. Where it cannot be
 written, all is found out again at the next start.

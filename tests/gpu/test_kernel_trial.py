@@ -112,7 +112,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     assert set(record.verdicts.values()) == {"right"} and len(record.choices) == len(layers)
     assert record.path is not None and record.path.is_file()
     monkeypatch.setattr(kernel_trial, "WorkerProcess", None)
-    monkeypatch.setattr(kernel_choice._Kind, "_fastest", None)
+    monkeypatch.setattr(kernel_choice, "_fastest", None)
     for layer in layers:
         layer.config = None
     choose_configs(layers, 16)

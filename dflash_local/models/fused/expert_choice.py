@@ -28,7 +28,7 @@ from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.fragment_kernels import why_failed
 
-MEASURED_LAYERS = 16
+MEASURED_LAYERS = 16  # their routed experts are more than any L2 holds
 TIMED_AGAIN = 4  # layers, at each load: milliseconds
 ERROR = 1e-2  # of results in bfloat16 against PyTorch's, as their norm: what rounding alone makes is 3e-3
 REMEDY = "load it with --engine reference"

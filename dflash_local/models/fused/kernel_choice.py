@@ -143,13 +143,13 @@ class _Kind:
         """The fastest configuration; where it is known on this card, by what was measured before."""
         product = _product(self.members[0])
         if product is None:
-            return self._fastest()
+            return _fastest(self)
         known = fragment_kernels.remembered(product, self.rows, self._without_trial())
         if known is not None and self._agrees(known):
             return known.config
-        found = self._fastest()
+        found = _fastest(self)
         if found is not LIBRARY or format_of(self.members[0].weight).has_library:
-            fragment_kernels.remember(product, self.rows, found, self._microseconds(found, TIMED_AGAIN))
+            fragment_kernels.remember(product, self.rows, found, self.microseconds(found, TIMED_AGAIN))
         return found
 
     def _without_trial(self) -> list[GemmConfig | None]:
@@ -161,27 +161,16 @@ class _Kind:
         return [LIBRARY, *UNQUANTIZED.triton_candidates(weight, self.members[0].paired, self.rows, shared_memory)]
 
     def _agrees(self, known: fragment_kernels.Remembered) -> bool:
-        run = self._run(known.config, TIMED_AGAIN)
-        return self.timer.agrees(known.us, run, lambda: self._microseconds(known.config, TIMED_AGAIN))
+        run = self.run(known.config, TIMED_AGAIN)
+        return self.timer.agrees(known.us, run, lambda: self.microseconds(known.config, TIMED_AGAIN))
 
-    def _fastest(self) -> KernelConfig | None:
-        """Measured with all layers."""
-        first = self.members[0]
-        configs = candidates(first, device_properties(first.weight.device).shared_memory, self.rows)
-        if format_of(first.weight).has_library:
-            configs = [LIBRARY, *configs]
-        if not configs:
-            return LIBRARY
-        self.timer.warm_up(self._run(configs[0], len(self.members)))
-        return min(configs, key=lambda config: self._microseconds(config, len(self.members)))
-
-    def _microseconds(self, config: KernelConfig | None, layers: int) -> float:
+    def microseconds(self, config: KernelConfig | None, layers: int) -> float:
         """Of one of the first layers' products."""
         layers = min(layers, len(self.members))
         others = [_codes(each) for each in (*self.others, *self.members[layers:])]
-        return self.timer.microseconds(self._run(config, layers), layers, others)
+        return self.timer.microseconds(self.run(config, layers), layers, others)
 
-    def _run(self, config: KernelConfig | None, layers: int) -> Callable[[], object]:
+    def run(self, config: KernelConfig | None, layers: int) -> Callable[[], object]:
         """What multiplies with the first layers, one after the other."""
         first, members = self.members[0], self.members[:layers]
         x = torch.randn(self.rows, first.weight.shape[1], device=first.weight.device, dtype=first.weight.dtype)
@@ -189,6 +178,18 @@ class _Kind:
         for member in members:
             member.config = config
         return lambda: [member(x, out) for member in members]
+
+
+def _fastest(kind: _Kind) -> KernelConfig | None:
+    """Measured with all layers."""
+    first, layers = kind.members[0], len(kind.members)
+    configs = candidates(first, device_properties(first.weight.device).shared_memory, kind.rows)
+    if format_of(first.weight).has_library:
+        configs = [LIBRARY, *configs]
+    if not configs:
+        return LIBRARY
+    kind.timer.warm_up(kind.run(configs[0], layers))
+    return min(configs, key=lambda config: kind.microseconds(config, layers))
 
 
 def _codes(layer: Linear | GateUp) -> torch.Tensor:
