@@ -16,11 +16,11 @@ import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
+from dflash_local.kernels import cuda_driver, few_row_gemm, kernel_trial, nvrtc, product_check, trial_worker
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
-from dflash_local.kernels.kernel_record import KernelRecord, source_digest
+from dflash_local.kernels.kernel_record import KernelRecord, record_of, source_digest
 from dflash_local.kernels.kernel_trial import Request, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.random_weight import random_weight
@@ -316,6 +316,24 @@ def test_records_are_kept_apart_by_card_driver_compiler_and_source(tmp_path: Pat
     )
     assert len({KernelRecord(tmp_path, each).path for each in (facts, *others)}) == 5
     assert not any(KernelRecord(tmp_path, each).verdicts for each in others)
+
+
+def test_without_nvrtc_there_is_a_record_of_the_card_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load of plain weights, which need no NVRTC, failed when its choices were to be kept."""
+
+    def missing() -> None:
+        raise MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
+
+    monkeypatch.setattr(nvrtc, "nvrtc", missing)
+    monkeypatch.setattr(nvrtc, "cubin_folder", lambda: tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
+    record = record_of("cuda:0")
+    record.choose("product", "the library's product", 3.0)
+    assert record.facts["nvrtc"] is None and KernelRecord(tmp_path, record.facts).choices == record.choices
 
 
 def test_the_source_is_the_kernel_and_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
