@@ -130,6 +130,7 @@ def kernels_that(verdict: Any) -> Callable[[Planted], None]:
         record.verdicts = {"one": verdict, "two": verdict}
         planted.kernels_fail(KernelError(why_failed(record, record.verdicts.keys())))
 
+    plant.__name__ = f"kernels_{verdict}"
     return plant
 
 
@@ -239,7 +240,7 @@ def planted(cli: Cli, opened: Opened, own_home: Path, monkeypatch: pytest.Monkey
     return Planted(monkeypatch, opened, cli, own_home)
 
 
-@pytest.mark.parametrize("fault", [*FAULTS], ids=lambda fault: getattr(fault, "__name__", ""))
+@pytest.mark.parametrize("fault", [*FAULTS], ids=lambda fault: str(fault.__name__))
 def test_each_fault_has_its_line_and_the_chat_goes_on(fault: Callable[[Planted], None], planted: Planted) -> None:
     expected = FAULTS[fault]
     with planted.patch.context() as patch:
