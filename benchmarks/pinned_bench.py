@@ -25,14 +25,15 @@ FEW_ROW = (("dflash_local.kernels.few_row_gemm", "FewRowConfig"),)
 def pin(file: Path) -> None:
     """Let every choice be the one of ``file``, and add what it has not yet."""
     module = next(found for name in CHOICES if (found := _module(name)) and hasattr(found, "_fastest"))
-    measure: Callable[[list[Any], int], Any] = module._fastest
+    measure: Callable[..., Any] = module._fastest
     pinned: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
-    def fastest(members: list[Any], rows: int) -> Any:
-        weight = members[0].weight
-        key = f"{type(members[0]).__name__} {weight.dtype} {weight.nbytes} bytes {tuple(weight.shape)}"
+    def fastest(kind: Any, *rows: int) -> Any:
+        first = (kind if isinstance(kind, list) else kind.members)[0]  # as older versions have it, too
+        weight = first.weight
+        key = f"{type(first).__name__} {weight.dtype} {weight.nbytes} bytes {tuple(weight.shape)}"
         if key not in pinned:
-            pinned[key] = _values(measure(members, rows))
+            pinned[key] = _values(measure(kind, *rows))
             file.write_text(json.dumps(pinned, indent=1))
         return _config(pinned[key])
 

@@ -131,6 +131,14 @@ def own_home(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def nothing_unkept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line about folders that another test could not write."""
+    from dflash_local.store import kept
+
+    monkeypatch.setattr(kept, "_unkept", {})
+
+
+@pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred columns and no colour, whoever runs the tests."""
     monkeypatch.setenv("COLUMNS", "100")

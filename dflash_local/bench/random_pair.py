@@ -25,6 +25,7 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -178,7 +179,8 @@ def build(
     parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
-    choose_configs([*weights.measured, *drafter.products], block, say)
-    choose_experts(weights.parts, block, exact, say)
-    chosen = choose_precision(drafter, precision, block)
+    timer = KernelTimer()
+    choose_configs([*weights.measured, *drafter.products], block, say, timer)
+    choose_experts(weights.parts, block, exact, say, timer)
+    chosen = choose_precision(drafter, precision, block, timer=timer)
     return FusedRunner(target, drafter, context), chosen

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +18,7 @@ from dflash_local.bench.report import finite
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, worst
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 from dflash_local.store.paths import CHECKS
 
 SCHEMA = 1
@@ -108,5 +107,4 @@ def remembered(path: Path | None) -> Report | None:
 def remember(path: Path | None, report: Report) -> None:
     """Keep a report; nothing is kept where that is impossible."""
     if path is not None:
-        with suppress(OSError):  # full or read-only
-            write_atomic(path, json.dumps(report.as_dict(), indent=1) + "\n")
+        keep(path, json.dumps(report.as_dict(), indent=1) + "\n")

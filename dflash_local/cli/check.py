@@ -18,6 +18,7 @@ from dflash_local.cli.session import load_steps_of, named_when_missing, planned_
 from dflash_local.errors import EngineCheckError, PairCheckError
 from dflash_local.load_config import LoadConfig
 from dflash_local.settings import Settings
+from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
     from dflash_local.check.findings import Finding
@@ -47,6 +48,9 @@ def check(
     draft = mode is opt.ModeChoice.dflash
     pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     report = _report(pair, replace(load, draft=draft), user, console, again)
+    lost = take_unkept()
+    if lost:
+        console.warn(lost)
     if as_json:
         console.json(report.as_dict())
     else:

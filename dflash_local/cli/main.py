@@ -114,8 +114,12 @@ def _report(error: DFlashError, arguments: list[str], flags: set[str]) -> int:
     console.error(error, as_json="--json" in flags)
     if user.state_dir is not None and not isinstance(error, Interrupted):
         from dflash_local.report import errors_log
+        from dflash_local.store.kept import take_unkept
 
         errors_log.remember(user.state_dir, _command(arguments), error)
+        lost = take_unkept()
+        if lost and "--json" not in flags:
+            console.warn(lost)
     return error.exit_code
 
 

@@ -174,6 +174,7 @@ def replay_lines(found: Mapping[str, Any], width: int) -> list[str]:
     for check in found["problems"]:
         page += wrapped(f"problem: {check.get('name')}: {check.get('value')}", width)
     page += ["", "plans, made again for that memory", *indented(_plan_lines(found["plans"], width - 2))]
+    page += ["", "memory of the last checks", *indented(_memory_lines(found["memory"], width - 2))]
     page += ["", "kernels that failed", *indented(_kernel_lines(found["kernels"], width - 2))]
     page += ["", "last errors", *indented(_error_lines(found["errors"], width - 2))]
     return page
@@ -191,6 +192,16 @@ def _plan_lines(plans: list[dict[str, Any]], width: int) -> list[str]:
         for name, before, after in one["changes"]:
             lines += indented(wrapped(f"{name}: {_value(name, before)} -> {_value(name, after)}", width - 2))
     return lines or ["none"]
+
+
+def _memory_lines(memory: list[dict[str, Any]], width: int) -> list[str]:
+    lines = []
+    for one in memory:
+        again = one["replanned"]
+        now = f"; planned now {_bytes(again)}" if again is not None else "; no plan of that load to make again"
+        said = f"planned {_bytes(one['planned'])}, peak {_bytes(one['peak'])}, off by {one['off']:+.2%}"
+        lines += wrapped(f"{one['model']}: {said}{now}", width)
+    return lines or ["none on a card"]
 
 
 def _kernel_lines(kernels: list[dict[str, Any]], width: int) -> list[str]:

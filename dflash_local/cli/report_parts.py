@@ -84,6 +84,7 @@ def kernels_part(source: Source) -> list[dict[str, Any]]:
                 "right": sum(verdict == "right" for verdict in verdicts.values()),
                 "failed": {name: verdict for name, verdict in verdicts.items() if verdict != "right"},
                 "choices": content.get("choices"),
+                "microseconds": content.get("microseconds"),
             }
         )
     return found

@@ -38,7 +38,7 @@ from dflash_local.remote.attached import is_listening
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Session
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 
 if TYPE_CHECKING:
     from dflash_local.ui.web.mount import Page
@@ -254,8 +254,7 @@ def recorded(user: settings.Settings, address: Address, model: str) -> Iterator[
         "token": address.token is not None,
         "started": time.time(),
     }
-    with suppress(OSError):  # a full disk is no reason not to serve
-        write_atomic(path, json.dumps(record, indent=2) + "\n")
+    keep(path, json.dumps(record, indent=2) + "\n")
     try:
         yield
     finally:

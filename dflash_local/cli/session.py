@@ -17,6 +17,7 @@ from dflash_local.errors import DFlashError, KernelError, MissingDependencyError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.service import Service, Session
+from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
     from dflash_local.cli.fit import Shapes
@@ -208,9 +209,10 @@ def load_pair(pair: Pair, load: LoadConfig, user: settings.Settings, console: Co
 
 
 def warn_of(session: Session, console: Console) -> None:
-    """Tell the notices of a load on stderr."""
-    for notice in session.facts.notices:
-        console.warn(notice)
+    """Tell the notices of a load on stderr, and what it found out and could not keep."""
+    for notice in (*session.facts.notices, take_unkept()):
+        if notice:
+            console.warn(notice)
 
 
 def checked(

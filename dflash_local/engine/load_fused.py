@@ -18,6 +18,7 @@ from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
 from dflash_local.models import drafter_weights
@@ -121,17 +122,19 @@ def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRu
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     say("measuring", 0.85)
-    choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part))
-    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: say(text, 0.88))
+    timer = KernelTimer()
+    choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part), timer)
+    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: say(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(
-            drafter, config.drafter_precision, target.rows, lambda text, part: say(text, 0.88 + 0.02 * part)
+            drafter, config.drafter_precision, target.rows, lambda text, part: say(text, 0.88 + 0.02 * part), timer
         )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
+    notices += [timer.notice] if timer.notice else []
     notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))

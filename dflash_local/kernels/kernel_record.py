@@ -1,5 +1,5 @@
 """What is known of the few-row kernels on one card, those of experts among them: which are right, and which was the
-fastest for a product.
+fastest for a product and in what time.
 
 One JSON file beside the compiled kernels for each card, driver, version of NVRTC and source. Where it cannot be
 written, all is found out again at the next start.
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, expert_gemm, few_row_gemm, nvrtc
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 from dflash_local.store.paths import KERNEL_RECORD
 
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
@@ -25,6 +27,20 @@ from dflash_local.store.paths import KERNEL_RECORD
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
 LAUNCHING = ("few_row_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py")
 TRYING = ("product_check.py", "expert_check.py", "experts.py", "random_weight.py")
+
+
+FITS: Mapping[str, Callable[[Any], bool]] = {  # of an entry in the file
+    "verdicts": lambda value: value in get_args(Verdict),
+    "choices": lambda value: isinstance(value, str),
+    "microseconds": lambda value: isinstance(value, (int, float)) and 0 < value < float("inf"),
+}
+
+
+class Choice(NamedTuple):
+    """The fastest configuration of a product, as ``repr`` spells it, and the microseconds that it took."""
+
+    config: str
+    us: float
 
 
 class KernelRecord:
@@ -40,6 +56,7 @@ class KernelRecord:
         self.path = folder / KERNEL_RECORD.format(digest) if folder else None
         self.verdicts: dict[str, Verdict] = {}
         self.choices: dict[str, str] = {}
+        self.microseconds: dict[str, float] = {}  # of each choice, when it was made
         self.impossible = ""  # why no kernel could be tried since the start
         self.tried = 0  # kernels that were since the start
         self.used: set[str] = set()  # the products asked for since the start
@@ -49,29 +66,28 @@ class KernelRecord:
         """True for a kernel that was tried and found right."""
         return self.verdicts.get(kernel) == "right"
 
-    def chosen(self, product: str) -> str | None:
-        """The configuration that was the fastest for a product, as ``repr`` spells it."""
+    def chosen(self, product: str) -> Choice | None:
+        """The configuration that was the fastest for a product; None, too, where it is not known how fast it was."""
         self.used.add(product)
-        return self.choices.get(product)
+        if product not in self.choices or product not in self.microseconds:
+            return None
+        return Choice(self.choices[product], self.microseconds[product])
 
-    def choose(self, product: str, config: str) -> None:
-        """Keep the fastest configuration of a product."""
-        if self.choices.get(product) == config:
-            return
-        self.choices[product] = config
+    def choose(self, product: str, config: str, us: float) -> None:
+        """Keep the fastest configuration of a product, which takes so many microseconds."""
+        self.choices[product], self.microseconds[product] = config, round(us, 2)
         self.save()
 
     def save(self) -> None:
         """Write it, together with what other processes have written meanwhile."""
         if self.path is None:
             return
-        verdicts, choices = dict(self.verdicts), dict(self.choices)
+        own = [dict(entries) for entries in self._entries.values()]
         self._read()
-        self.verdicts |= verdicts
-        self.choices |= choices
-        content = {**self.facts, "verdicts": self.verdicts, "choices": self.choices}
-        with suppress(OSError):  # full or read-only
-            write_atomic(self.path, json.dumps(content, indent=1) + "\n")
+        for entries, newer in zip(self._entries.values(), own, strict=True):
+            entries |= newer
+        content = {**self.facts, **self._entries}
+        keep(self.path, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> None:
         """Whatever of the file is as it should be."""
@@ -81,24 +97,22 @@ class KernelRecord:
             return
         if not isinstance(content, dict):
             return
-        for name, known in (("verdicts", get_args(Verdict)), ("choices", None)):
-            entries = content.get(name)
-            if isinstance(entries, dict):
-                fit = {key: value for key, value in entries.items() if isinstance(value, str)}
-                getattr(self, name).update(
-                    {key: value for key, value in fit.items() if known is None or value in known}
-                )
+        for name, entries in self._entries.items():
+            found = content.get(name)
+            if isinstance(found, dict):
+                entries |= {key: value for key, value in found.items() if FITS[name](value)}
+
+    @property
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """All that is kept beside the facts, by its name in the file."""
+        return {"verdicts": self.verdicts, "choices": self.choices, "microseconds": self.microseconds}
 
 
 _records: dict[tuple[Path | None, str], KernelRecord] = {}
 
 
 def record_of(device: torch.device | str) -> KernelRecord:
-    """The record of a card, read once.
-
-    Raises:
-        MissingDependencyError: NVRTC is not installed.
-    """
+    """The record of a card, read once."""
     folder, facts = nvrtc.cubin_folder(), card_facts(device)
     key = folder, json.dumps(facts)
     if key not in _records:
@@ -121,16 +135,18 @@ def forget_all() -> None:
 
 
 def card_facts(device: torch.device | str) -> dict[str, Any]:
-    """What verdicts and choices hold for.
-
-    Raises:
-        MissingDependencyError: NVRTC is not installed.
+    """What verdicts and choices hold for. Without NVRTC there are choices all the same, of Triton's and the library's
+    products.
     """
+    try:
+        version = list(nvrtc.nvrtc().version)
+    except MissingDependencyError:
+        version = None
     return {
         "card": torch.cuda.get_device_name(device),
         "capability": list(torch.cuda.get_device_capability(device)),
         "driver": cuda_driver.driver_version(),
-        "nvrtc": list(nvrtc.nvrtc().version),
+        "nvrtc": version,
         "source": source_digest(),
     }
 

@@ -17,7 +17,7 @@ import torch
 from dflash_local import settings
 from dflash_local.errors import MissingDependencyError
 from dflash_local.planner import nvrtc_files
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 from dflash_local.store.paths import cubins_folder
 
 
@@ -143,8 +143,7 @@ def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driv
             return path.read_bytes()
     compiled, _ = compiler.compile(source, every)
     if path:
-        with suppress(OSError):  # a disk that is full or read-only costs a compilation at the next start
-            write_atomic(path, compiled)
+        keep(path, compiled)
     return compiled
 
 

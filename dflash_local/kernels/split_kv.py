@@ -40,11 +40,16 @@ CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a split depends on: shared memory of a program (bytes), multiprocessors, compute capability."""
+    """What launches and their timing depend on.
+
+    Attributes:
+        shared_memory: bytes of a program. num_sms: multiprocessors. l2_cache_size: bytes.
+    """
 
     shared_memory: int
     num_sms: int
     compute_capability: tuple[int, int]
+    l2_cache_size: int = 0
 
 
 @cache
@@ -52,7 +57,7 @@ def device_properties(device: torch.device) -> DeviceProperties:
     """A CUDA device's."""
     found = torch.cuda.get_device_properties(device)
     shared = int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-    return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor))
+    return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor), found.L2_cache_size)
 
 
 def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:

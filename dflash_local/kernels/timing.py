@@ -1,20 +1,126 @@
-"""How long work on a CUDA device takes, launches left out."""
+"""How long work on a CUDA device takes, launches left out; and products as decoding finds them: with clocks that are
+up, and weights that no cache holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 import torch
 
+from dflash_local.kernels.split_kv import device_properties
 
-def replay_ms(work: Callable[[], object], replays: int) -> float:
-    """Milliseconds of one run of the work, which is recorded as a graph; the median of so many replays."""
+REPLAYS = 5
+WARM_UP_S = 1.0
+L2_CACHES = 3  # as many times the card's L2 is read between two uses of a weight: replacement is not strictly by age
+# A time that differs by less tells nothing: between two loads clocks and other programs do as much.
+CHANGED = 1.3
+LEAST_CHANGE_US = 3.0  # of one product, which a launch may vary by
+
+
+class KernelTimer:
+    """Times products on one device, and compares them with what they took when they were chosen. One for each load.
+
+    Clocks are warmed up once, and only where something is to be chosen or a time is in doubt.
+    """
+
+    def __init__(self) -> None:
+        self._warm = False
+        self._changes: list[float] = []
+
+    @property
+    def notice(self) -> str:
+        """A line for the user where times had changed; else empty."""
+        if not self._changes:
+            return ""
+        low, high = f"{min(self._changes):.2g}", f"{max(self._changes):.2g}"
+        return (
+            f"the products of {len(self._changes)} kinds of weights take {low if low == high else f'{low} to {high}'} "
+            "times as long as when their kernels were chosen (clocks, power limit, driver, another program): "
+            "measured again"
+        )
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Have the device do this work until its clocks are up."""
+        if not self._warm:
+            repeat(work, WARM_UP_S)
+        self._warm = True
+
+    def microseconds(self, work: Callable[[], object], products: int, others: Iterable[torch.Tensor]) -> float:
+        """Of one of so many products that the work does one after the other, each with another weight.
+
+        Between two repetitions other weights are read, which is what evicts a weight in decoding too, and takes no
+        memory. Where all of them are smaller than the caches, caches hold them in decoding as well.
+
+        Args:
+            others: weights on the device that the work does not read.
+        """
+        parts = evicting(others)
+        return 1e3 * replay_ms(work, REPLAYS, lambda: [part.amax() for part in parts]) / products
+
+    def agrees(self, chosen_us: float, work: Callable[[], object], measure: Callable[[], float]) -> bool:
+        """True where a product takes about as long as when it was chosen; in doubt it is measured with warm clocks.
+
+        Args:
+            work: the product, to warm up with. measure: its microseconds now.
+        """
+        if _is_near(chosen_us, measure()):
+            return True
+        self.warm_up(work)
+        now = measure()
+        if not _is_near(chosen_us, now):
+            self._changes.append(now / chosen_us)
+            return False
+        return True
+
+
+def _is_near(one_us: float, other_us: float) -> bool:
+    low, high = sorted((one_us, other_us))
+    return high <= CHANGED * low or high - low <= LEAST_CHANGE_US
+
+
+def evicting(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Bytes of weights, as many as push everything else out of their device's L2; fewer where there are no more."""
+    parts: list[torch.Tensor] = []
+    for weight in weights:
+        missing = L2_CACHES * device_properties(weight.device).l2_cache_size - sum(part.nbytes for part in parts)
+        if missing <= 0:
+            break
+        if weight.is_contiguous():
+            parts.append(weight.view(-1).view(torch.uint8)[:missing])
+    return parts
+
+
+def repeat(work: Callable[[], object], seconds: float) -> None:
+    """Have the device do nothing but this work for so long."""
+    replay, end = recorded(work), time.monotonic() + seconds
+    while time.monotonic() < end:
+        replay()
+        torch.cuda.synchronize()
+
+
+def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], object] = lambda: None) -> float:
+    """Milliseconds of one run of the work, which is recorded as a graph; the median of so many replays.
+
+    Args:
+        before: done before each replay, and not timed.
+    """
+    replay, spans = recorded(work), []
+    for _ in range(replays):
+        before()
+        spans.append(span_ms(replay))
+    return float(sorted(spans)[replays // 2])
+
+
+def recorded(work: Callable[[], object]) -> Callable[[], None]:
+    """What replays the work, which runs once before it is recorded: it may have to be compiled."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return float(sorted(span_ms(graph.replay) for _ in range(replays))[replays // 2])
+    return graph.replay
 
 
 def span_ms(work: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ if HAVE_TRITON:
     COMPILE_ERRORS = (*COMPILE_ERRORS, TritonError)
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (*COMPILE_ERRORS, RuntimeError, ImportError, OSError, AssertionError)
 NO_COMPILER = "Failed to find C compiler"  # as Triton says it, in a RuntimeError
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of an OSError; nothing that is only read raises these
 
 
 @jit
@@ -46,11 +48,14 @@ def why_not(device: str) -> KernelError | None:
         return explained(error)
 
 
+MAKE_ROOM = "make room, or set TRITON_CACHE_DIR to a folder that can be written"
 UPGRADE = "dflash doctor lists the versions; reinstall torch, which brings the Triton that it was tested with"
 
 
 def explained(error: Exception) -> KernelError:
     """An error of Triton's, or of the C compiler that it calls, in one line with what to install."""
+    if isinstance(error, OSError) and error.errno in (*UNWRITABLE, errno.EACCES):
+        return KernelError(f"Triton cannot keep what it compiles: {error.strerror}", MAKE_ROOM)
     if NO_COMPILER in str(error):
         return KernelError("Triton cannot compile kernels: no C compiler was found", software.INSTALL_COMPILER)
     if isinstance(error, SubprocessError):
@@ -71,4 +76,8 @@ def named_compile_errors() -> Iterator[None]:
     try:
         yield
     except COMPILE_ERRORS as error:
+        raise explained(error) from error
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise  # of a file that is read
         raise explained(error) from error

@@ -11,7 +11,6 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from dflash_local import __version__
 from dflash_local.errors import DFlashError
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 
 FILE = "errors.json"
 KEPT = 20
@@ -43,8 +42,7 @@ def remember(folder: Path, command: str, error: DFlashError) -> None:
         "where": places(error),
         "version": __version__,
     }
-    with suppress(OSError):
-        write_atomic(folder / FILE, json.dumps([*read(folder), entry][-KEPT:], indent=1) + "\n")
+    keep(folder / FILE, json.dumps([*read(folder), entry][-KEPT:], indent=1) + "\n")
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

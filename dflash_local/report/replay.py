@@ -1,4 +1,5 @@
-"""Reads a report of another machine: versions against those measured, kernels that failed, plans then and now.
+"""Reads a report of another machine: versions against those measured, kernels that failed, plans then and now, and
+memory against the plan.
 
 All values come from a file of somebody else: each is taken only as what it should be.
 """
@@ -20,6 +21,7 @@ from dflash_local.planner.plan import plan
 Shapes = tuple[ModelConfig, "DrafterConfig | None"]
 KINDS = ("cuda", "mps", "cpu", "named")
 MAX_BYTES = 2**50
+MEMORY_FIGURES = ("planned_bytes", "peak_bytes")  # of the check's finding on the card
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
@@ -35,6 +37,7 @@ def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) ->
     """
     main = _mapping(parts.get("report"))
     versions = {str(name): version for name, version in _mapping(main.get("versions")).items()}
+    plans = [replanned(entry, known) for entry in _entries(parts.get("plans"))]
     return {
         "created": main.get("created"),
         "versions": versions,
@@ -42,7 +45,8 @@ def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) ->
         "load_options": main.get("load_options"),
         "problems": [check for check in _entries(parts.get("doctor")) if check.get("status") == "problem"],
         "not_measured": not_measured(versions) if _mapping(main.get("machine")).get("gpus") else {},
-        "plans": [replanned(entry, known) for entry in _entries(parts.get("plans"))],
+        "plans": plans,
+        "memory": list(memory(parts, plans)),
         "kernels": list(failed_kernels(parts)),
         "check": parts.get("check"),
         "errors": _entries(parts.get("errors")),
@@ -78,6 +82,30 @@ def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -
         return {**answer, "then": None, "error": str(error)}
     now = {**found.as_dict(), "format": found.format}
     return {**answer, "then": _brief(then), "now": _brief(now), "changes": list(_changes(then, now))}
+
+
+def memory(parts: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What torch's allocator held at most on the card of each checked pair, against its plan, in bytes.
+
+    ``replanned`` is this version's plan of the same load; None where the report holds no plan of it.
+    """
+    for check in _entries(parts.get("check")):
+        found = [_mapping(each.get("figures")) for each in _entries(check.get("findings"))]
+        planned, peak = (next((each[name] for each in found if name in each), None) for name in MEMORY_FIGURES)
+        if not _is_size(planned) or not _is_size(peak) or not planned:
+            continue
+        same = (each["now"] for each in plans if each["model"] == check.get("model") and _peak(each["then"]) == planned)
+        yield {
+            "model": check.get("model"),
+            "planned": planned,
+            "peak": peak,
+            "off": round(peak / planned - 1, 4),
+            "replanned": next(map(_peak, same), None),
+        }
+
+
+def _peak(brief: Any) -> Any:
+    return _mapping(brief).get("peak")
 
 
 def failed_kernels(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -131,7 +159,8 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
     names = ("fits", "engine", "format", "context", "drafter_precision", "offload")
-    return {**{name: found.get(name) for name in names}, "total": _mapping(found.get("ledger")).get("total")}
+    ledger = _mapping(found.get("ledger"))
+    return {**{name: found.get(name) for name in names}, "total": ledger.get("total"), "peak": ledger.get("peak")}
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.kept import keep
 from dflash_local.store.owner import Owner
 
 PLAIN = "plain"  # the reference engine without a drafter
@@ -102,11 +102,7 @@ class LoadSteps:
             return None
         path = self._folder / MARKERS.replace("*", owner.token)
         content = {"owner": asdict(owner), "name": name, "step": step, "versions": self._versions}
-        try:
-            write_atomic(path, json.dumps(content) + "\n")
-        except OSError:  # full or read-only
-            return None
-        return path
+        return path if keep(path, json.dumps(content) + "\n") else None
 
     def _take_markers(self) -> None:
         """Remember the loads whose process died, and remove their markers."""
@@ -131,8 +127,7 @@ class LoadSteps:
         known[name] = step
         if self._folder is not None:
             content = {"versions": self._versions, "steps": {key: one for key, one in known.items() if one != FUSED}}
-            with suppress(OSError):
-                write_atomic(self._folder / RECORD, json.dumps(content, indent=1) + "\n")
+            keep(self._folder / RECORD, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> dict[str, str]:
         """The steps by the names of pairs; none that other versions came to."""

@@ -12,6 +12,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.cli import report_parts
+from dflash_local.cli.report import _memory_lines
 from dflash_local.store.paths import CHECKS
 from tests.cli.conftest import Cli, write_overlay
 
@@ -165,6 +166,14 @@ def test_a_report_is_read_again(cli: Cli, planted: Path, tmp_path: Path) -> None
     page = cli("report", "--replay", str(tmp_path / "r.zip")).out
     assert "hang on A card" in page and "dflash warm MODEL --again" in page and "unknown GPU …" in page
     assert all(len(line) <= 100 for line in page.splitlines())
+
+
+def test_memory_against_the_plan_is_a_line_for_each_pair() -> None:
+    known = {"model": "a pair", "planned": 2**31, "peak": 2**30, "off": -0.5, "replanned": 2**31 + 2**28}
+    lines = _memory_lines([known, {**known, "replanned": None}], 100)
+    assert lines[0] == "a pair: planned 2.00 GiB, peak 1.00 GiB, off by -50.00%; planned now 2.25 GiB"
+    assert len(lines) == 2 and lines[1].endswith("no plan of that load to make again")
+    assert _memory_lines([], 100) == ["none on a card"]
 
 
 def test_a_damaged_report_exits_6(cli: Cli, tmp_path: Path) -> None:

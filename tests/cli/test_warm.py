@@ -27,7 +27,7 @@ def record(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> KernelRecord:
     found = kernel_record.KernelRecord(own_home / ".cache" / "dflash-local" / "cubins", FACTS)
     found.verdicts = {"one": "right", "two": "right", "three": "hang"}
     found.tried = 3
-    found.choose("int4 24576 x 4096 at 16 rows", "FewRowConfig(warps_k=16)")
+    found.choose("int4 24576 x 4096 at 16 rows", "FewRowConfig(warps_k=16)", 31.4)
     assert found.chosen("int4 24576 x 4096 at 16 rows") and found.chosen("fp8 64 x 64 at 16 rows") is None
     monkeypatch.setattr(kernel_record, "_records", {(None, "A card"): found})
     return found

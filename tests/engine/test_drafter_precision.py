@@ -19,6 +19,7 @@ from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.kernels.quantized_weight import IntWeight
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import read_weights
@@ -138,7 +139,7 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     drafter = drafter_of(session)
     stored = [matrix.weight for matrix in drafter.matrices]
     times_of(monkeypatch, *milliseconds)
-    chosen = drafter_precision._measured(drafter, session.facts.block_size, lambda text, part: None)
+    chosen = drafter_precision._measured(drafter, session.facts.block_size, lambda text, part: None, KernelTimer())
     assert (chosen.name, chosen.precision) == (word, DRAFTER_PRECISIONS[word])
     assert chosen.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
     assert chosen.cycle_ms == 6.0
@@ -157,7 +158,7 @@ def test_auto_stays_with_what_fits(at: int, word: str, monkeypatch: pytest.Monke
     milliseconds: list[float | BaseException] = [1.2, 4.8, 1.0, 0.7]
     milliseconds[at] = torch.OutOfMemoryError("no room")
     times_of(monkeypatch, *milliseconds)
-    chosen = drafter_precision._measured(drafter, 8, lambda text, part: None)
+    chosen = drafter_precision._measured(drafter, 8, lambda text, part: None, KernelTimer())
     assert chosen.name == word and "no room" in chosen.notice
     assert not any(isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices)
     assert isinstance(drafter.head.weight, IntWeight) == (word == "8bit-head")

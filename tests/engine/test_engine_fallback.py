@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -58,6 +59,8 @@ CALLED = subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"])
         (CALLED, True, "the C compiler failed", "gcc"),
         (AssertionError("libcuda.so cannot found!\nsecond line"), True, "AssertionError: second line", "doctor"),
         (ImportError("undefined symbol: x"), True, "ImportError: undefined symbol", "reinstall"),
+        (OSError(errno.EROFS, "Read-only file system"), True, "keep what it compiles: Read-only", "TRITON_CACHE_DIR"),
+        (PermissionError(errno.EACCES, "Permission denied"), True, "compiles: Permission denied", "TRITON_CACHE_DIR"),
     ],
 )
 def test_why_triton_cannot_compile_is_one_line_with_what_to_install(
@@ -101,7 +104,9 @@ def plant(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_fused, "_load", fail)
 
 
-FAULTS = [CALLED] if not jit.HAVE_TRITON else [CALLED, triton_trial.COMPILE_ERRORS[-1]("out of shared memory")]
+FAULTS = [CALLED, OSError(errno.ENOSPC, "No space left on device")]
+if jit.HAVE_TRITON:
+    FAULTS.append(triton_trial.COMPILE_ERRORS[-1]("out of shared memory"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -112,7 +117,7 @@ def test_kernels_that_fail_at_load_leave_the_reference_engine(
     plant(fault, monkeypatch)
     session = load(find("demo"), CPU)
     (line,) = [notice for notice in session.facts.notices if "reference engine" in notice]
-    assert "Triton cannot compile kernels" in line and "\n" not in line
+    assert "Triton cannot " in line and "\n" not in line
     assert session.facts.engine == "reference" and ask(session, PROMPT, 12).ids == want
 
 
@@ -130,6 +135,10 @@ def test_other_faults_of_a_load_are_not_hidden_by_the_reference_engine(monkeypat
     plant(NumericsError("not a fault of the compiler"), monkeypatch)
     with pytest.raises(EngineError, match="not a fault of the compiler"):
         load(find("demo"), CPU)
+    plant(PermissionError(errno.EACCES, "of a file that is read"), monkeypatch)
+    with pytest.raises(Exception, match="of a file that is read") as caught:
+        load(find("demo"), CPU)
+    assert not isinstance(caught.value, KernelError)
 
 
 def test_fused_by_name_names_what_to_install_before_a_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

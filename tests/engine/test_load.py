@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from dflash_local.catalog.bundled import find
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
-from dflash_local.engine import LoadConfig, Session, load, load_reference
+from dflash_local.engine import LoadConfig, Session, load, load_fused, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
+from dflash_local.kernels import timing
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 
@@ -280,3 +282,22 @@ def test_pl_03_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch:
     with pytest.raises(DoesNotFitError, match="demo ran out") as error:
         load(find("demo"), LoadConfig(device="cpu"))
     assert error.value.exit_code == 5 and "dflash plan" in error.value.hint
+
+
+@pytest.mark.parametrize(("now", "count"), [(250.0, 1), (110.0, 0)])
+def test_times_that_changed_since_the_choice_are_a_notice_of_the_load(
+    now: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[KernelTimer] = []
+    monkeypatch.setattr(timing, "repeat", lambda work, seconds: None)
+
+    def choose_configs(layers: object, rows: int, say: object, timer: KernelTimer) -> None:
+        timers.append(timer)
+        timer.agrees(100.0, lambda: None, lambda: now)
+
+    monkeypatch.setattr(load_fused, "choose_configs", choose_configs)
+    monkeypatch.setattr(load_fused, "choose_experts", lambda parts, rows, exact, say, timer: timers.append(timer))
+    session = load(find("demo"), LoadConfig(device="cpu", engine="fused"))
+    first, second = timers
+    assert first is second, "one for a load"
+    assert [line for line in session.facts.notices if "measured again" in line] == [first.notice] * count

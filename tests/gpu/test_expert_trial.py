@@ -110,7 +110,7 @@ def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, mon
 
 
 @pytest.mark.timeout(600)
-def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_measures(
+def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layers = [*(layer(kind) for kind in FORMATS), *(layer(mixture=mixture) for mixture in MIXTURES[1:])]
@@ -118,5 +118,5 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     assert set(record().verdicts.values()) == {"right"}
     assert len(record().choices) == 4 * len(layers)
     monkeypatch.setattr(kernel_trial, "WorkerProcess", None)
-    monkeypatch.setattr(expert_choice, "replay_ms", None)
+    monkeypatch.setattr(expert_choice._Product, "fastest", None)
     assert choose_expert_kernels(layers, 16) == first

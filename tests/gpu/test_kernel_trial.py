@@ -99,7 +99,7 @@ def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, mon
 
 
 @pytest.mark.timeout(600)
-def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_measures(
+def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layers = [Linear(weight) for weight in weights()] + [GateUp(weight) for weight in weights()]
@@ -112,7 +112,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     assert set(record.verdicts.values()) == {"right"} and len(record.choices) == len(layers)
     assert record.path is not None and record.path.is_file()
     monkeypatch.setattr(kernel_trial, "WorkerProcess", None)
-    monkeypatch.setattr(kernel_choice, "replay_ms", None)
+    monkeypatch.setattr(kernel_choice, "_fastest", None)
     for layer in layers:
         layer.config = None
     choose_configs(layers, 16)

@@ -16,11 +16,11 @@ import torch
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import few_row_gemm, kernel_trial, product_check, trial_worker
+from dflash_local.kernels import cuda_driver, few_row_gemm, kernel_trial, nvrtc, product_check, trial_worker
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
-from dflash_local.kernels.kernel_record import KernelRecord, source_digest
+from dflash_local.kernels.kernel_record import KernelRecord, record_of, source_digest
 from dflash_local.kernels.kernel_trial import Request, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.random_weight import random_weight
@@ -309,12 +309,31 @@ def test_records_are_kept_apart_by_card_driver_compiler_and_source(tmp_path: Pat
     ]
     first = KernelRecord(tmp_path, facts)
     first.verdicts["kernel"] = "right"
-    first.choose("product", "config")
-    assert (
-        KernelRecord(tmp_path, facts).is_right("kernel") and KernelRecord(tmp_path, facts).chosen("product") == "config"
+    first.choose("product", "config", 12.345)
+    assert KernelRecord(tmp_path, facts).is_right("kernel") and KernelRecord(tmp_path, facts).chosen("product") == (
+        "config",
+        12.35,
     )
     assert len({KernelRecord(tmp_path, each).path for each in (facts, *others)}) == 5
     assert not any(KernelRecord(tmp_path, each).verdicts for each in others)
+
+
+def test_without_nvrtc_there_is_a_record_of_the_card_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load of plain weights, which need no NVRTC, failed when its choices were to be kept."""
+
+    def missing() -> None:
+        raise MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
+
+    monkeypatch.setattr(nvrtc, "nvrtc", missing)
+    monkeypatch.setattr(nvrtc, "cubin_folder", lambda: tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
+    record = record_of("cuda:0")
+    record.choose("product", "the library's product", 3.0)
+    assert record.facts["nvrtc"] is None and KernelRecord(tmp_path, record.facts).choices == record.choices
 
 
 def test_the_source_is_the_kernel_and_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,21 +349,28 @@ def test_processes_that_write_one_record_lose_nothing(tmp_path: Path) -> None:
     one.verdicts["a"] = "right"
     one.save()
     two.verdicts["b"] = "hang"
-    two.choose("product", "config")
+    two.choose("product", "config", 12.345)
     third = KernelRecord(tmp_path, {})
     assert third.verdicts == {"a": "right", "b": "hang"} and third.choices == {"product": "config"}
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[1", "[]", '{"verdicts": 3}', '{"verdicts": {"a": "good", "b": 1}, "choices": {"c": 2}}']
+    "content",
+    [
+        "",
+        "[1",
+        "[]",
+        '{"verdicts": 3}',
+        '{"verdicts": {"a": "good", "b": 1, "c": []}, "choices": {"c": 2}, "microseconds": {"a": "1", "b": -1}}',
+    ],
 )
 def test_a_damaged_record_is_an_empty_one(content: str, tmp_path: Path) -> None:
     path = KernelRecord(tmp_path, {}).path
     assert path is not None
     path.write_text(content)
     record = KernelRecord(tmp_path, {})
-    assert record.verdicts == {} and record.choices == {}
-    record.choose("product", "config")
+    assert record.verdicts == {} and record.choices == {} and record.microseconds == {}
+    record.choose("product", "config", 12.345)
     assert KernelRecord(tmp_path, {}).choices == {"product": "config"}
 
 
@@ -355,7 +381,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_repetition(tmp_path: Pat
         record = KernelRecord(folder, {})
         for _ in range(2):
             try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
-        record.choose("product", "config")
-        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == "config"
+        record.choose("product", "config", 12.345)
+        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == ("config", 12.35)
         assert KernelRecord(folder, {}).verdicts == {}
     assert answers.tried == 2 and os.listdir(tmp_path) == ["file"]

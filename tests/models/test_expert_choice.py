@@ -5,13 +5,13 @@ PyTorch's products stand in for the kernels.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import expert_references
 import pytest
 import torch
+from card_clock import CardClock, timed_again
 
 from dflash_local.errors import KernelError, MissingDependencyError
 from dflash_local.kernels import expert_gemm, nvrtc
@@ -43,21 +43,25 @@ def record() -> KernelRecord:
 
 
 @pytest.fixture
-def asked(record: KernelRecord, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> CardClock:
+    return CardClock.plant(monkeypatch)
+
+
+@pytest.fixture
+def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     """The trials of a card on which all kernels are right and the last that is measured is the fastest."""
     found: list[Trial] = []
-    times = itertools.count(1000, -1)
 
     def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
         new = [trial for trial in trials if trial.kernel not in record.verdicts]
         found.extend(new)
         record.verdicts |= {trial.kernel: "right" for trial in new}
 
-    for name in ("route", "gate_up", "down"):
-        monkeypatch.setattr(expert_gemm, name, getattr(expert_references, name))
+    monkeypatch.setattr(expert_gemm, "route", expert_references.route)
+    for name in ("gate_up", "down"):
+        monkeypatch.setattr(expert_gemm, name, clock.noting(getattr(expert_references, name), lambda *args: args[5]))
     monkeypatch.setattr(expert_choice, "record_of", lambda device: record)
     monkeypatch.setattr(expert_choice, "try_kernels", all_right)
-    monkeypatch.setattr(expert_choice, "replay_ms", lambda work, replays: float(next(times)))
     monkeypatch.setattr(expert_choice, "device_properties", lambda device: DeviceProperties(99 * 1024, 16, (9, 0)))
     monkeypatch.setattr(expert_gemm, "compiled", lambda device, spec: b"")
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
@@ -86,17 +90,40 @@ def test_every_kernel_that_may_be_launched_is_tried_before(asked: list[Trial], r
     ]  # fmt: skip
 
 
-def test_what_was_measured_is_remembered_by_product_and_rows(
-    asked: list[Trial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
+def test_what_was_measured_is_remembered_by_product_and_rows_and_timed_once_at_each_load(
+    asked: list[Trial], record: KernelRecord, clock: CardClock
 ) -> None:
     layers = [layer(), layer(), layer(32)]
     first = choose_expert_kernels(layers, 16)
     assert len(record.choices) == 8 and record.used == set(record.choices), "two products of two kinds at 8 and 16"
     assert first[0] == first[1] and all("2 a row" in name and "rows" in name for name in record.choices)
     asked.clear()
-    monkeypatch.setattr(expert_choice, "replay_ms", None)
+    clock.timed.clear()
+    clock.warmed.clear()
     assert choose_expert_kernels(layers, 16) == first and not asked
+    assert sorted(len(timed) for timed in clock.timed) == [1] * 4 + [2] * 4 and not clock.warmed
     assert choose_expert_kernels(layers[:1], 5)[0].configs == {8: first[0].configs[8]}
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.2, ""), (3.0, "take 3 times"), (0.5, "take 0.5 times")])
+def test_a_product_that_takes_another_time_than_when_it_was_chosen_is_measured_again(
+    factor: float, words: str, asked: list[Trial], record: KernelRecord, clock: CardClock
+) -> None:
+    layers = [layer() for _ in range(6)]
+    (first, *_) = choose_expert_kernels(layers, 8)
+    of_six = [timed for timed in clock.timed if len(timed) == 6]
+    assert len(of_six) == len(clock.timed) - 2 and clock.warmed == [1.0], "all layers; then a few, of each product"
+    assert all(read for read in clock.read), "the other product's experts are read between"
+    before, config = dict(record.microseconds), first.configs[8][1]
+    clock.us[config] *= factor
+    said = timed_again(lambda timer: choose_expert_kernels(layers, 8, timer=timer), clock)
+    assert words in said and bool(said) == bool(words) == (len(clock.timed) > 2)
+    assert len(dict(record.microseconds.items() - before.items())) == (1 if words else 0)
+    assert not timed_again(lambda timer: choose_expert_kernels(layers, 8, timer=timer), clock)
+    assert {len(timed) for timed in clock.timed} == {expert_choice.TIMED_AGAIN} and len(clock.timed) == 2
+    record.microseconds.clear()
+    choose_expert_kernels(layers, 8)
+    assert len(record.microseconds) == 2 and len(clock.timed) > 4, "a choice without its time is made again"
 
 
 def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(

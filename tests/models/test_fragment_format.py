@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from card_clock import L2, CardClock, timed_again
 from families import save_model
 from quantised_checkpoints import quantise
 from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
@@ -20,6 +22,7 @@ from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, Codable, Fragme
 from dflash_local.kernels.kernel_record import KernelRecord
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
 from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
@@ -207,28 +210,27 @@ def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Measuring takes no card: every measured product is faster than the one before."""
-    found: list[float] = []
-
-    def replay_ms(work: Callable[[], object], replays: int) -> float:
-        work()
-        found.append(1 / (len(found) + 1))
-        return found[-1]
-
-    monkeypatch.setattr(kernel_choice, "replay_ms", replay_ms)
+def clock(monkeypatch: pytest.MonkeyPatch) -> CardClock:
+    found = CardClock.plant(monkeypatch)
+    for kind in (Linear, GateUp):
+        monkeypatch.setattr(kind, "__call__", found.noting(kind.__call__, lambda layer, *args: layer.config))
     return found
 
 
-def test_what_was_the_fastest_is_neither_tried_nor_measured_again(
-    card: None, record: KernelRecord, times: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = [Linear(int4(96, 256, 32)), Linear(int4(96, 256, 32)), GateUp(fp8(96, 256))]
+def some_layers() -> list[Linear | GateUp]:
+    """Seven of one kind and one of another."""
+    layers = [*(Linear(int4(96, 256, 32)) for _ in range(7)), GateUp(fp8(96, 256))]
     finish(layers)
+    return layers
+
+
+def test_what_was_the_fastest_is_not_tried_again_and_timed_once(
+    card: None, record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = some_layers()
     heard: list[str] = []
     first = choose_configs(layers, 16, lambda text, part: heard.append(text))
-    measured = len(times)
-    assert measured > 4 and layers[0].config == layers[1].config and heard[-1] == "measuring"
+    assert len(clock.us) > 4 and layers[0].config == layers[1].config and heard[-1] == "measuring"
     assert isinstance(layers[0].config, FewRowConfig)
 
     def again(*args: object) -> None:
@@ -240,17 +242,104 @@ def test_what_was_the_fastest_is_neither_tried_nor_measured_again(
     kept.verdicts = dict(record.verdicts)
     monkeypatch.setattr(fragment_kernels, "record_of", lambda device: kept)
     monkeypatch.setattr(fragment_kernels, "try_kernels", again)
-    assert choose_configs(layers, 16) == first and len(times) == measured
-    assert choose_configs(layers, 8) and len(times) > measured, "another number of rows is another product"
+    clock.timed.clear()
+    clock.warmed.clear()
+    assert choose_configs(layers, 16) == first and {layer.config for layer in layers} == set(first.values())
+    few, only = (layers[0].config,) * kernel_choice.TIMED_AGAIN, (layers[-1].config,)
+    assert clock.timed == [few, only] and not clock.warmed, "a few layers of each kind, once"
+    assert choose_configs(layers, 8) and len(clock.timed) > 4, "another number of rows is another product"
+
+
+def test_candidates_are_timed_with_all_layers_warm_clocks_and_weights_that_no_cache_holds(
+    card: None, clock: CardClock
+) -> None:
+    layers = some_layers()
+    choose_configs(layers, 16)
+    of_many = [timed for timed in clock.timed if len(timed) > 1]
+    assert {len(timed) for timed in of_many[:-1]} == {7} and len(of_many[-1]) == kernel_choice.TIMED_AGAIN
+    assert clock.warmed == [1.0], "once for a load"
+    codes = [kernel_choice._codes(layer) for layer in layers]
+    for timed, read in zip(clock.timed, clock.read, strict=True):
+        assert sum(part.nbytes for part in read) == min(3 * L2, sum(each.nbytes for each in codes[len(timed) :]))
+        own = codes[: len(timed)] if len(timed) > 1 else codes[-1:]
+        assert not {part.data_ptr() for part in read} & {each.data_ptr() for each in own}
+    assert any(sum(part.nbytes for part in read) == 3 * L2 for read in clock.read)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"), [(1.2, ""), (0.85, ""), (2.4, "2 kinds of weights take 2.4 times"), (0.5, "take 0.5 times")]
+)
+def test_a_product_that_takes_another_time_than_when_it_was_chosen_is_measured_again(
+    factor: float, words: str, card: None, record: KernelRecord, clock: CardClock
+) -> None:
+    layers = some_layers()
+    choose_configs(layers, 16)
+    before, config = dict(record.microseconds), layers[0].config
+    clock.us[config] *= factor
+    said = timed_again(lambda timer: choose_configs(layers, 16, timer=timer), clock)
+    assert words in said and bool(said) == bool(words) == (len(clock.timed) > 4)
+    assert (layers[0].config == config) == (factor < 2), "another one is faster now"
+    assert len(dict(record.microseconds.items() - before.items())) == (2 if words else 0)
+    assert not timed_again(lambda timer: choose_configs(layers, 16, timer=timer), clock)
+    assert len(clock.timed) == 2, "measured again once"
+
+
+def test_low_clocks_alone_bring_no_new_choice(card: None, record: KernelRecord, clock: CardClock) -> None:
+    layers = some_layers()
+    choose_configs(layers, 16)
+    before = dict(record.microseconds)
+    clock.warmed.clear()
+    clock.until_warm = 2.0
+    assert not timed_again(lambda timer: choose_configs(layers, 16, timer=timer), clock)
+    assert clock.warmed == [1.0] and record.microseconds == before and len(clock.timed) == 3
+
+
+def test_a_choice_of_an_older_record_which_has_no_times_is_made_again(
+    card: None, record: KernelRecord, clock: CardClock
+) -> None:
+    layers = some_layers()
+    first = choose_configs(layers, 16)
+    assert record.path is not None
+    content = json.loads(record.path.read_text(encoding="utf-8"))
+    times = content.pop("microseconds")
+    assert set(times) == set(content["choices"])
+    record.path.write_text(json.dumps(content), encoding="utf-8")
+    record.microseconds.clear()
+    assert KernelRecord(record.path.parent, {}).choices == record.choices
+    clock.timed.clear()
+    assert choose_configs(layers, 16) == first and len(clock.timed) > 4 and set(record.microseconds) == set(times)
+
+
+@pytest.mark.parametrize("fastest", ["library", "Triton"])
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_library_s_or_triton_s_product_of_a_plain_weight_is_remembered_for_its_torch(
+    fastest: str, compiler: bool, card: None, record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (kernel_choice, fragment_kernels):
+        monkeypatch.setattr(module, "runs_kernels", lambda weight: True)
+    if not compiler:
+        monkeypatch.setattr(nvrtc, "why_not", lambda capability: MissingDependencyError("NVRTC is not installed"))
+    monkeypatch.setattr(few_row_gemm, "linear", lambda x, weight, out, config, *residual: out.fill_(1))
+    layers = [Linear(torch.randn(96, 256).bfloat16()) for _ in range(3)]
+    want = None if fastest == "library" else GemmConfig(16, 64, 4)
+    clock.us[want] = 1.0
+    choose_configs(layers, 16)
+    assert layers[0].config == want and len(clock.us) > 2 and len(record.choices) == 1
+    clock.timed.clear()
+    choose_configs(layers, 16)
+    assert layers[0].config == want and clock.timed == [(want,) * 3], "not chosen again"
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    choose_configs(layers, 16)
+    assert len(record.choices) == 2 and len(clock.timed) > 3
 
 
 def test_a_choice_that_is_wrong_with_the_weight_at_hand_is_made_again(
-    card: None, times: list[float], monkeypatch: pytest.MonkeyPatch
+    card: None, clock: CardClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = Linear(int4(96, 256, 32))
     finish([layer])
     choose_configs([layer], 16)
-    bad, measured, right = layer.config, len(times), few_row_gemm.linear
+    bad, measured, right = layer.config, len(clock.timed), few_row_gemm.linear
 
     def wrong(x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, *residual: Any) -> torch.Tensor:
         found = right(x, weight, out, None, *residual)
@@ -258,11 +347,11 @@ def test_a_choice_that_is_wrong_with_the_weight_at_hand_is_made_again(
 
     monkeypatch.setattr(few_row_gemm, "linear", wrong)
     choose_configs([layer], 16)
-    assert layer.config not in (None, bad) and len(times) > measured
+    assert layer.config not in (None, bad) and len(clock.timed) > measured
 
 
 def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_them(
-    card: None, record: KernelRecord, times: list[float], monkeypatch: pytest.MonkeyPatch
+    card: None, record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = Linear(int4(96, 256, 32))
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
@@ -275,7 +364,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
 
     monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)
     choose_configs([layer], 16)
-    assert layer.config is None and not times
+    assert layer.config is None and not clock.timed and not clock.warmed
     assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
     (line,) = without_kernel([layer])
     assert "1 gave wrong numbers, 1 faulted, 1 did not end" in line and "96 x 256" in line
@@ -284,7 +373,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
 
 
 def test_where_no_child_can_use_the_device_the_line_says_why(
-    card: None, times: list[float], monkeypatch: pytest.MonkeyPatch
+    card: None, clock: CardClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
 

@@ -67,6 +67,32 @@ def test_versions_are_compared_where_there_was_a_card() -> None:
     assert replayed(told, known)["not_measured"] == {}
 
 
+def check(planned: Any, peak: Any, model: str = MODEL) -> dict[str, Any]:
+    figures = {"name": "NVIDIA GeForce RTX 4090", "planned_bytes": planned, "peak_bytes": peak}
+    target = {"subject": "target", "figures": {"nats": {"prose": 2.1}}}
+    return {"model": model, "findings": [target, {"subject": "card", "figures": figures}]}
+
+
+def test_memory_is_compared_with_its_plan_then_and_now() -> None:
+    given = entry()
+    peak = given["plan"]["ledger"]["peak"]
+    told = parts(
+        plans=[given], check=[check(peak, peak * 3 // 2), check(peak + 1, peak), check(2**30, 2**29, "<path>")]
+    )
+    first, other, unknown = replayed(told, known)["memory"]
+    assert first == {"model": MODEL, "planned": peak, "peak": peak * 3 // 2, "off": 0.5, "replanned": peak}
+    assert other["replanned"] is None, "another load than the one that is planned again"
+    assert (unknown["off"], unknown["replanned"]) == (-0.5, None)
+    given["plan"]["ledger"]["peak"] = 17
+    (first,) = replayed(parts(plans=[given], check=[check(17, 17)]), known)["memory"]
+    assert first["replanned"] == peak, "by this version"
+
+
+@pytest.mark.parametrize("planned, peak", [(None, 1), (1, None), (0, 1), (-1, 1), ("1", 1), (1, True), (1, 2**60)])
+def test_memory_that_is_no_size_is_left_out(planned: Any, peak: Any) -> None:
+    assert replayed(parts(check=[check(planned, peak)]), known)["memory"] == []
+
+
 def test_kernels_that_failed_come_with_a_command() -> None:
     card = {"card": "NVIDIA GeForce RTX 4090", "failed": {"-DCODES=2 N=4096": "hang"}}
     (found,) = replayed(parts(plans=[entry()], kernels=[card]), known)["kernels"]

@@ -23,13 +23,13 @@ from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, expe
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import replay_ms
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.fragment_kernels import why_failed
 
-REPLAYS = 5
-MEASURED_LAYERS = 16  # one after the other, so that no weight is found in a cache
+MEASURED_LAYERS = 16  # their routed experts are more than any L2 holds
+TIMED_AGAIN = 4  # layers, at each load: milliseconds
 ERROR = 1e-2  # of results in bfloat16 against PyTorch's, as their norm: what rounding alone makes is 3e-3
 REMEDY = "load it with --engine reference"
 
@@ -48,13 +48,17 @@ class Layer(NamedTuple):
 
 
 def choose_expert_kernels(
-    layers: Sequence[Layer], rows: int, exact: bool = False, say: Say = lambda text, part: None
+    layers: Sequence[Layer],
+    rows: int,
+    exact: bool = False,
+    say: Say = lambda text, part: None,
+    timer: KernelTimer | None = None,
 ) -> list[ExpertKernels]:
     """The fastest right kernels for each layer of a model on one device, for up to so many rows.
 
     Args:
         exact: the same configuration for any number of rows. say: called with what is done, and with the fraction done
-            (0..1).
+            (0..1). timer: of this load; a new one where it is None.
 
     Raises:
         KernelError: no kernel takes a layer's experts here; says why.
@@ -62,7 +66,8 @@ def choose_expert_kernels(
     members: dict[object, list[Layer]] = {}
     for layer in layers:
         members.setdefault(_kind(layer), []).append(layer)
-    groups = {kind: _Group(each, _row_classes(each[0], rows), exact) for kind, each in members.items()}
+    timer = timer or KernelTimer()
+    groups = {kind: _Group(each, _row_classes(each[0], rows), exact, timer) for kind, each in members.items()}
     if not groups:
         return []
     device = layers[0].matrices.gate_up.weight.device
@@ -113,6 +118,11 @@ def _weight(layer: Layer, gate_up: bool) -> ExpertWeight:
     return layer.matrices.gate_up if gate_up else layer.matrices.down
 
 
+def _codes(weight: ExpertWeight) -> torch.Tensor:
+    """Its largest tensor."""
+    return weight.weight if isinstance(weight.weight, torch.Tensor) else weight.weight.codes
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Layers whose experts are multiplied alike.
@@ -124,6 +134,7 @@ class _Group:
     layers: Sequence[Layer]
     classes: tuple[int, ...]
     exact: bool
+    timer: KernelTimer
 
     @property
     def trials(self) -> list[Trial]:
@@ -174,19 +185,20 @@ class _Group:
         return [each for each in every if all(record.is_right(self._trial(each, size).kernel) for size in sizes)]
 
     def _best(self, record: KernelRecord, gate_up: bool, rows: int, tried: Sequence[ExpertConfig]) -> ExpertConfig:
-        """The configuration of a product that was the fastest here before, where it still is right; else measured."""
+        """The configuration of a product that was the fastest here before, where it still is right and takes as long
+        as then; else measured.
+        """
         name = _name(self.layers[0], gate_up, rows)
         known = record.chosen(name)
-        product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows)
+        product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows, self.timer)
         for config in tried:
-            if repr(config) == known and product.is_right(config):
+            if known and repr(config) == known.config and product.is_right(config) and product.agrees(config, known.us):
                 return config
         _compile(self.layers[0], gate_up, tried, rows)
-        times = {config: product.milliseconds(config) for config in tried if product.is_right(config)}
-        if not times:
+        best = product.fastest([config for config in tried if product.is_right(config)])
+        if best is None:
             raise KernelError(f"no kernel gave the right product of these experts at {rows} rows", REMEDY)
-        best = min(times, key=lambda config: times[config])
-        record.choose(name, repr(best))
+        record.choose(name, repr(best), product.microseconds(best, TIMED_AGAIN))
         return best
 
     def _refuse(self, record: KernelRecord, trials: Sequence[Trial]) -> None:
@@ -212,8 +224,8 @@ class _Product:
         x: [M, H]; of down [M, S, I]. wanted: [M, S, I]; of down [M, H].
     """
 
-    def __init__(self, layers: Sequence[Layer], gate_up: bool, rows: int) -> None:
-        self._layers, self._gate_up = layers, gate_up
+    def __init__(self, layers: Sequence[Layer], gate_up: bool, rows: int, timer: KernelTimer) -> None:
+        self._layers, self._gate_up, self._timer = layers, gate_up, timer
         mixture, weight = layers[0].mixture, _weight(layers[0], gate_up)
         self._device, self._rows = weight.weight.device, rows
         self._generator = torch.Generator(self._device).manual_seed(0)
@@ -234,9 +246,23 @@ class _Product:
         self._run(config, 1)
         return bool((self._out.float() - self.wanted.float()).norm() <= ERROR * self.wanted.float().norm())
 
-    def milliseconds(self, config: ExpertConfig) -> float:
-        """Of all layers, one after the other."""
-        return replay_ms(partial(self._run, config, len(self._layers)), REPLAYS)
+    def agrees(self, config: ExpertConfig, us: float) -> bool:
+        """See ``KernelTimer.agrees``."""
+        run = partial(self._run, config, TIMED_AGAIN)
+        return self._timer.agrees(us, run, partial(self.microseconds, config, TIMED_AGAIN))
+
+    def fastest(self, configs: Sequence[ExpertConfig]) -> ExpertConfig | None:
+        """Measured with all layers; None of none."""
+        every = len(self._layers)
+        if configs:
+            self._timer.warm_up(partial(self._run, configs[0], every))
+        return min(configs, key=lambda config: self.microseconds(config, every), default=None)
+
+    def microseconds(self, config: ExpertConfig, layers: int) -> float:
+        """Of one of the first layers' products; between two repetitions the other product's experts are read."""
+        layers = min(layers, len(self._layers))
+        others = [_codes(_weight(layer, not self._gate_up)) for layer in self._layers]
+        return self._timer.microseconds(partial(self._run, config, layers), layers, others)
 
     def _run(self, config: ExpertConfig, layers: int) -> None:
         for layer, routed in zip(self._layers[:layers], self._routed, strict=False):

@@ -133,12 +133,13 @@ class _Unquantized:
         """Those of the few-row kernels, and of Triton's usual configurations those that divide a weight and fit, else
         those for toys.
         """
-        triton = self._triton_candidates(weight, paired, rows, shared_memory)
+        triton = self.triton_candidates(weight, paired, rows, shared_memory)
         product = product_of(weight, paired)
-        return triton if product is None else [*triton, *right_configs(product, rows, shared_memory)]
+        return [*triton, *(right_configs(product, rows, shared_memory) if product is not None else ())]
 
     @staticmethod
-    def _triton_candidates(weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
+    def triton_candidates(weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[GemmConfig]:
+        """Those of Triton among ``candidates``."""
         matrices = 2 if paired else 1
         out_features, block_m = weight.shape[0] // matrices, max(skinny_gemm.MIN_ROWS, power_of_two(rows))
         room = shared_memory - skinny_gemm.RESERVED_SHARED_MEMORY
@@ -147,9 +148,9 @@ class _Unquantized:
             stage = (block_m + config.block_n * matrices) * config.block_k * weight.element_size()
             return config.fits(out_features, weight.shape[1]) and stage * config.num_stages <= room
 
-        usual = SWIGLU_CONFIGS if paired else GEMM_CONFIGS
+        usual: Sequence[GemmConfig] = SWIGLU_CONFIGS if paired else GEMM_CONFIGS
         found = [config for config in usual if fits(config)] or [config for config in SMALL_CONFIGS if fits(config)]
-        return [*found]
+        return found
 
 
 UNQUANTIZED = _Unquantized()

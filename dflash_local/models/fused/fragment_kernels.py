@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +20,7 @@ from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
 from dflash_local.kernels.kernel_trial import Say, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import SLICE_ROWS
 
@@ -31,6 +33,13 @@ FAILED: dict[Verdict, str] = {
     "uncompiled": "did not compile",
     "untried": "were left out",
 }
+
+
+class Remembered(NamedTuple):
+    """A configuration, None being the library's product, and the microseconds that it took when it was chosen."""
+
+    config: FewRowConfig | GemmConfig | None
+    us: float
 
 
 def product_of(weight: object, paired: bool) -> Product | None:
@@ -84,29 +93,35 @@ def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRo
     return [config for config in found if check.passes(config, rows)]
 
 
-def remembered(product: Product, rows: int) -> FewRowConfig | None:
-    """The configuration that was the fastest here before, where it still is right."""
+def remembered(product: Product, rows: int, others: Sequence[GemmConfig | None]) -> Remembered | None:
+    """The configuration that was the fastest here before, where it still is right.
+
+    Args:
+        others: what is not of a few-row kernel and may be chosen, None being the library's product.
+    """
     weight, paired = product
-    if _unmet(weight):
-        return None
     record = record_of(weight.device)
     chosen = record.chosen(_name(product, rows))
+    if chosen is None:
+        return None
+    for other in others:
+        if _spelled(other) == chosen.config:
+            return Remembered(other, chosen.us)
+    if _unmet(weight):
+        return None
     for config in few_row_gemm.candidates(weight, paired, rows, device_properties(weight.device).shared_memory):
-        if repr(config) == chosen and _is_tried(record, product, config, rows):
-            return config if _check(product, rows).passes(config, rows) else None
+        if repr(config) == chosen.config and _is_tried(record, product, config, rows):
+            return Remembered(config, chosen.us) if _check(product, rows).passes(config, rows) else None
     return None
 
 
-def remember(product: Product, rows: int, config: object) -> None:
-    """Keep a configuration as the fastest: a few-row kernel's, Triton's for a plain weight, or None for the library's.
+def remember(product: Product, rows: int, config: FewRowConfig | GemmConfig | None, us: float) -> None:
+    """Keep a configuration as the fastest, None being the library's product; it takes so many microseconds."""
+    record_of(product[0].device).choose(_name(product, rows), _spelled(config), us)
 
-    Of a packed weight None is the generic product, which is not kept.
-    """
-    if config is None and product[0].format != PLAIN:
-        return
-    record_of(product[0].device).choose(
-        _name(product, rows), "the library's product" if config is None else repr(config)
-    )
+
+def _spelled(config: FewRowConfig | GemmConfig | None) -> str:
+    return "the library's product" if config is None else repr(config)
 
 
 def why_none(products: Sequence[Product]) -> str:
@@ -163,4 +178,5 @@ def _name(product: Product, rows: int) -> str:
     """Of a product in the record."""
     weight, paired = product
     n, k = weight.shape
-    return f"{weight.format} {n} x {k} {'paired ' if paired else ''}at {rows} rows"
+    against = f", torch {torch.__version__}" if weight.format == PLAIN else ""  # whose products were measured, too
+    return f"{weight.format} {n} x {k} {'paired ' if paired else ''}at {rows} rows{against}"

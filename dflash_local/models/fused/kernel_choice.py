@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,27 +11,32 @@ import torch
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import replay_ms
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models.fused import fragment_format, fragment_kernels
 from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
-from dflash_local.models.fused.formats import LIBRARY, KernelConfig, format_of
+from dflash_local.models.fused.formats import LIBRARY, UNQUANTIZED, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.moe import MoEWeights
 
-REPLAYS = 5
+TIMED_AGAIN = 4  # layers of a kind, at each load: milliseconds
 
 
 def choose_configs(
-    layers: Sequence[Linear | GateUp], rows: int, say: Say = lambda text, part: None
+    layers: Sequence[Linear | GateUp],
+    rows: int,
+    say: Say = lambda text, part: None,
+    timer: KernelTimer | None = None,
 ) -> dict[tuple[int, int], KernelConfig | None]:
     """Measure every shape once with ``rows`` rows and give each layer the fastest product.
 
-    Layers of one shape are run one after the other, so that no weight is found in a cache. Without
-    CUDA nothing is measured and the library's product is kept.
+    What was the fastest before is kept where it takes about as long as then. Without CUDA nothing is measured and the
+    library's product is kept.
 
     Args:
         say: called with what takes long and is done once for a card, and with the fraction done (0..1).
+        timer: of this load; a new one where it is None.
 
     Returns:
         what was chosen, by weight shape.
@@ -39,21 +45,29 @@ def choose_configs(
     groups = by_kind(layer for layer in layers if runs_kernels(layer.weight))
     fragment_kernels.try_new([product for members in groups if (product := _product(members[0]))], rows, say)
     say("measuring", 1.0)
+    timer = timer or KernelTimer()
     for members in groups:
-        best, shape = _chosen(members, rows), members[0].weight.shape
+        others = [layer for group in groups if group is not members for layer in group]
+        best, shape = _Kind(members, others, rows, timer).chosen(), members[0].weight.shape
         for member in members:
             member.config = best
         chosen[shape[0], shape[1]] = best
     return chosen
 
 
-def choose_experts(parts: Iterable[object], rows: int, exact: bool, say: Say = lambda text, part: None) -> None:
+def choose_experts(
+    parts: Iterable[object],
+    rows: int,
+    exact: bool,
+    say: Say = lambda text, part: None,
+    timer: KernelTimer | None = None,
+) -> None:
     """The kernels of mixtures of experts among the parts of a model's layers, for blocks of so many rows.
 
     Without CUDA nothing is chosen, and PyTorch's products are kept.
 
     Args:
-        exact: a row has the same bits in a block of any number of rows. say: see ``choose_configs``.
+        exact: a row has the same bits in a block of any number of rows. say, timer: see ``choose_configs``.
 
     Raises:
         KernelError: no kernel takes the experts of a layer; says why.
@@ -65,7 +79,7 @@ def choose_experts(parts: Iterable[object], rows: int, exact: bool, say: Say = l
         Layer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
         for part in mixtures
     ]
-    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, say), strict=True):
+    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, say, timer), strict=True):
         part.experts.kernels = kernels
 
 
@@ -112,30 +126,72 @@ def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[An
     return format_of(layer.weight).candidates(layer.weight, layer.paired, rows, shared_memory)
 
 
-def _chosen(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
-    """The fastest configuration; of few-row kernels by what was measured on this card before."""
-    product = _product(members[0])
-    if product is None:
-        return _fastest(members, rows)
-    known = fragment_kernels.remembered(product, rows)
-    if known is not None:
-        return known
-    found = _fastest(members, rows)
-    fragment_kernels.remember(product, rows, found)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Products of one kind, and those whose weights are read between two uses of these.
 
+    Attributes:
+        rows: of the activations.
+    """
 
-def _fastest(members: list[Linear | GateUp], rows: int) -> KernelConfig | None:
-    first = members[0]
-    device, dtype = first.weight.device, first.weight.dtype
-    x = torch.randn(rows, first.weight.shape[1], device=device, dtype=dtype)
-    out = torch.empty(rows, first.out_features, device=device, dtype=dtype)
-    configs = candidates(first, device_properties(device).shared_memory, rows)
-    if format_of(first.weight).has_library:
-        configs = [LIBRARY, *configs]
-    times: dict[KernelConfig | None, float] = {}
-    for config in configs:
+    members: Sequence[Linear | GateUp]
+    others: Sequence[Linear | GateUp]
+    rows: int
+    timer: KernelTimer
+
+    def chosen(self) -> KernelConfig | None:
+        """The fastest configuration; where it is known on this card, by what was measured before."""
+        product = _product(self.members[0])
+        if product is None:
+            return _fastest(self)
+        known = fragment_kernels.remembered(product, self.rows, self._without_trial())
+        if known is not None and self._agrees(known):
+            return known.config
+        found = _fastest(self)
+        if found is not LIBRARY or format_of(self.members[0].weight).has_library:
+            fragment_kernels.remember(product, self.rows, found, self.microseconds(found, TIMED_AGAIN))
+        return found
+
+    def _without_trial(self) -> list[GemmConfig | None]:
+        """What multiplies a plain weight beside the few-row kernels."""
+        weight = self.members[0].weight
+        if not isinstance(weight, torch.Tensor):
+            return []
+        shared_memory = device_properties(weight.device).shared_memory
+        return [LIBRARY, *UNQUANTIZED.triton_candidates(weight, self.members[0].paired, self.rows, shared_memory)]
+
+    def _agrees(self, known: fragment_kernels.Remembered) -> bool:
+        run = self.run(known.config, TIMED_AGAIN)
+        return self.timer.agrees(known.us, run, lambda: self.microseconds(known.config, TIMED_AGAIN))
+
+    def microseconds(self, config: KernelConfig | None, layers: int) -> float:
+        """Of one of the first layers' products."""
+        layers = min(layers, len(self.members))
+        others = [_codes(each) for each in (*self.others, *self.members[layers:])]
+        return self.timer.microseconds(self.run(config, layers), layers, others)
+
+    def run(self, config: KernelConfig | None, layers: int) -> Callable[[], object]:
+        """What multiplies with the first layers, one after the other."""
+        first, members = self.members[0], self.members[:layers]
+        x = torch.randn(self.rows, first.weight.shape[1], device=first.weight.device, dtype=first.weight.dtype)
+        out = x.new_empty(self.rows, first.out_features)
         for member in members:
             member.config = config
-        times[config] = replay_ms(lambda: [member(x, out) for member in members], REPLAYS)
-    return min(times, key=lambda config: times[config], default=LIBRARY)
+        return lambda: [member(x, out) for member in members]
+
+
+def _fastest(kind: _Kind) -> KernelConfig | None:
+    """Measured with all layers."""
+    first, layers = kind.members[0], len(kind.members)
+    configs = candidates(first, device_properties(first.weight.device).shared_memory, kind.rows)
+    if format_of(first.weight).has_library:
+        configs = [LIBRARY, *configs]
+    if not configs:
+        return LIBRARY
+    kind.timer.warm_up(kind.run(configs[0], layers))
+    return min(configs, key=lambda config: kind.microseconds(config, layers))
+
+
+def _codes(layer: Linear | GateUp) -> torch.Tensor:
+    """The largest tensor of its weight."""
+    return layer.weight if isinstance(layer.weight, torch.Tensor) else layer.weight.codes

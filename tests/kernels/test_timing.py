@@ -1,0 +1,97 @@
+"""What is read between two uses of a weight, how long clocks are warmed up, and how a median is taken."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dflash_local.kernels import split_kv, timing
+from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.kernels.timing import KernelTimer, evicting
+
+L2 = 1000
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "device_properties", lambda device: DeviceProperties(0, 16, (9, 0), L2))
+    monkeypatch.setattr(timing, "recorded", lambda work: work)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def test_the_size_of_the_cache_is_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(
+        shared_memory_per_block_optin=1, multi_processor_count=2, major=8, minor=9, L2_cache_size=75497472
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    assert split_kv.device_properties.__wrapped__(torch.device("cuda")).l2_cache_size == 72 * 2**20
+
+
+def test_three_times_the_cache_is_read_and_no_more() -> None:
+    weights = [torch.zeros(20, 50).bfloat16(), torch.zeros(5, 40).t(), torch.zeros(30, 50, dtype=torch.uint8)]
+    parts = evicting(weights)
+    assert [part.nbytes for part in parts] == [2000, 1000], "of columns nothing is copied to be read"
+    assert [part.data_ptr() for part in parts] == [weights[0].data_ptr(), weights[2].data_ptr()]
+    assert [part.nbytes for part in evicting(weights[:1])] == [2000] and evicting([]) == []
+
+
+def test_weights_are_read_before_each_repetition_and_the_median_is_that_of_one_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    other = torch.zeros(3 * L2, dtype=torch.uint8)
+    spans = iter((0.5, 9.0, 0.4, 0.3, 0.6))
+
+    def span_ms(work: object) -> float:
+        done.append("timed")
+        return next(spans)
+
+    monkeypatch.setattr(timing, "span_ms", span_ms)
+    monkeypatch.setattr(torch.Tensor, "amax", lambda part: done.append(f"read {part.nbytes}"))
+    assert KernelTimer().microseconds(lambda: None, 4, [other]) == pytest.approx(125.0)
+    assert done == ["read 3000", "timed"] * timing.REPLAYS
+
+
+def test_clocks_are_warmed_up_for_a_second_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(100.0, 0.25)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(seconds))
+    done: list[int] = []
+    timer = KernelTimer()
+    for _ in range(3):
+        timer.warm_up(lambda: done.append(1))
+    assert len(done) == 3, "the first reading of the clock is the beginning"
+
+
+@pytest.mark.parametrize(
+    ("times", "same", "warmed"),
+    [
+        ((129.0,), True, 0),
+        ((140.0, 120.0), True, 1),
+        ((140.0, 140.0), False, 1),
+        ((70.0, 80.0), True, 1),
+        ((70.0, 70.0), False, 1),
+    ],
+)
+def test_a_time_in_doubt_is_measured_once_more_with_warm_clocks(
+    times: tuple[float, ...], same: bool, warmed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeated: list[float] = []
+    monkeypatch.setattr(timing, "repeat", lambda work, seconds: repeated.append(seconds))
+    timer, left = KernelTimer(), iter(times)
+    assert timer.agrees(100.0, lambda: None, lambda: next(left)) is same
+    assert len(repeated) == warmed and not list(left) and bool(timer.notice) is not same
+
+
+def test_a_launch_s_jitter_is_no_change() -> None:
+    assert KernelTimer().agrees(2.0, lambda: None, lambda: 4.9)
+
+
+def test_the_notice_names_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "repeat", lambda work, seconds: None)
+    timer = KernelTimer()
+    for now in (150.0, 210.0, 100.0):
+        timer.agrees(100.0, lambda: None, lambda now=now: now)  # type: ignore[misc]
+    assert "2 kinds of weights take 1.5 to 2.1 times as long" in timer.notice
