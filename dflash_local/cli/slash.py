@@ -107,7 +107,8 @@ def _check(desk: Desk, _argument: str) -> None:
     for line in (line for verdict in checks for line in verdict.lines):
         desk.console.note(line)
     if not checks:
-        desk.console.note(f"not checked: a CUDA card is, at the first load; dflash check {desk.talk.pair.name} does it")
+        name = desk.talk.pair.name
+        desk.console.note(f"not checked (a pair is at its first load on a CUDA card); dflash check {name} checks it")
 
 
 def _mode(desk: Desk, argument: str) -> None:
