@@ -33,6 +33,7 @@ MXFP4 = "mxfp4"
 PLAIN = ("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5")
 PLAIN += ("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss")
 QUANTISED = (("qwen3", "gptq"), ("qwen3_5", "fp8"), ("llama", "auto_round"), ("qwen3", "modelopt_nvfp4"))
+QUANTISED += (("qwen3_moe", "gptq"),)
 CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
 
 
@@ -40,10 +41,11 @@ CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
 def stored(family: str, dialect: str, folder: Path) -> Path:
     """A random checkpoint; quantised where a dialect is told."""
     if dialect == MXFP4:
-        target = save_model(family, folder, hidden_size=64, intermediate_size=64, head_dim=16)
+        target = save_model(family, folder, hidden_size=64, intermediate_size=64, head_dim=16, num_local_experts=8)
         experts_in_mxfp4(target)
         return target
-    return save_quantised(family, folder, dialect)[0] if dialect else save_model(family, folder)
+    sizes = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
+    return save_quantised(family, folder, dialect, sizes=sizes)[0] if dialect else save_model(family, folder)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def test_a_sound_target_agrees(
     assert found.state == "ok" and report.first is None, found.text
     # Far below the bar, or the bar would be luck; one embedding, norm and head, two parts a layer, two paths of each.
     assert report.largest.error < report.bar / 2
-    assert len(report.parts) == 2 * (2 * 4 + 3) and len(report.drift) == 4
+    assert len(report.parts) == 2 * (2 * 4 + 3) + len(session.runner.target.mixtures) and len(report.drift) == 4
     assert max(report.drift) < (1e-5 if dtype == torch.float32 else 0.05)
 
 
@@ -160,6 +162,26 @@ def permute_experts(target: FusedTarget) -> None:
         matrices.copy_(matrices.roll(1, 0))
 
 
+def permute_rows_of_an_expert(target: FusedTarget) -> None:
+    """Of its down matrix."""
+    down = target.layers[2].mlp.weights.experts.down
+    rows = down.weight.view(down.experts, down.out_features, -1)[5]
+    rows.copy_(rows.roll(1, 0))
+
+
+def swap_nibbles_of_an_expert(target: FusedTarget) -> None:
+    """Of its down matrix."""
+    down = target.layers[1].mlp.weights.experts.down
+    codes = down.weight.codes.view(torch.uint8).view(down.experts, -1)[7]
+    codes.copy_((codes << 4) | (codes >> 4))
+
+
+def lose_the_scales_of_two_experts(target: FusedTarget) -> None:
+    gate_up = target.layers[0].mlp.weights.experts.gate_up
+    for expert in (0, 6):
+        gate_up.weight.scales.view(gate_up.experts, -1)[expert] += 1
+
+
 def flip_convolution(target: FusedTarget) -> None:
     conv = target.layers[3].mixer.weights.small.conv
     conv.copy_(conv.flip(1))
@@ -186,8 +208,13 @@ FAULTS: tuple[tuple[Callable[[FusedTarget], None], str, str, str], ...] = (
     (swap_nibbles, "qwen3", "gptq", "layer 1 (MLP)"),
     (lose_negative_scales, "llama", "auto_round", "layer 3 (attention)"),
     (ignore_window, "gpt_oss", "", "layer 2 (sliding-window attention)"),
-    (permute_experts, "qwen3_moe", "", "layer 1 (mixture of experts)"),
-    (permute_experts, "qwen3_5_moe", "", "layer 1 (mixture of experts)"),
+    (permute_experts, "qwen3_moe", "", "layer 1 (8 of 8 experts)"),
+    (permute_experts, "qwen3_5_moe", "", "layer 1 (8 of 8 experts)"),
+    (permute_rows_of_an_expert, "qwen3_moe", "", "layer 2 (expert 5)"),
+    (permute_rows_of_an_expert, "qwen3_next", "", "layer 2 (expert 5)"),
+    (swap_nibbles_of_an_expert, "qwen3_moe", "gptq", "layer 1 (expert 7)"),
+    (swap_nibbles_of_an_expert, "gpt_oss", MXFP4, "layer 1 (expert 7)"),
+    (lose_the_scales_of_two_experts, "gpt_oss", MXFP4, "layer 0 (experts 0, 6)"),
     (flip_convolution, "qwen3_5", "", "layer 3 (Gated-DeltaNet)"),
     (untie_head, "qwen3", "", "the head"),
     (scale_embedding, "qwen3", "", "the embedding"),
@@ -212,7 +239,8 @@ def test_a_planted_fault_is_named_where_it_is(
     assert found.state == "failed" and found.remedy and f"{name} differs: " in found.text, found.text
     # Parts behind it get the input that it left, so they agree; those that share what is wrong differ as well.
     wrong = {part.name for part in report.parts if part.error > report.bar}
-    assert wrong == {name} or plant is change_rope_base and all("(attention)" in each for each in wrong)
+    alike = {change_rope_base: "(attention)"}.get(plant, f"{name.partition(' (')[0]} (mixture of experts)")
+    assert all(each == name or each.endswith(alike) for each in wrong)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["figures"]["bar"] == report.bar
 
 
@@ -236,14 +264,17 @@ def test_windows_longer_than_the_tokens_are_told(open_session: Callable[..., tup
     assert check_layers(session, pair, ids=range(9)).unfilled_windows == ()
 
 
-def test_a_fault_of_one_expert_shows_in_the_worst_row(open_session: Callable[..., tuple[Session, Pair]]) -> None:
-    """Few rows take it, as few as a router's near-tie gives another expert: no verdict, but a figure."""
+def test_an_expert_that_no_token_chooses_is_seen(open_session: Callable[..., tuple[Session, Pair]]) -> None:
     session, pair = open_session("qwen3_moe")
-    down = session.runner.target.layers[2].mlp.weights.experts.down
+    weights = session.runner.target.layers[2].mlp.weights
+    down = weights.experts.down
     down.weight[: down.out_features].neg_()
-    report = check_layers(session, pair)
-    (part,) = [each for each in report.parts if each.name.startswith("layer 2 (mix") and each.path == "prompt"]
-    assert report.first is None and part.worst > 100 * report.bar
+    report = check_layers(session, pair, ids=[7] * 9)  # rows that are alike, and choose alike
+    (mixture,) = {
+        part.worst for part in report.parts if part.name == "layer 2 (mixture of experts)" and part.path == "prompt"
+    }
+    assert mixture < report.bar, "the chosen ones are right"
+    assert report.first is not None and report.first.name == "layer 2 (expert 0)"
 
 
 def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session, Pair]]) -> None:
