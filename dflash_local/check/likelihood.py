@@ -79,7 +79,10 @@ def judged(nats: dict[str, float], band: Band) -> Finding:
     remedy = ""
     if state == "warning":
         remedy = "a target for another language or a narrow task can be meant so; else see the causes of a broken one"
-    if state == "failed":
+    if not math.isfinite(worst):
+        remedy = "its numbers are not finite: in float16 activations may overflow (give --dtype bfloat16); else its "
+        remedy += "files are damaged (dflash pull --update)"
+    elif state == "failed":
         remedy = (
             "it does not predict plain text: damaged or incomplete files (dflash pull --update), weights quantised "
             "wrongly, or an architecture that is read wrongly here; --engine reference tells whether the engine is it"
