@@ -2,15 +2,16 @@
 
     PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--stored int4-g128] [--tiled]
 
-``--stored``: the target in a quantised layout of ``stored_layouts``. ``--tiled``: one layer of each kind is drawn and
-written again under the others' names, so that a file of 27B takes seconds. ``FOLDER/target`` and ``FOLDER/drafter``
-open like any pair; there is no tokenizer. Values that no source quotes are taken from the registry's inferred ones,
-then from ``ASSUMED``; each one taken is printed.
+``--stored``: the target in a quantised layout of ``stored_layouts``; gpt-oss has one of its own. ``--tiled``: one layer
+of each kind is drawn and written again under the others' names, so that a file of 27B takes seconds. ``FOLDER/target``
+and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source quotes are taken from the
+registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import time
@@ -23,12 +24,12 @@ from typing import Any
 import torch
 
 from benchmarks.random_pair import Make, Stored, plain, save, target_shapes, values_of
-from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, peaked, stored_tensors
+from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, peaked, stacked_mxfp4, stored_tensors
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.quantization import Quantization
+from dflash_local.config.quantization import MXFP4, Quantization, StoredFp4
 from dflash_local.config.quantizers import read_quantization
 
 # Where neither a source nor the registry's inference has a value. The three of llama3 scaling are the public ones.
@@ -112,13 +113,15 @@ def build_target(folder: Path, config: Any, device: str, stored: str | None = No
     if config.tie_word_embeddings:
         names = [(name, size) for name, size in names if name != "lm_head.weight"]
     tensors = plain(names, make)
+    file = folder / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
     if stored is not None:
-        file = folder / "config.json"
-        values = {**json.loads(file.read_text(encoding="utf-8")), "quantization_config": dict(LAYOUTS[stored])}
+        values["quantization_config"] = dict(LAYOUTS[stored])
         file.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        quantization = read_quantization(Fields(LAYOUTS[stored], stored))
+    if "quantization_config" in values:
+        quantization = read_quantization(Fields(values["quantization_config"], stored or config.model_type))
         if quantization is None or quantization.unread:
-            raise SystemExit(f"{stored} is not read: {quantization and quantization.unread}")
+            raise SystemExit(f"{stored or config.model_type} is not read: {quantization and quantization.unread}")
         generator, layers = torch.Generator(device).manual_seed(3), text.num_hidden_layers
         tensors = list(_quantised(names, make, quantization, generator, layers))
     save(folder, _tiled(tensors, _period(text)) if tiled else tensors)
@@ -131,17 +134,42 @@ def _quantised(
     generator: torch.Generator,
     layers: int,
 ) -> Iterator[Stored]:
-    """The tensors of a quantised checkpoint; outside of the text model's layers everything stays."""
+    """The tensors of a quantised checkpoint; outside of the text model's layers everything stays.
+
+    transformers keeps the experts of a layer together. Files have them one by one, but for gpt-oss's.
+    """
     signed = quantization.method == "auto-round"
     for name, size in names:
-        module = name.removesuffix(".weight")
-        is_matrix = name.endswith(".weight") and len(size) == 2 and ".layers." in name and "visual" not in name
-        form = quantization.stored(module) if is_matrix else None
-        if form is None:
+        matrices = list(_matrices(name, size))
+        forms = [quantization.stored(module) for module, _, _ in matrices]
+        if not matrices or forms[0] is None:
             yield Stored(name, "BF16", size, lambda name=name, size=size: peaked(name, make(name, size)))  # type: ignore[misc]
             continue
-        gain = (2 * layers) ** -0.5 if module.endswith(RESIDUAL) else 1.0
-        yield from stored_tensors(Matrix(module, size[0], size[1], gain, generator, signed), form)
+        gain = (2 * layers) ** -0.5 if matrices[0][0].endswith(RESIDUAL) else 1.0
+        if isinstance(forms[0], StoredFp4) and forms[0].dialect == MXFP4:
+            experts, columns, rows = size  # in memory [E, in, out], stored by output row
+            yield from stacked_mxfp4(Matrix(name, experts * rows, columns, gain, generator), experts)
+            continue
+        for (module, rows, columns), form in zip(matrices, forms, strict=True):
+            if form is None:
+                raise SystemExit(
+                    f"{module} stays plain beside matrices of {name} that do not, which is not written here"
+                )
+            yield from stored_tensors(Matrix(module, rows, columns, gain, generator, signed), form)
+
+
+def _matrices(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
+    """Modules, rows and columns of the matrices that a tensor of the text model's layers holds; none of others."""
+    if ".layers." not in name or "visual" in name:
+        return
+    if name.endswith(".weight") and len(size) == 2:
+        yield name.removesuffix(".weight"), *size
+    if len(size) == 3 and name.endswith(".experts.gate_up_proj"):
+        for expert, half in itertools.product(range(size[0]), ("gate_proj", "up_proj")):
+            yield f"{name.removesuffix('gate_up_proj')}{expert}.{half}", size[1] // 2, size[2]
+    if len(size) == 3 and name.endswith(".experts.down_proj"):
+        for expert in range(size[0]):
+            yield f"{name.removesuffix('down_proj')}{expert}.down_proj", size[1], size[2]
 
 
 def _period(text: Any) -> int:

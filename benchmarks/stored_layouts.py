@@ -160,7 +160,6 @@ def _fp8(matrix: Matrix, form: StoredFp8) -> list[Stored]:
 
 def _fp4(matrix: Matrix, form: StoredFp4) -> list[Stored]:
     n, k, groups = matrix.rows, matrix.columns, matrix.columns // form.group_size
-    device = matrix.generator.device
 
     def codes() -> torch.Tensor:
         return matrix.words(n, k // 8).view(torch.uint8)
@@ -179,11 +178,30 @@ def _fp4(matrix: Matrix, form: StoredFp4) -> list[Stored]:
         ]
     if form.dialect != "mxfp4-pack-quantized":
         raise ValueError(f"{form.dialect} is not written here")
-
-    def exponents() -> torch.Tensor:
-        return matrix.scales(groups, 2.9, torch.float32).log2().round().add(127).to(torch.uint8)
-
     return [
         matrix.tensor("weight_packed", "U8", (n, k // 2), codes),
-        matrix.tensor("weight_scale", "U8", (n, groups), lambda: exponents().to(device)),
+        matrix.tensor("weight_scale", "U8", (n, groups), lambda: _exponents(matrix, groups)),
     ]
+
+
+def stacked_mxfp4(matrix: Matrix, experts: int) -> list[Stored]:
+    """gpt-oss's experts of a layer, whose rows lie below each other in ``matrix``: codes [E, N, K / 32, 16], exponents.
+
+    Args:
+        matrix: its module is the name of the tensor that they stand for.
+    """
+    groups = matrix.columns // 32
+    shape = experts, matrix.rows // experts, groups
+
+    def codes() -> torch.Tensor:
+        return matrix.words(matrix.rows, matrix.columns // 8).view(torch.uint8).view(*shape, 16)
+
+    return [
+        Stored(f"{matrix.module}_blocks", "U8", (*shape, 16), codes),
+        Stored(f"{matrix.module}_scales", "U8", shape, lambda: _exponents(matrix, groups).view(shape)),
+    ]
+
+
+def _exponents(matrix: Matrix, groups: int) -> torch.Tensor:
+    """Of powers of two, as bytes."""
+    return matrix.scales(groups, 2.9, torch.float32).log2().round().add(127).to(torch.uint8)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dflash_local.check.findings import Finding
 from dflash_local.engine.session import Session
-from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.product_check import MAX_ERROR, ONE_HOT_ERROR, mixed_rows
+from dflash_local.kernels.product_check import mixed_rows
 from dflash_local.kernels.quantized_weight import row_slices
-from dflash_local.kernels.skinny_gemm import MAX_ROWS, gated
+from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
@@ -27,7 +27,13 @@ from dflash_local.models.fused.target import FusedTarget
 
 MANY_ROWS = MAX_ROWS + 16  # as prompts have: no few-row kernel takes them
 KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
-FLOAT32_SHARE = 2**-6  # of the error that bfloat16 may have
+# What bfloat16 explains: decoded weights are rounded by 2^-9 at most, independently of each other: a sum errs by
+# so many times the root of its terms' squares: the largest of a million sums is five standard deviations off, and
+# libraries round partial sums of K as well. A result is rounded a few times.
+TERM_ERROR, DEVIATIONS = 2**-9, 8
+RESULT_ERROR = 2**-7
+SILU_SLOPE = 1.1  # the largest slope of silu
+FLOAT32_SHARE = 2**-6  # of these: sums of thousands of terms in another order, not rounded in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +85,47 @@ def _rows(count: int, weight: Weight) -> torch.Tensor:
 
 def _tried(product: Linear | GateUp, x: torch.Tensor, got: torch.Tensor) -> Tried:
     want = decoded_product(x.float(), product.weight)
-    share = torch.full((len(x), 1), MAX_ERROR, device=x.device)
+    terms = TERM_ERROR * decoded_product(x.float().square(), product.weight, squared=True).sqrt()
+    terms[(x != 0).sum(1) > 1] *= DEVIATIONS
     if product.paired:
-        want = gated(want, want.new_empty(len(x), product.out_features))
+        want, bound = _gated_bound(want, terms + RESULT_ERROR * want.abs())
     else:
-        share[(x != 0).sum(1) == 1] = ONE_HOT_ERROR
+        bound = terms + RESULT_ERROR * want.abs()
     if x.dtype == torch.float32:
-        share *= FLOAT32_SHARE
-    bound = share * (want.abs() + want.square().mean(1, keepdim=True).sqrt() / 2)
+        bound *= FLOAT32_SHARE
     over = (got.float() - want).abs() / bound.clamp(min=torch.finfo(torch.float32).tiny)
     name = f"{type(product.weight).__name__} {tuple(product.weight.shape)}{' gate and up' if product.paired else ''}"
     return Tried(name, len(x), float(over.max()))
 
 
-def decoded_product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """``x @ weight.T`` [M, N] in float32 by PyTorch over what the weight stands for, a slice at a time."""
+def _gated_bound(both: torch.Tensor, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """silu(gate) * up [M, I] of gate and up side by side [M, 2 I], and what errors of either make of it."""
+    gate, up = both.chunk(2, 1)
+    of_gate, of_up = errors.chunk(2, 1)
+    passed = F.silu(gate)
+    want = passed * up
+    return want, SILU_SLOPE * of_gate * (up.abs() + of_up) + passed.abs() * of_up + RESULT_ERROR * want.abs()
+
+
+def decoded_product(x: torch.Tensor, weight: Weight, squared: bool = False) -> torch.Tensor:
+    """``x @ weight.T`` [M, N] in float32 by PyTorch over what the weight stands for, a slice at a time.
+
+    Args:
+        squared: of the weight's squares.
+    """
     out = x.new_empty(len(x), weight.shape[0])
-    if isinstance(weight, FragmentWeight):
-        return few_row_gemm.linear_reference(x, weight, out)
-    for rows in row_slices(weight):
-        plain = weight[rows] if isinstance(weight, torch.Tensor) else weight.dequantized(rows)
-        out[:, rows] = x @ plain.float().t()
+    for rows, plain in _decoded(weight):
+        out[:, rows] = x @ (plain.square() if squared else plain).t()
     return out
+
+
+def _decoded(weight: Weight) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The weight in float32, some rows at a time."""
+    if isinstance(weight, FragmentWeight):
+        for _, rows in weight.slices():
+            yield rows, weight.dequantized(rows).float()
+        if weight.tail is not None:
+            yield slice(weight.coded_rows, None), weight.tail_rows().float()
+        return
+    for rows in row_slices(weight):
+        yield rows, (weight[rows] if isinstance(weight, torch.Tensor) else weight.dequantized(rows)).float()

@@ -17,7 +17,7 @@ from dflash_local.check.products import check_products, decoded_product, try_pro
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
 from dflash_local.models.fused.formats import format_of  # noqa: E402
-from dflash_local.models.fused.linear import Linear, in_eight_bits  # noqa: E402
+from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits  # noqa: E402
 
 
 @contextmanager
@@ -80,6 +80,23 @@ def test_one_lost_column_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(format_of(product.weight)), "prefill", staticmethod(without_last))
     few, many = try_product(product, 8)
     assert few.error <= 1 < many.error
+
+
+@pytest.mark.parametrize("kind", [Linear, GateUp])
+def test_channels_of_large_weights_are_no_fault(kind: type[Linear | GateUp], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 20 times as large, as of matrices that write to large channels: their rounding is as much larger."""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(256, 2048, generator=generator)
+    weight[:32] *= 20
+    product = kind(weight.to(torch.bfloat16))
+    rounded = product.weight.float() * (1 + 2**-9 * (2 * torch.rand(weight.shape, generator=generator) - 1))
+
+    def prefill(x: Any, weight: Any) -> Any:
+        return (x.float() @ rounded.t()).to(torch.bfloat16)
+
+    monkeypatch.setattr(type(format_of(product.weight)), "prefill", staticmethod(prefill))
+    few, many = try_product(product, 16)
+    assert few.error < 1 and 0.1 < many.error < 1
 
 
 def test_the_reference_decodes_a_slice_at_a_time() -> None:

@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch", reason="holds the planner to the engine, an
 from benchmarks import fused_memory, load_speed, random_checkpoint  # noqa: E402
 from benchmarks.stored_layouts import LAYOUTS, OUTLIER  # noqa: E402
 from dflash_local.engine import LoadConfig  # noqa: E402
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.decoded_tensors import decoded_tensors  # noqa: E402
+from dflash_local.models.fused.weights import read_weights  # noqa: E402
 from dflash_local.models.pair import check_pair  # noqa: E402
 from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 
@@ -92,3 +94,26 @@ def test_random_checkpoints_are_read_in_every_layout(stored: str, tmp_path: Path
     if not stored.startswith("fp8"):  # whose one scale is of more than a toy's rows
         assert down[0].std() > OUTLIER / 5 * down[-1].std()
     assert (decoded["model.layers.3.self_attn.k_norm.weight"][:4] > 2).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "kept"),
+    [
+        ("qwen3.5-35b-a3b", "int4-g128", IntWeight),
+        ("qwen3-coder-30b-a3b", "fp8", Fp8Weight),
+        ("gpt-oss-20b", None, Fp4Weight),
+    ],
+)
+def test_random_mixtures_hold_the_experts_in_the_layout(
+    name: str, stored: str | None, kept: type, tmp_path: Path
+) -> None:
+    """One by one, gpt-oss's together; not plain, as transformers has them in memory."""
+    random_checkpoint.build(name, tmp_path, layers=2, tiny=True, device="cpu", stored=stored)
+    checkpoint = Checkpoint.open(tmp_path / "target")
+    facts = TargetFacts.from_checkpoint(checkpoint)
+    weights = read_weights(checkpoint, facts, torch.device("cpu"), torch.float32)
+    for layer in weights.layers:
+        for expert in layer.mlp.experts.matrices:
+            assert isinstance(expert.weight, kept)
+            values = expert.rows(0, slice(0, expert.out_features), torch.float32)
+            assert 0.1 < values.std() * values.shape[1] ** 0.5 < 3
