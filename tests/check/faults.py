@@ -152,8 +152,8 @@ def float16_overflow(target: Path) -> None:
     change_tensors(target, lambda found: {name: found[name] * scale for name, scale in scales.items()})
 
 
-def quantised(dialect: str, target: Path) -> None:
-    """Sound files in another format."""
+def put_in(dialect: str, target: Path) -> None:
+    """Sound files in a quantiser's format."""
     made = target.with_name("quantised")
     quantise(target, made, dialect)
     shutil.rmtree(target)
@@ -353,11 +353,11 @@ FAULTS: tuple[Fault, ...] = (
     *_of_files(BOTH, untied_head, DAMAGED),
     *_of_files((DEMO,), other_vocabulary, DAMAGED),
     *_of_files((DEMO,), float16_overflow, "float16", dtype="float16"),
-    *_of_files((HYBRID,), lose_signs_of_scales, DAMAGED, prepare=partial(quantised, "auto_round")),
-    *_of_files((HYBRID,), swap_stored_nibbles, DAMAGED, prepare=partial(quantised, "gptq")),
-    *_of_files((HYBRID,), zero_points_off_by_one, DAMAGED, prepare=partial(quantised, "gptq_zeros")),
-    *_of_files((HYBRID,), lose_global_scales, DAMAGED, prepare=partial(quantised, "modelopt_nvfp4")),
-    *_of_files((HYBRID,), lose_scales_of_blocks, DAMAGED, prepare=partial(quantised, "fp8")),
+    *_of_files((HYBRID,), lose_signs_of_scales, DAMAGED, prepare=partial(put_in, "auto_round")),
+    *_of_files((HYBRID,), swap_stored_nibbles, DAMAGED, prepare=partial(put_in, "gptq")),
+    *_of_files((HYBRID,), zero_points_off_by_one, DAMAGED, prepare=partial(put_in, "gptq_zeros")),
+    *_of_files((HYBRID,), lose_global_scales, DAMAGED, prepare=partial(put_in, "modelopt_nvfp4")),
+    *_of_files((HYBRID,), lose_scales_of_blocks, DAMAGED, prepare=partial(put_in, "fp8")),
     Fault(partial(template, LLAMA_3), "target", DEMO, "template", "warning", "<|start_header_id|>"),
     Fault(partial(template, CHATML), "target", DEMO, "template", "warning", "no generation prompt"),
     Fault(partial(template, "{{- messages[0]['content'] }}"), "target", DEMO, "template", "failed", "drops the reply"),

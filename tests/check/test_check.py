@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from dflash_local.load_config import LoadConfig
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
-from dflash_local.check import drafting, exactness, findings, likelihood, record, taps  # noqa: E402
+from dflash_local.check import drafting, findings, likelihood, record, taps  # noqa: E402
 from dflash_local.check.drafting import check_drafter  # noqa: E402
 from dflash_local.check.exactness import check_exactness  # noqa: E402
 from dflash_local.check.findings import Finding, Subject  # noqa: E402
@@ -32,23 +31,6 @@ from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus  # no
 from tests.check import faults  # noqa: E402
 
 CPU = LoadConfig(device="cpu", dtype="float32")
-
-
-@pytest.fixture
-def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The bundled pairs as files that a test may change."""
-    folder = tmp_path / "toys"
-    shutil.copytree(bundled.FOLDER, folder)
-    monkeypatch.setattr(bundled, "FOLDER", folder)
-    return folder
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer tokens of each reply."""
-    monkeypatch.setattr(drafting, "TOKENS", 24)
-    monkeypatch.setattr(exactness, "TOKENS", 6)
-    monkeypatch.setattr(taps, "PARTS", 1)
 
 
 @contextmanager
