@@ -61,7 +61,7 @@ def try_mixture(part: MoE, rows: int) -> Iterator[Tried]:
     """Of one layer, ``rows`` of a block at a time and all of them together."""
     x, logits = _rows(part), _logits(part)
     routing = part.routing(logits)
-    reference = decoded_mixture(part, x.float(), routing)
+    reference = decoded_mixture(part, x, routing)
     blocks = zip(x.split(rows), logits.split(rows))
     few = torch.cat([part.routed(block, given, torch.empty_like(block)) for block, given in blocks])
     yield Tried(_name(part), min(rows, len(x)), _error(few, reference))
@@ -108,14 +108,16 @@ def _logits(part: MoE) -> torch.Tensor:
 
 
 def decoded_mixture(part: MoE, x: torch.Tensor, routing: Routing) -> _Reference:
-    """Of rows ``x`` [M, H] in float32, an expert after the other decoded."""
+    """Of rows ``x`` [M, H], an expert after the other decoded; nothing bounds rows whose inner numbers overflow."""
     gate_up, down = part.weights.experts.matrices
-    want, bound = torch.zeros_like(x), torch.zeros_like(x)
+    want, bound = (torch.zeros_like(x, dtype=torch.float32) for _ in range(2))
     for expert in range(gate_up.experts):
         row, slot = (routing.experts == expert).nonzero(as_tuple=True)
         if len(row):
-            inner = gated_bound(*_product(x[row], gate_up, expert), part.weights.config.activation)
+            both = _product(x[row].float(), gate_up, expert)
+            inner = gated_bound(*both, part.weights.config.activation)
             result, error = _product(inner[0], down, expert, inner[1])
+            error[torch.cat((both[0], inner[0]), 1).abs().amax(1) > torch.finfo(x.dtype).max] = torch.inf
             share = routing.weights[row, slot, None]
             want.index_add_(0, row, share * result)
             bound.index_add_(0, row, share * (error + ROUTING_ERROR * result.abs()))

@@ -44,9 +44,10 @@ def gated_bound(both: torch.Tensor, errors: torch.Tensor, activation: Activation
 
 
 def row_ratios(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """The largest error of each row [M] over its bound; NaN where a result is not a number, 0 where the reference is
-    none that the results' dtype has.
+    """The largest error of each row [M] over its bound; NaN where a result is not a number.
+
+    0 where the bound is infinite or what is wanted beyond the dtype of the results.
     """
     limits = bound * SHARES.get(got.dtype, 1.0)
     ratios = (got.float() - want).abs() / limits.clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.where(want.abs() <= torch.finfo(got.dtype).max, ratios, 0.0).amax(1)
+    return torch.where(bound.isfinite() & (want.abs() <= torch.finfo(got.dtype).max), ratios, 0.0).amax(1)

@@ -27,6 +27,7 @@ from dflash_local.check.template import check_template  # noqa: E402
 from dflash_local.check.text import prompts_of  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
+from dflash_local.errors import CheckpointError  # noqa: E402
 from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus  # noqa: E402
 from tests.check import faults  # noqa: E402
 
@@ -81,6 +82,16 @@ def test_a_fault_in_files_is_named(fault: faults.Fault, own_toys: Path, monkeypa
     finding = found(fault.dtype)
     assert finding.state == fault.state and fault.word in finding.text + finding.remedy, finding
     assert findings.exit_code([finding]) == (6 if fault.state == "failed" else 0)
+
+
+def test_weights_beyond_float16_are_told_at_the_load(own_toys: Path) -> None:
+    target = own_toys / "demo" / "target"
+    faults.each_tensor("layers.3.mlp.up_proj.weight", lambda t: t * 2.0**20, target)
+    with pytest.raises(CheckpointError) as told, session_of(bundled.find("demo"), dtype="float16"):
+        pytest.fail("weights that are infinite")
+    assert told.value.exit_code == 6 and "--dtype bfloat16" in told.value.hint
+    with session_of(bundled.find("demo"), dtype="bfloat16") as session:
+        assert session.facts.dtype == "bfloat16"
 
 
 def test_every_line_has_a_fault_that_it_names() -> None:

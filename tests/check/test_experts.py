@@ -13,6 +13,7 @@ import torch
 from families import save_model
 from quantised_checkpoints import experts_in_mxfp4, save_quantised
 
+from dflash_local.check import experts
 from dflash_local.check.experts import try_experts, try_mixture
 from dflash_local.check.product_error import Tried
 from dflash_local.kernels import experts as reference
@@ -81,8 +82,8 @@ def test_sound_experts_are_right(
 
 def test_layers_that_are_stored_otherwise_are_a_kind_of_their_own(open_target: Open) -> None:
     target = open_target("qwen3_moe")
-    experts = target.mixtures[2].weights.experts
-    experts.down = replace(experts.down, bias=torch.zeros(8, 64, dtype=torch.bfloat16))
+    matrices = target.mixtures[2].weights.experts
+    matrices.down = replace(matrices.down, bias=torch.zeros(8, 64, dtype=torch.bfloat16))
     assert len([*try_experts(target)]) == 4
 
 
@@ -104,6 +105,20 @@ def test_channels_of_large_weights_are_no_fault(open_target: Open, monkeypatch: 
     monkeypatch.setattr(ExpertWeight, "rows", rounded)
     few, _ = try_mixture(part, 8)
     assert 0.1 < few.error < 1
+
+
+def test_what_float16_does_not_hold_is_no_fault_of_a_product(
+    open_target: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with an outlier overflow between the products; the others are held against their bounds."""
+    target = open_target("qwen3_moe", dtype=torch.float16)
+    target.mixtures[0].weights.experts.gate_up.weight.mul_(40)
+    part = target.mixtures[0]
+    x, logits = experts._rows(part), experts._logits(part)
+    assert part.prefill_routed(x, part.routing(logits)).isfinite().all(1).float().mean() < 0.9
+    assert max(each.error for each in try_mixture(part, 8)) < 1
+    take_the_next_expert(monkeypatch)
+    assert wrong_paths(*try_mixture(part, 8)) == "few"
 
 
 def lose_last_column_of_last_expert(monkeypatch: pytest.MonkeyPatch) -> None:
