@@ -13,13 +13,15 @@ from dflash_local.kernels.experts import Routing
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 
-ROWS = 4  # of each expert
+ROWS, SHARE = 4, 0.75  # of each expert; of its rows' errors, the one that counts
 
 
 def expert_errors(
     target: FusedTarget, index: int, mixed: torch.Tensor, reference: StreamedReference, rounding: float
 ) -> torch.Tensor | None:
-    """Relative errors [E] of a layer's routed experts; None where it has none. Within ``reference.layer``.
+    """Relative errors [E] of a layer's routed experts, infinite where a number is not finite; None where it has none.
+
+    While ``reference.layer`` has the layer's tensors.
 
     Args:
         mixed: [M, H], the residual stream behind the layer's mixer, whose rows the experts take by turns.
@@ -35,7 +37,8 @@ def expert_errors(
     wanted = reference.experts(index, rows, experts)
     found = layer.mlp.prefill_routed(rows, alone).to(wanted.device)
     usual = wanted.float().norm(dim=1).median()
-    return row_errors(found, wanted, usual * rounding).view(count, ROWS).amax(1)
+    errors = row_errors(found, wanted, usual * rounding).view(count, ROWS)
+    return torch.where(errors.isfinite().all(1), errors.quantile(SHARE, 1), torch.inf)
 
 
 def row_errors(found: torch.Tensor, wanted: torch.Tensor, floor: torch.Tensor | float = 0.0) -> torch.Tensor:

