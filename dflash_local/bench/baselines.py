@@ -1,7 +1,7 @@
 """What others take for the same shapes: transformers and the reference engine, over random weights.
 
 Each runs in a process of its own, so that its memory is free afterwards and its failure is a line. Run as a module it
-is that process: a wish as JSON on stdin, the answer as the last line of stdout.
+is that process: a ``Task`` as JSON on stdin, the answer as the last line of stdout.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ WARM = 8  # before them
 LIMIT_S = 240.0
 COMMAND = (sys.executable, "-m", "dflash_local.bench.baselines")
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Unsupported): ")
-NAMES = {
+NAMES = {  # in this order: a mixture of experts may not be compiled within the limit
     "eager": "transformers, eager",
-    "compiled": "transformers, compiled with a static cache",
     "reference": "reference engine",
+    "compiled": "transformers, compiled with a static cache",
 }
 
 

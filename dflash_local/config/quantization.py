@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
@@ -209,7 +209,7 @@ class Quantization:
     def _rule(self, module: str) -> StoredFormat | None:
         spellings = _spellings(module)
         for spelling in spellings:
-            for run in _runs(spelling):
+            for run in _runs(spelling, self._name_lengths):
                 if run in self._by_name:
                     return self._by_name[run]
         for pattern, stored in self.patterns:
@@ -222,6 +222,11 @@ class Quantization:
     @cached_property
     def _by_name(self) -> Mapping[str, StoredFormat | None]:
         return dict(self.names)
+
+    @cached_property
+    def _name_lengths(self) -> tuple[int, ...]:
+        """Words of the names, the most first: a mixture has tens of thousands of modules to look up."""
+        return tuple(sorted({name.count(".") + 1 for name, _ in self.names}, reverse=True))
 
     @cached_property
     def _ruled(self) -> dict[str, StoredFormat | None]:
@@ -256,9 +261,9 @@ def _spellings(module: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((module, *(prefix + rest for prefix in PREFIXES))))
 
 
-def _runs(name: str) -> Iterator[str]:
-    """The name and its parts between dots, the longest first."""
+def _runs(name: str, lengths: Iterable[int]) -> Iterator[str]:
+    """The name and its parts between dots that are of so many words."""
     words = name.split(".")
-    for length in range(len(words), 0, -1):
+    for length in lengths:
         for first in range(len(words) - length + 1):
             yield ".".join(words[first : first + length])

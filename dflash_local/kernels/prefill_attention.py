@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from dflash_local.layout.attention import SINK_DIMS
 
+FLASH_WIDTH = 8  # its heads are a multiple of so wide
 SINK_PARTS = 3  # of these dimensions sum to a sink: three numbers of bfloat16 make up one of float32
 
 
@@ -97,7 +99,22 @@ def _attended(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)[0]
     if q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[0]
+    return _lower_right(q, k, v, scale)[0]
+
+
+def _lower_right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """The last row sees all keys, each one before it one less: ``torch.nn.attention.bias.causal_lower_right``.
+
+    Importing that brings torch's compiler, two seconds of every start: where it would call the flash kernel, that is
+    called, and on a CPU it makes a mask, as is done here.
+    """
+    rows, length = q.shape[2], k.shape[2]
+    if q.device.type == "cpu":
+        mask = _window_mask(rows, length - rows, length, q.device)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    if q.shape[-1] % FLASH_WIDTH == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, True)):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True, scale=scale)[0]
     from torch.nn.attention.bias import causal_lower_right
 
-    lower_right = causal_lower_right(q.shape[2], k.shape[2])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=lower_right, scale=scale, enable_gqa=True)[0]
+    mask = causal_lower_right(rows, length)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)

@@ -16,6 +16,7 @@ class Conversion:
         shape, dtype: as it is stored. take: puts what is made of it in place, or checks it.
         optional: it may be missing. spread: axes of one element may be left out or added, and a single number may
             stand for all.
+        on_host: ``take`` looks at it on the CPU, where that waits for no device.
     """
 
     shape: tuple[int, ...]
@@ -23,6 +24,7 @@ class Conversion:
     take: Callable[[torch.Tensor], None]
     optional: bool = False
     spread: bool = False
+    on_host: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """True for a tensor of its shape."""

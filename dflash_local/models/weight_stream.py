@@ -18,10 +18,11 @@ from dflash_local.errors import CheckpointError
 from dflash_local.models.place import Conversion, Place
 
 WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-CODES = {"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
-DTYPES = {**WIDE, **CODES}
+INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8}
+DTYPES = {**WIDE, **INTEGERS, "F8_E4M3": torch.float8_e4m3fn}
 FP8_NAN = 0x7F  # without its sign
 WINDOW = 16 * 2**20  # bytes of one read
+GAP = 2**16  # bytes of tensors that nobody wants which are read rather than skipped: a read of its own costs more
 READERS = 4  # one thread copies 5 to 10 GB/s out of the page cache, a bus takes 25 to 50
 ON_HOST_SLICE = 2**26  # bytes of a tensor in host memory that the device checks at a time
 RING = 2 * READERS  # windows in memory at once: 128 MiB
@@ -64,7 +65,7 @@ class Extremes:
 
 
 def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[Window]:
-    """The reads that cover these tensors, file by file and front to back; bytes of other tensors are left out."""
+    """The reads that cover these tensors, file by file and front to back; of others only short runs are read."""
     files: dict[Path, list[TensorInfo]] = {}
     for info in infos:
         files.setdefault(info.file, []).append(info)
@@ -75,7 +76,10 @@ def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[Window]
             begin = 0
             while begin < info.nbytes:
                 at = info.offset + begin
-                if parts and (at != first + held or held == size):
+                gap = at - first - held
+                if parts and 0 < gap <= GAP and held + gap < size:
+                    held += gap
+                elif parts and (gap or held == size):
                     yield Window(file, first, held, tuple(parts))
                     parts = []
                 if not parts:
@@ -132,6 +136,8 @@ class _Landing:
                 place.take(stored)
             elif place.data_ptr() != stored.data_ptr():
                 place.copy_(stored)
+        if info.dtype in INTEGERS:  # always numbers
+            return
         first, row = places[0], self._found[len(self._seen)]
         row[0] = self._extremes(stored)
         row[1] = row[0] if isinstance(first, Conversion) or first.dtype == stored.dtype else self._extremes(first)
@@ -167,7 +173,11 @@ def _destination(info: TensorInfo, place: Place, device: torch.device) -> torch.
     same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(info.shape)
     if isinstance(place, torch.Tensor) and same and place.dtype == dtype:
         return place
-    return torch.empty(info.shape, dtype=dtype, device=place.device if isinstance(place, torch.Tensor) else device)
+    if isinstance(place, torch.Tensor):
+        device = place.device
+    elif place.on_host:
+        device = torch.device("cpu")
+    return torch.empty(info.shape, dtype=dtype, device=device)
 
 
 def _peak(pair: Sequence[float]) -> float | None:
@@ -193,7 +203,9 @@ def fill(
         OSError: a file cannot be read. CheckpointError: a file has become shorter.
     """
     total, done = sum(info.nbytes for info in infos) or 1, 0
-    ring, landing = _Ring(device, RING, min(size, total)), _Landing(places, len(infos), device)
+    wanted = list(windows(infos, size))
+    ring = _Ring(device, RING, max((window.size for window in wanted), default=0))
+    landing = _Landing(places, len(infos), device)
     reads: deque[tuple[int, Window, Future[None]]] = deque()
 
     def take() -> int:
@@ -202,10 +214,10 @@ def fill(
         for part in window.parts:
             landing.land(part, ring.free(number)[part.at : part.at + part.end - part.begin])
         ring.taken(number)
-        return window.size
+        return sum(part.end - part.begin for part in window.parts)
 
     with ThreadPoolExecutor(READERS, "read-weights") as pool:
-        for count, window in enumerate(windows(infos, size)):
+        for count, window in enumerate(wanted):
             if len(reads) == RING:
                 done += take()
                 on_fraction(done / total)

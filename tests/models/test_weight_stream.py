@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_codes_land_as_they_are(tmp_path: Path) -> None:
     found = weight_stream.fill(list(checkpoint.tensors.values()), places, CPU, size=64)
     assert torch.equal(turned, words.t()) and torch.equal(taken[0], small)
     assert torch.equal(straight[9:].view(torch.uint8), fp8.view(torch.uint8)) and not straight[:9].float().any()
-    assert all(each.stored is not None for each in found)
+    assert [each.info.name for each in found] == ["fp8"]  # integers are always numbers
+    assert found[0].stored is not None
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
@@ -83,13 +85,20 @@ def test_nan_among_codes_is_found_by_both_ways_to_read(tmp_path: Path, code: int
         checkpoint.fill(places)
 
 
-def test_windows_skip_what_is_not_wanted(tmp_path: Path) -> None:
-    """Each wanted byte is read once, and bytes of other tensors never."""
+@pytest.mark.parametrize("gap", [0, 60, weight_stream.GAP])
+def test_windows_skip_what_is_not_wanted(tmp_path: Path, gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wanted byte is read once, and of other tensors only what lies between wanted ones, a gap at most."""
+    monkeypatch.setattr(weight_stream, "GAP", gap)
     checkpoint = checkpoint_with(tmp_path, several())
     wanted = [checkpoint.tensors[name] for name in ("a", "c", "f")]
     found = list(weight_stream.windows(wanted, 200))
-    assert all(window.size <= 200 and window.size == sum(p.end - p.begin for p in window.parts) for window in found)
-    assert sum(window.size for window in found) == sum(info.nbytes for info in wanted)
+    for window in found:
+        ends = [(part.at, part.at + part.end - part.begin) for part in window.parts]
+        assert ends[0][0] == 0 and ends[-1][1] == window.size <= 200
+        assert all(0 <= begin - end <= gap for (_, end), (begin, _) in pairwise(ends))
+    landed = sorted((part.info.name, part.begin, part.end) for window in found for part in window.parts)
+    assert sum(end - begin for _, begin, end in landed) == sum(info.nbytes for info in wanted)
+    assert all(one[0] != other[0] or one[2] == other[1] for one, other in pairwise(landed))
     covered = sorted((window.offset, window.offset + window.size) for window in found)
     assert all(end <= begin for (_, end), (begin, _) in zip(covered, covered[1:], strict=False))
 

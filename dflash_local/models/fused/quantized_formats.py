@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -286,14 +286,14 @@ def _gptq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
     rows, inputs = weight.shape
 
     def check_order(groups: torch.Tensor) -> None:
-        if not torch.equal(groups.long(), torch.arange(inputs, device=groups.device) // weight.group_size):
+        if not torch.equal(groups.cpu(), _groups_in_order(inputs, weight.group_size)):
             raise CheckpointError(
                 f"{module}.g_idx scatters the groups of its matrix (desc_act), which is not read",
                 "take a variant that was quantised without desc_act",
             )
 
     places: Places = {"qweight": weight.codes.t(), form.scales: weight.scales.t(), "qzeros": None}
-    places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True)
+    places["g_idx"] = Conversion((inputs,), torch.int32, check_order, optional=True, on_host=True)
     if weight.zeros is not None:
         bits = weight.bits
         offset = GPTQ_ZERO_OFFSET[bits] if form.stored.dialect == "gptq" else 0
@@ -301,6 +301,12 @@ def _gptq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
         shape = (weight.scales.shape[1], -(-rows * bits // WORD_BITS))
         places["qzeros"] = Conversion(shape, torch.int32, take)
     return places
+
+
+@cache  # a mixture has tens of thousands of matrices, of two widths
+def _groups_in_order(inputs: int, group_size: int) -> torch.Tensor:
+    """The group of each input [K] where none are scattered, int32."""
+    return torch.arange(inputs, dtype=torch.int32) // group_size
 
 
 def _awq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
