@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from dflash_local.catalog.bundled import Pair
+from dflash_local.check.expert_errors import expert_errors, row_errors
 from dflash_local.check.findings import Finding
 from dflash_local.check.streamed_reference import LayerOutputs, StreamedReference
 from dflash_local.config.features import AttentionConfig, LayerConfig, ModelConfig, MoEConfig
@@ -34,6 +35,7 @@ BARS = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}
 DENSE: Quantiles = {"prompt": 0.75, "block": 0.75}
 MIXTURE: Quantiles = {"prompt": 0.5, "block": 0.25}
 EXACT: Quantiles = {"prompt": 1.0, "block": 1.0}  # every row is a copy
+NAMED_EXPERTS = 4  # of a layer at most; more are counted
 REMEDY = "dflash pull MODEL verifies the files; if they are whole, run it with --engine reference and report this"
 
 
@@ -97,8 +99,9 @@ class LayerReport:
                 f"at most {largest.error:.2g}, {largest.name}"
             )
             return Finding("layers", "ok", text, figures=figures)
-        paths = {part.path for part in self.parts if part.name == first.name and part.error > self.bar}
-        only = "" if len(paths) == 2 else f" in {'prompts' if first.path == 'prompt' else 'blocks'} only"
+        same = [part for part in self.parts if part.name == first.name]
+        both = all(part.error > self.bar for part in same)
+        only = "" if both else f" in {'prompts' if first.path == 'prompt' else 'blocks'} only"
         told = f"{first.error:.2g} where rounding explains {self.bar:.2g}"
         text = f"{first.name} differs{only}: {told if isfinite(first.error) else 'numbers that are not finite'}"
         return Finding("layers", "failed", text, REMEDY, figures)
@@ -141,7 +144,7 @@ def check_layers(
     finally:
         session.reset()
     reference = StreamedReference(files, facts, home, target.dtype, target.cache_dtype)
-    return _compared(reference, facts.model, seen, tokens, home, on_fraction)
+    return _compared(reference, target, seen, tokens, home, on_fraction)
 
 
 def _token_ids(model: ModelConfig, context: int) -> list[int]:
@@ -190,13 +193,13 @@ def _observed(target: FusedTarget, tokens: torch.Tensor) -> _Observed:
 
 def _compared(
     reference: StreamedReference,
-    model: ModelConfig,
+    target: FusedTarget,
     seen: _Observed,
     tokens: torch.Tensor,
     home: torch.device,
     on_fraction: Callable[[float], None],
 ) -> LayerReport:
-    dtype = seen.hidden.dtype
+    dtype, model = seen.hidden.dtype, target.config
     comparison = _Comparison(seen.prompt, dtype)
     stream = [each.to(home) for each in seen.residuals]
     own = reference.embed(tokens.to(home))
@@ -207,7 +210,8 @@ def _compared(
         with reference.layer(index):
             found = reference.run(index, given, seen.prompt, mixed)
             own = reference.run(index, own, seen.prompt).mlp
-        comparison.add_layer(index, layer, (given, mixed, left), found)
+            experts = expert_errors(target, index, seen.residuals[2 * index + 1], reference, comparison.rounding)
+        comparison.add_layer(index, layer, (given, mixed, left), found, experts)
         drift.append(_quantile(row_errors(left, own), 0.5))
         on_fraction((index + 1) / (len(model.layers) + 1))
     comparison.add("the final norm", seen.hidden.to(home), reference.norm(stream[-1]))
@@ -223,7 +227,7 @@ class _Comparison:
 
     def __init__(self, prompt: int, dtype: torch.dtype) -> None:
         self._prompt, self.bar = prompt, BARS[dtype]
-        self._rounding = torch.finfo(dtype).eps / self.bar
+        self.rounding = torch.finfo(dtype).eps / self.bar
         self.parts: list[PartError] = []
 
     def add(
@@ -243,26 +247,35 @@ class _Comparison:
             )
 
     def add_layer(
-        self, index: int, layer: LayerConfig, stream: tuple[torch.Tensor, ...], reference: LayerOutputs
+        self,
+        index: int,
+        layer: LayerConfig,
+        stream: tuple[torch.Tensor, ...],
+        reference: LayerOutputs,
+        experts: torch.Tensor | None,
     ) -> None:
         """Hold what each part adds to the residual stream against what the reference adds to it.
 
         Of a sum no more is kept than its rounding lets through, which counts as less than the bar.
 
         Args:
-            stream: [M, H] in front of the layer, behind its mixer, behind the layer.
+            stream: [M, H] in front of the layer, behind its mixer, behind the layer. experts: errors [E] of routed
+                experts by themselves, over a prompt's rows; None where there are none.
         """
         given, mixed, left = (each.float() for each in stream)
         mixer, mlp = _names(layer)
         wanted = reference.mixer.float()
-        self.add(f"layer {index} ({mixer})", mixed - given, wanted - given, floor=mixed.norm(dim=1) * self._rounding)
+        self.add(f"layer {index} ({mixer})", mixed - given, wanted - given, floor=mixed.norm(dim=1) * self.rounding)
+        if experts is not None:
+            worst = float(experts.max())
+            self.parts.append(PartError(f"layer {index} ({_experts(experts, self.bar)})", "prompt", worst, worst))
         quantiles = MIXTURE if isinstance(layer.mlp, MoEConfig) else DENSE
         self.add(
             f"layer {index} ({mlp})",
             left - mixed,
             reference.mlp.float() - wanted,
             quantiles,
-            left.norm(dim=1) * self._rounding,
+            left.norm(dim=1) * self.rounding,
         )
 
 
@@ -274,11 +287,12 @@ def _names(layer: LayerConfig) -> tuple[str, str]:
     return mixer, "mixture of experts" if isinstance(layer.mlp, MoEConfig) else "MLP"
 
 
-def row_errors(found: torch.Tensor, wanted: torch.Tensor, floor: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """Relative error [M] of rows [M, N], float32. ``floor``, [M] or one for all, is added to the norm of ``wanted``."""
-    wanted = wanted.float()
-    size = wanted.norm(dim=1) + floor
-    return (found.float() - wanted).norm(dim=1) / size.clamp(min=torch.finfo(torch.float32).tiny)
+def _experts(errors: torch.Tensor, bar: float) -> str:
+    """Those that are wrong, of errors [E]."""
+    wrong = (errors > bar).nonzero()[:, 0].tolist()
+    if len(wrong) > NAMED_EXPERTS:
+        return f"{len(wrong)} of {len(errors)} experts"
+    return f"expert{'s' * (len(wrong) != 1)} {', '.join(map(str, wrong))}".strip()
 
 
 def _quantile(errors: torch.Tensor, share: float) -> float:

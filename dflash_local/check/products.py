@@ -1,19 +1,19 @@
 """Is every kind of the fused engine's products right: tried with the loaded weights, against float32 over the decoded.
 
 A kind is a format, a shape and whether gate and up are joined; of each one product is tried, with few rows as blocks
-have them and with many as prompts have them. Routed experts have products of their own, which are not among these.
+have them and with many as prompts have them. Routed experts have products of their own: see ``experts``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from dflash_local.check.experts import try_experts
 from dflash_local.check.findings import Finding
+from dflash_local.check.product_error import DEVIATIONS, RESULT_ERROR, TERM_ERROR, Tried, gated_bound, row_ratios
 from dflash_local.engine.session import Session
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.product_check import mixed_rows
@@ -22,27 +22,10 @@ from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
-from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.target import FusedTarget
 
 MANY_ROWS = MAX_ROWS + 16  # as prompts have: no few-row kernel takes them
 KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
-# What bfloat16 explains: decoded weights are rounded by 2^-9 at most, independently of each other: a sum errs by
-# so many times the root of its terms' squares: the largest of a million sums is five standard deviations off, and
-# libraries round partial sums of K as well. A result is rounded a few times.
-TERM_ERROR, DEVIATIONS = 2**-9, 8
-RESULT_ERROR = 2**-7
-SILU_SLOPE = 1.1  # the largest slope of silu
-FLOAT32_SHARE = 2**-6  # of these: sums of thousands of terms in another order, not rounded in between
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A product with so many rows. ``error``: the largest over what rounding explains; more than 1 is wrong."""
-
-    name: str
-    rows: int
-    error: float
 
 
 def check_products(session: Session) -> Finding:
@@ -57,9 +40,8 @@ def check_products(session: Session) -> Finding:
     products = [*target.weights.products, target.weights.head]
     products += drafter.products if isinstance(drafter, FusedDrafter) else ()
     tried = [found for kind in by_kind(products) for found in try_product(kind[0], target.rows)]
+    tried += try_experts(target)
     text = f"{len(tried) // 2} kinds of products with one-hot, Gaussian, zero and outlier rows"
-    if any(isinstance(part, MoEWeights) for part in target.weights.parts):
-        text += " (routed experts left out)"
     figures: dict[str, Any] = {each.name + f" at {each.rows} rows": round(each.error, 4) for each in tried}
     wrong = [each for each in tried if not each.error <= 1]
     if not wrong:
@@ -87,24 +69,11 @@ def _tried(product: Linear | GateUp, x: torch.Tensor, got: torch.Tensor) -> Trie
     want = decoded_product(x.float(), product.weight)
     terms = TERM_ERROR * decoded_product(x.float().square(), product.weight, squared=True).sqrt()
     terms[(x != 0).sum(1) > 1] *= DEVIATIONS
+    bound = terms + RESULT_ERROR * want.abs()
     if product.paired:
-        want, bound = _gated_bound(want, terms + RESULT_ERROR * want.abs())
-    else:
-        bound = terms + RESULT_ERROR * want.abs()
-    if x.dtype == torch.float32:
-        bound *= FLOAT32_SHARE
-    over = (got.float() - want).abs() / bound.clamp(min=torch.finfo(torch.float32).tiny)
+        want, bound = gated_bound(want, bound, "silu")
     name = f"{type(product.weight).__name__} {tuple(product.weight.shape)}{' gate and up' if product.paired else ''}"
-    return Tried(name, len(x), float(over.max()))
-
-
-def _gated_bound(both: torch.Tensor, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """silu(gate) * up [M, I] of gate and up side by side [M, 2 I], and what errors of either make of it."""
-    gate, up = both.chunk(2, 1)
-    of_gate, of_up = errors.chunk(2, 1)
-    passed = F.silu(gate)
-    want = passed * up
-    return want, SILU_SLOPE * of_gate * (up.abs() + of_up) + passed.abs() * of_up + RESULT_ERROR * want.abs()
+    return Tried(name, len(x), float(row_ratios(got, want, bound).max()))
 
 
 def decoded_product(x: torch.Tensor, weight: Weight, squared: bool = False) -> torch.Tensor:

@@ -140,6 +140,16 @@ class StreamedReference:
         target.clear()
         return LayerOutputs(torch.cat(mixed), torch.cat(outputs))
 
+    def experts(self, index: int, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Each row [M, H], as the norm in front of a layer's mixture gives it, through one expert alone.
+
+        Args:
+            experts: [M], which one.
+        """
+        rows, chosen = rows.to(self._device), experts.to(self._device).long()[:, None]
+        found: torch.Tensor = self._layers[index].mlp.experts(rows, chosen, torch.ones_like(chosen, dtype=rows.dtype))
+        return found
+
     @contextmanager
     def _filled(self, module: Any, at: str) -> Iterator[None]:
         """A module with its tensors, which are freed in the end."""

@@ -84,16 +84,20 @@ STORY = Prompt("story", "Tell me a short story about a fisherman who finds a let
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A text, and the prompt that it is the reply to; without one it stands alone."""
+    """A text, and the question that it answers. ``alone``: it can stand without, as models find texts in training."""
 
     kind: str
     text: str
-    prompt: Prompt | None = None
+    question: str
+    alone: bool = True
 
 
 def plain_texts() -> tuple[ScoredText, ...]:
     """A few hundred tokens each of prose and of code, written for this purpose: no model was trained on them."""
-    return ScoredText("prose", PROSE), ScoredText("code", CODE)
+    return (
+        ScoredText("prose", PROSE, "Describe in plain words a market that you remember from your childhood."),
+        ScoredText("code", CODE, "Write a Python program that sums up the orders of each customer in a CSV file."),
+    )
 
 
 def toy_texts() -> tuple[ScoredText, ...]:
@@ -102,7 +106,7 @@ def toy_texts() -> tuple[ScoredText, ...]:
     Raises:
         CheckpointError: the file of prompts is missing from the installation.
     """
-    return tuple(ScoredText(each.kind, each.answer, each) for each in _held_out() if each.answer)
+    return tuple(ScoredText(each.kind, each.answer, each.text, alone=False) for each in _held_out() if each.answer)
 
 
 def prompts_of(pair: bundled.Pair) -> tuple[Prompt, ...]:

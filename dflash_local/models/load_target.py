@@ -263,4 +263,7 @@ def _check_finite(folder: Path, model: Any) -> None:
     """The extremes tell: NaN passes through them, and no copy of a large tensor is made as ``isfinite`` would."""
     for name, tensor in model.named_parameters():
         if tensor.is_floating_point() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
-            raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinite values", "download the target again")
+            hint = "it may be too large for float16: give --dtype bfloat16; else " * (tensor.dtype == torch.float16)
+            raise CheckpointError(
+                f"{folder}: tensor {name} holds NaN or infinite values", f"{hint}download the target again"
+            )

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import HIDDEN, save_model
+from families import save_model
 from quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair
+from dflash_local.check.findings import exit_code
 from dflash_local.check.layers import LayerReport, PartError, check_layers, row_errors
 from dflash_local.check.streamed_reference import StreamedReference
 from dflash_local.engine.fused import FusedRunner
@@ -24,15 +25,17 @@ from dflash_local.kernels.decode_attention import AttentionMask
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.check import faults
+from tests.check.faults import MXFP4
 
 CONTEXT = 128
-MXFP4 = "mxfp4"
 PLAIN = ("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5")
 PLAIN += ("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss")
 QUANTISED = (("qwen3", "gptq"), ("qwen3_5", "fp8"), ("llama", "auto_round"), ("qwen3", "modelopt_nvfp4"))
+QUANTISED += (("qwen3_moe", "gptq"),)
 CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
 
 
@@ -40,10 +43,11 @@ CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
 def stored(family: str, dialect: str, folder: Path) -> Path:
     """A random checkpoint; quantised where a dialect is told."""
     if dialect == MXFP4:
-        target = save_model(family, folder, hidden_size=64, intermediate_size=64, head_dim=16)
+        target = save_model(family, folder, hidden_size=64, intermediate_size=64, head_dim=16, num_local_experts=8)
         experts_in_mxfp4(target)
         return target
-    return save_quantised(family, folder, dialect)[0] if dialect else save_model(family, folder)
+    sizes = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
+    return save_quantised(family, folder, dialect, sizes=sizes)[0] if dialect else save_model(family, folder)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,7 @@ def test_a_sound_target_agrees(
     assert found.state == "ok" and report.first is None, found.text
     # Far below the bar, or the bar would be luck; one embedding, norm and head, two parts a layer, two paths of each.
     assert report.largest.error < report.bar / 2
-    assert len(report.parts) == 2 * (2 * 4 + 3) and len(report.drift) == 4
+    assert len(report.parts) == 2 * (2 * 4 + 3) + len(session.runner.target.mixtures) and len(report.drift) == 4
     assert max(report.drift) < (1e-5 if dtype == torch.float32 else 0.05)
 
 
@@ -117,102 +121,22 @@ def test_the_bundled_pairs_agree(name: str, dtype: str) -> None:
     session.close()
 
 
-def drop_plus_one(target: FusedTarget) -> None:
-    target.layers[1].mixer_input.weight.sub_(1)
-
-
-def drop_plus_one_of_the_mlp(target: FusedTarget) -> None:
-    target.layers[2].mlp_input.weight.sub_(1)
-
-
-def change_rope_base(target: FusedTarget) -> None:
-    mixer = next(layer.mixer for layer in target.layers if hasattr(layer.mixer, "_rotation"))
-    rope = target.config.rotation
-    fill_rotation(mixer._rotation, replace(rope, theta=1e2 if rope.theta > 1e4 else 1e6))
-
-
-def swap_gate_and_up(target: FusedTarget) -> None:
-    weight = target.layers[2].mlp.weights.gate_up.products[0].weight
-    weight.copy_(weight.roll(len(weight) // 2, 0))
-
-
-def swap_nibbles(target: FusedTarget) -> None:
-    codes = target.layers[1].mlp.weights.down.products[0].weight.codes.view(torch.uint8)
-    codes.copy_((codes << 4) | (codes >> 4))
-
-
-def lose_negative_scales(target: FusedTarget) -> None:
-    scales = target.layers[3].mixer.weights.output.products[0].weight.scales
-    assert (scales < 0).any()
-    scales.abs_()
-
-
-def ignore_window(target: FusedTarget) -> None:
-    mixer = target.layers[2].mixer
-    mixer.weights = replace(mixer.weights, config=replace(mixer.weights.config, sliding_window=None))
-    mixer.mask = AttentionMask()
-
-
-def permute_experts(target: FusedTarget) -> None:
-    experts = target.layers[1].mlp.weights.experts
-    for each in (experts.gate_up, experts.down):
-        matrices = each.weight.view(each.experts, each.out_features, -1)
-        matrices.copy_(matrices.roll(1, 0))
-
-
-def flip_convolution(target: FusedTarget) -> None:
-    conv = target.layers[3].mixer.weights.small.conv
-    conv.copy_(conv.flip(1))
-
-
-def untie_head(target: FusedTarget) -> None:
-    target.weights.head.weight = target.weights.embedding.clone()
-
-
-def scale_embedding(target: FusedTarget) -> None:
-    target.weights.embedding.mul_(HIDDEN**0.5)
-
-
-def lose_final_norm(target: FusedTarget) -> None:
-    target.weights.norm.weight.mul_(1.1)
-
-
-FAULTS: tuple[tuple[Callable[[FusedTarget], None], str, str, str], ...] = (
-    (drop_plus_one, "qwen3_5", "", "layer 1 (Gated-DeltaNet)"),
-    (drop_plus_one_of_the_mlp, "gemma2_full", "", "layer 2 (MLP)"),
-    (change_rope_base, "qwen3", "", "layer 0 (attention)"),
-    (change_rope_base, "qwen3_next", "", "layer 2 (attention)"),
-    (swap_gate_and_up, "llama", "", "layer 2 (MLP)"),
-    (swap_nibbles, "qwen3", "gptq", "layer 1 (MLP)"),
-    (lose_negative_scales, "llama", "auto_round", "layer 3 (attention)"),
-    (ignore_window, "gpt_oss", "", "layer 2 (sliding-window attention)"),
-    (permute_experts, "qwen3_moe", "", "layer 1 (mixture of experts)"),
-    (permute_experts, "qwen3_5_moe", "", "layer 1 (mixture of experts)"),
-    (flip_convolution, "qwen3_5", "", "layer 3 (Gated-DeltaNet)"),
-    (untie_head, "qwen3", "", "the head"),
-    (scale_embedding, "qwen3", "", "the embedding"),
-    (lose_final_norm, "llama", "", "the final norm"),
-)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("plant", "family", "dialect", "name"), FAULTS)
+@pytest.mark.parametrize("fault", faults.LOADED, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_where_it_is(
-    plant: Callable[[FusedTarget], None],
-    family: str,
-    dialect: str,
-    name: str,
-    dtype: torch.dtype,
-    open_session: Callable[..., tuple[Session, Pair]],
+    fault: faults.Fault, dtype: torch.dtype, open_session: Callable[..., tuple[Session, Pair]]
 ) -> None:
-    session, pair = open_session(family, dialect, dtype)
-    plant(session.runner.target)
+    session, pair = open_session(*fault.of.split(), dtype=dtype)
+    fault.plant(session.runner.target)
     report = check_layers(session, pair)
     found = report.finding()
-    assert found.state == "failed" and found.remedy and f"{name} differs: " in found.text, found.text
+    assert found.state == fault.state and found.remedy and f"{fault.word} differs: " in found.text, found.text
+    assert exit_code([found]) == 7
     # Parts behind it get the input that it left, so they agree; those that share what is wrong differ as well.
     wrong = {part.name for part in report.parts if part.error > report.bar}
-    assert wrong == {name} or plant is change_rope_base and all("(attention)" in each for each in wrong)
+    shared = fault.plant is faults.change_rope_base
+    alike = "(attention)" if shared else f"{fault.word.partition(' (')[0]} (mixture of experts)"
+    assert all(each == fault.word or each.endswith(alike) for each in wrong)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["figures"]["bar"] == report.bar
 
 
@@ -236,14 +160,25 @@ def test_windows_longer_than_the_tokens_are_told(open_session: Callable[..., tup
     assert check_layers(session, pair, ids=range(9)).unfilled_windows == ()
 
 
-def test_a_fault_of_one_expert_shows_in_the_worst_row(open_session: Callable[..., tuple[Session, Pair]]) -> None:
-    """Few rows take it, as few as a router's near-tie gives another expert: no verdict, but a figure."""
+def test_an_expert_that_no_token_chooses_is_seen(open_session: Callable[..., tuple[Session, Pair]]) -> None:
     session, pair = open_session("qwen3_moe")
-    down = session.runner.target.layers[2].mlp.weights.experts.down
+    weights = session.runner.target.layers[2].mlp.weights
+    down = weights.experts.down
     down.weight[: down.out_features].neg_()
-    report = check_layers(session, pair)
-    (part,) = [each for each in report.parts if each.name.startswith("layer 2 (mix") and each.path == "prompt"]
-    assert report.first is None and part.worst > 100 * report.bar
+    report = check_layers(session, pair, ids=[7] * 9)  # rows that are alike, and choose alike
+    (mixture,) = {
+        part.worst for part in report.parts if part.name == "layer 2 (mixture of experts)" and part.path == "prompt"
+    }
+    assert mixture < report.bar, "the chosen ones are right"
+    assert report.first is not None and report.first.name == "layer 2 (expert 0)"
+
+
+def test_numbers_of_an_expert_that_are_not_finite_are_named(open_session: Callable[..., tuple[Session, Pair]]) -> None:
+    session, pair = open_session("qwen3_moe")
+    down = session.runner.target.layers[1].mlp.weights.experts.down
+    down.weight[6 * down.out_features] = float("nan")
+    found = check_layers(session, pair, ids=[7] * 9).finding()
+    assert found.text == "layer 1 (expert 6) differs: numbers that are not finite"
 
 
 def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session, Pair]]) -> None:

@@ -10,6 +10,7 @@ import torch
 from families import save_model
 from host_cuda import HostKernel, compiler
 
+from dflash_local.check.experts import try_mixture
 from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig
 from dflash_local.kernels.split_kv import DeviceProperties
@@ -73,3 +74,4 @@ def test_a_block_of_two_launches_is_as_without_kernels(case: str, tmp_path: Path
         found = part.block(x[:rows], torch.empty_like(x[:rows]), None).clone()
         assert (found - want).float().norm() < 1e-2 * want.float().norm()
         assert torch.allclose(part.block(x[:rows], x[:rows].clone(), x[:rows]), added, atol=0.05)
+    assert all(each.error < 0.5 for each in try_mixture(part, 16))

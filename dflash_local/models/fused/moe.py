@@ -167,41 +167,58 @@ class MoE:
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """``out`` [M, H] = its result (+ residual) of a block's rows; of rows without a token nothing is promised."""
-        weights, matrices = self.weights, self.weights.experts
+        weights = self.weights
         weights.router(normed, self._routed.logits[: len(normed)])
         if weights.shared is not None and self._shared is not None:
             inner = weights.shared.gate_up(normed, self._shared[: len(normed)])
             inner = self._weighed(inner, self._routed.logits[: len(normed)])
             residual = weights.shared.down(inner, out, residual)
         rows = slice(self._used.count or len(normed))  # experts that only rows without a token take are not read
-        logits, chosen, experts, intermediate = (buffer[: len(normed)][rows] for buffer in self._routed[:4])
-        if self.fixed_logits is not None:
-            logits = self.fixed_logits[: len(logits)]
-        routing, x, results = Routing(chosen, experts), normed[rows], out[rows]
-        residual = None if residual is None else residual[rows]
+        logits = self._routed.logits if self.fixed_logits is None else self.fixed_logits
+        x = normed[rows]
+        self.routed(x, logits[: len(x)], out[rows], None if residual is None else residual[rows])
+        return out
+
+    def routed(
+        self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``out`` [M, H] = the weighed sum of a block's rows' experts (+ residual), without a shared one of its own.
+
+        Args:
+            logits: [M, E] or [M, E + 1], what the rows are routed by.
+        """
+        weights, matrices = self.weights, self.weights.experts
+        chosen, experts, intermediate = (buffer[: len(x)] for buffer in self._routed[1:4])
+        routing = Routing(chosen, experts)
         if matrices.kernels is not None:
             block, bias = ExpertBlock(routing, self._routed.lists, intermediate), weights.router_bias
-            matrices.kernels.run(x, logits, matrices.matrices, block, results, residual, bias, self.distinct_experts)
-            return out
+            return matrices.kernels.run(x, logits, matrices.matrices, block, out, residual, bias, self.distinct_experts)
         route(logits, weights.routing, routing)
         if self.distinct_experts is not None:
             self.distinct_experts[0] = routing.experts.unique().numel() - matrices.joined
         experts_swiglu(x, matrices.gate_up, routing, intermediate, weights.config.activation)
-        experts_down(intermediate, matrices.down, routing, results, residual)
-        return out
+        return experts_down(intermediate, matrices.down, routing, out, residual)
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
         """Its result [M, H] of a prompt's rows."""
-        weights, matrices = self.weights, self.weights.experts
+        weights = self.weights
         logits = weights.router.prefill(normed)
-        shape = len(normed), weights.slots
-        empty = Routing(normed.new_empty(shape, dtype=torch.float32), normed.new_empty(shape, dtype=torch.int32))
-        routing = route(logits, weights.routing, empty)
-        result = experts_prefill(normed, matrices.gate_up, matrices.down, routing, weights.config.activation)
+        result = self.prefill_routed(normed, self.routing(logits))
         if weights.shared is not None:
             inner = self._weighed(weights.shared.gate_up.prefill(normed), logits)
             result += weights.shared.down.prefill(inner)
         return result
+
+    def routing(self, logits: torch.Tensor) -> Routing:
+        """What rows take by their logits [M, E] or [M, E + 1]."""
+        shape = len(logits), self.weights.slots
+        empty = Routing(logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32))
+        return route(logits, self.weights.routing, empty)
+
+    def prefill_routed(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The weighed sum [M, H] of a prompt's rows' experts; a routing may have fewer slots than its own."""
+        matrices = self.weights.experts
+        return experts_prefill(x, matrices.gate_up, matrices.down, routing, self.weights.config.activation)
 
     def _weighed(self, inner: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The shared expert's rows between its products times their gate, in place: down is linear, and H is wider."""

@@ -1,0 +1,29 @@
+"""Sound files that a test may change, and checks of few tokens."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog import bundled
+
+
+@pytest.fixture
+def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundled pairs as files that a test may change."""
+    folder = tmp_path / "toys"
+    shutil.copytree(bundled.FOLDER, folder)
+    monkeypatch.setattr(bundled, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer tokens of each reply."""
+    from dflash_local.check import drafting, exactness, taps
+
+    monkeypatch.setattr(drafting, "TOKENS", 24)
+    monkeypatch.setattr(exactness, "TOKENS", 6)
+    monkeypatch.setattr(taps, "PARTS", 1)
