@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from quantised_checkpoints import experts_in_mxfp4, save_quantised
 from dflash_local.check import experts
 from dflash_local.check.experts import try_experts, try_mixture
 from dflash_local.check.product_error import Tried
+from dflash_local.check.products import check_products
 from dflash_local.kernels import experts as reference
 from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import ExpertWeight, Routing
@@ -78,6 +80,21 @@ def test_sound_experts_are_right(
     assert max(few.error, many.error) < 0.5, "far below, or the bound would be luck"
     assert (dtype == torch.float32) == (max(few.error, many.error) < 1e-2), "which has a bound of its own"
     assert few.rows == target.rows and many.rows > 64 and "experts" in few.name
+
+
+def test_the_finding_on_the_format_has_the_experts(open_target: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = SimpleNamespace(target=open_target("gpt_oss", "mxfp4"), proposer=None)
+    session: Any = SimpleNamespace(runner=runner)
+    sound = check_products(session)
+    assert sound.state == "ok" and any("experts, 2 a row" in name for name in sound.figures)
+
+    def without_the_last(intermediate: Any, down: Any, routing: Any, out: Any, residual: Any = None) -> Any:
+        fewer = Routing(routing.weights[:, :-1], routing.experts[:, :-1])
+        return reference.experts_down(intermediate[:, :-1], down, fewer, out, residual)
+
+    monkeypatch.setattr(moe, "experts_down", without_the_last)
+    found = check_products(session)
+    assert found.state == "failed" and "experts, 2 a row, Fp4Weight" in found.text
 
 
 def test_layers_that_are_stored_otherwise_are_a_kind_of_their_own(open_target: Open) -> None:
