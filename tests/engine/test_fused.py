@@ -37,17 +37,19 @@ def session_of(name: str, engine: str) -> Session:
     return load(pair, LoadConfig(dtype="float32", device="cpu", engine=engine))
 
 
+# Drafts that are all refused cost a cycle for each token, and leave the same behind in a block of any size.
+@pytest.mark.parametrize("refusing", [(8,), pytest.param((2, 8, 16), marks=pytest.mark.slow)], ids=["one", "every"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str) -> None:
+def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str, refusing: tuple[int, ...]) -> None:
+    """``refusing``: the blocks that are also drafted by what is never right."""
     prompt = random_prompt(11)
     target, text = fused_target(family, 400), text_of(family, tuple(prompt))
     want = list(text[: 11 + 40])
     assert decode(target, prompt, 40)[0] == want  # type: ignore[arg-type]
     for block in (2, 8, 16):
         drafters = [Oracle(VOCAB, text), Oracle(VOCAB, text, 5)]
-        # Drafts that are all refused cost a cycle for each token, and leave the same behind in a block of any size.
         refused = [Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)]
-        for drafter in [*drafters, *refused] if block == 8 else drafters:
+        for drafter in [*drafters, *refused] if block in refusing else drafters:
             assert decode(target, prompt, 40, drafter, block)[0] == want  # type: ignore[arg-type]
 
 
