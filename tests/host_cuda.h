@@ -1,5 +1,6 @@
 // A grid of CUDA threads on the host, for sources that use what stands here: every thread is a fiber, which gives way at
 // barriers and nowhere else. Instructions that such a source writes in PTX have their meaning here in C++.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define __device__
@@ -36,10 +38,11 @@ struct Barrier {
   int waiting = 0, passed = 0;
 };
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack;
+  ucontext_t context;             // where it begins
+  jmp_buf place;                  // where it gave way
+  std::unique_ptr<char[]> stack;  // not written before: most of a page's fibers need little of it
   int block, thread;
-  bool done;
+  bool begun, done;
 };
 struct Operands {  // of a warp's mma, or of its shuffle, by lane
   u32 a[32][4], b[32][2];
@@ -48,16 +51,22 @@ struct Operands {  // of a warp's mma, or of its shuffle, by lane
 static Index threadIdx, blockIdx, gridDim;
 static u8* shared_memory;
 static int block_threads, running;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> block_barriers, warp_barriers;
 static std::vector<Operands> operands;
 static std::vector<std::vector<u8>> shared_memories;
 static std::function<void()> work;
 
+// A context begins each fiber; from then on it jumps, since swapcontext() asks the system for the signals at every turn.
 static void give_way() {
-  const int me = running;
-  swapcontext(&fibers[me].context, &scheduler);
+  if (!_setjmp(fibers[running].place)) _longjmp(scheduler, 1);
+}
+static void resume(Fiber& fiber) {
+  if (_setjmp(scheduler)) return;
+  if (fiber.begun) _longjmp(fiber.place, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
 }
 static void wait_at(std::vector<Barrier>& barriers, int which, int expected) {
   const int passed = barriers[which].passed;
@@ -179,6 +188,7 @@ static u32 warp_min(u32 value) {
   return value;
 }
 
+constexpr size_t STACK_BYTES = 1 << 16;
 static void run_fiber() {
   work();
   fibers[running].done = true;
@@ -203,10 +213,10 @@ static bool run_grid(int blocks, int threads, int shared_bytes, int seed, std::f
   shared_memories.assign(blocks, std::vector<u8>(shared_bytes + 16, 0xff));
   for (int i = 0; i < blocks * threads; i++) {
     Fiber& fiber = fibers[i];
-    fiber.stack.resize(1 << 16);
+    fiber.stack.reset(new char[STACK_BYTES]);
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.block = i / threads, fiber.thread = i % threads, fiber.done = false;
+    fiber.context.uc_stack.ss_sp = fiber.stack.get(), fiber.context.uc_stack.ss_size = STACK_BYTES;
+    fiber.block = i / threads, fiber.thread = i % threads, fiber.begun = fiber.done = false;
     makecontext(&fiber.context, run_fiber, 0);
   }
   const int total = blocks * threads;
@@ -220,8 +230,9 @@ static bool run_grid(int blocks, int threads, int shared_bytes, int seed, std::f
       if (fiber.done || rests(seed, i / 32, turn)) continue;
       threadIdx.x = fiber.thread, blockIdx.x = fiber.block;
       shared_memory = (u8*)(((size_t)shared_memories[fiber.block].data() + 15) & ~(size_t)15);
-      swapcontext(&scheduler, &fiber.context);
+      resume(fiber);
     }
   }
+  fibers.clear();  // a library stays loaded
   return left == 0;  // else they wait for each other for ever
 }

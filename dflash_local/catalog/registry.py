@@ -6,8 +6,9 @@ Knows no torch and no network; whether a row's repositories exist is found out b
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from dflash_local.catalog import row_reader, yaml_reader
@@ -95,7 +96,8 @@ def load(overlay: Path | None = None) -> Registry:
     Raises:
         SettingsError: one of the files is missing, unreadable or wrong; names file and line.
     """
-    pairs = _pairs(_packaged(PACKAGED))
+    shipped = _shipped(*_packaged(PACKAGED))
+    pairs = {key: pair for key, (pair, _) in shipped.items()}
     changed: set[str] = set()
     if overlay is not None:
         try:
@@ -105,15 +107,24 @@ def load(overlay: Path | None = None) -> Registry:
         for key, pair in own.items():
             pairs[key] = _merge(pairs[key], pair) if key in pairs else pair
         changed = set(own)
-    rows = tuple(row_reader.row(pair, overridden=key in changed) for key, pair in pairs.items())
+    rows = tuple(
+        row_reader.row(pair, overridden=True) if key in changed else shipped[key][1] for key, pair in pairs.items()
+    )
     _check_aliases(rows, pairs)
     return Registry(rows)
 
 
-def _packaged(paths: tuple[Path, ...]) -> Node:
+@lru_cache(maxsize=1)
+def _shipped(data: bytes, file: str) -> Mapping[str, tuple[Node, Row]]:
+    """The pairs of the packaged file and their rows, kept: screens and servers look at the registry time and again."""
+    return {key: (pair, row_reader.row(pair)) for key, pair in _pairs(yaml_reader.parse(data, file)).items()}
+
+
+def _packaged(paths: tuple[Path, ...]) -> tuple[bytes, str]:
+    """What the first of the files that is there holds, and its name."""
     for path in paths:
         try:
-            return yaml_reader.read(path)
+            return yaml_reader.content(path), str(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
     looked = " nor ".join(map(str, paths))

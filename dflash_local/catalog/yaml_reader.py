@@ -56,15 +56,24 @@ def read(path: Path) -> Node:
         SettingsError: it cannot be read or is not what this reader accepts; names file and line.
             FileNotFoundError, NotADirectoryError: there is no such file.
     """
+    return parse(content(path), str(path))
+
+
+def content(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        SettingsError: it is too large or cannot be read.
+            FileNotFoundError, NotADirectoryError: there is no such file.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SettingsError(f"{path} is larger than {MAX_BYTES:,} bytes", "split it or remove what is not needed")
-        data = path.read_bytes()
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", "make it readable or remove it") from error
-    return parse(data, str(path))
 
 
 def parse(data: bytes, file: str) -> Node:

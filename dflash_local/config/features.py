@@ -5,7 +5,10 @@ Whoever builds, plans or loads a layer asks its features; the family's name deci
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from dflash_local.config.quantization import Quantization
@@ -202,7 +205,7 @@ class LayerConfig:
     sandwich_norms: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what is worked out once has its place in the instance
 class ModelConfig:
     """A target's text model; towers and multi-token-prediction layers are not loaded and not described.
 
@@ -233,10 +236,23 @@ class ModelConfig:
     final_logit_softcap: float | None = None
     inferred: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of all fields, once: a plan looks a model of many layers up thousands of times."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
     @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    @cached_property
+    def layer_kinds(self) -> Mapping[LayerConfig, int]:
+        """Layers that differ, in order, and how many there are of each."""
+        return Counter(self.layers)
 
     @property
     def norm_eps(self) -> float:
@@ -263,9 +279,9 @@ class ModelConfig:
     @property
     def recurrent(self) -> bool:
         """True when a layer carries a state that cannot be cut back."""
-        return any(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.layers)
+        return any(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.layer_kinds)
 
     @property
     def dense(self) -> bool:
         """True when no layer has experts."""
-        return not any(isinstance(layer.mlp, MoEConfig) for layer in self.layers)
+        return not any(isinstance(layer.mlp, MoEConfig) for layer in self.layer_kinds)

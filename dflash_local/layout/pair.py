@@ -35,7 +35,7 @@ def _block_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
         yield from drafter.run_buffers(draft, model.vocab_size, spec)
 
 
-@lru_cache(maxsize=256)  # a plan of a pair asks for each format, variant, drafter precision and offload: about 80
+@lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads
 def _weight_bytes(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Mapping[Group, int]:
     return group_bytes(weight_buffers(model, draft, spec))
 

@@ -32,6 +32,7 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
 
 
 @lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # one object for all plans of a model: what is worked out of it is kept with it
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
     """The model as it is kept under a ``LoadConfig.quantize`` of this program's own; itself under any other.
 
@@ -40,7 +41,7 @@ def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
     """
     if quantize not in QUANTIZED or quantize_refusal(model, quantize) or model.quantization is not None:
         return model
-    mixtures = dict.fromkeys(layer.mlp for layer in model.layers if isinstance(layer.mlp, MoEConfig))
+    mixtures = dict.fromkeys(layer.mlp for layer in model.layer_kinds if isinstance(layer.mlp, MoEConfig))
     patterns = tuple(dict.fromkeys(rule for each in mixtures for rule in _expert_rules(model, each, quantize)))
     names = tuple(_rules(model, quantize))
     return replace(model, quantization=Quantization(quantize, names=names, patterns=patterns, at_load=True))

@@ -165,8 +165,8 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
         return Buffer(f"{OWNER}.{name}", (spec.rows, size), spec.dtype, "buffers")
 
     hidden = model.hidden_size
-    sandwich = any(layer.sandwich_norms for layer in model.layers)
-    mixtures = sum(isinstance(layer.mlp, MoEConfig) for layer in model.layers)
+    sandwich = any(layer.sandwich_norms for layer in model.layer_kinds)
+    mixtures = sum(count for layer, count in model.layer_kinds.items() if isinstance(layer.mlp, MoEConfig))
     counts = Buffer(f"{OWNER}.distinct_experts", (mixtures, most_launches(spec.rows)), "int32", "buffers", zeroed=True)
     return SharedBuffers(
         counters=Buffer(f"{OWNER}.counters", (3,), "int32", "buffers", zeroed=True),
@@ -183,7 +183,7 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
 
 def parts(model: ModelConfig) -> list[PartLayout]:
     """The layouts of all its layers' parts, equal ones once."""
-    kinds = dict.fromkeys(config for layer in model.layers for config in (layer.mixer, layer.mlp))
+    kinds = dict.fromkeys(config for layer in model.layer_kinds for config in (layer.mixer, layer.mlp))
     return [part_layout(config) for config in kinds]
 
 
@@ -205,7 +205,7 @@ def block_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iter
 def state_bytes(model: ModelConfig, spec: EngineSpec) -> dict[Group, int]:
     """Of these, the bytes of what each layer keeps for itself; layers of one kind are worked out once."""
     sums: Counter[Group] = Counter()
-    for layer, count in Counter(model.layers).items():
+    for layer, count in model.layer_kinds.items():
         for config in (layer.mixer, layer.mlp):
             for group, size in group_bytes(part_layout(config).state(OWNER, spec)).items():
                 sums[group] += count * size

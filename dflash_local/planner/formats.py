@@ -89,7 +89,7 @@ def largest_matrix(model: ModelConfig) -> int:
 
     Gate and up of all of a layer's experts count as one: files may have them so.
     """
-    return model.hidden_size * max(_rows(layer.mlp) for layer in model.layers)
+    return model.hidden_size * max(_rows(layer.mlp) for layer in model.layer_kinds)
 
 
 def _rows(part: FeedForward) -> int:

@@ -119,7 +119,7 @@ def _rounding(drafter: DrafterConfig | None, spec: EngineSpec) -> int:
 
 
 def _attentions(target: ModelConfig) -> Iterable[AttentionConfig]:
-    return {layer.mixer for layer in target.layers if isinstance(layer.mixer, AttentionConfig)}
+    return {layer.mixer for layer in target.layer_kinds if isinstance(layer.mixer, AttentionConfig)}
 
 
 def _moment(
@@ -144,7 +144,7 @@ def _moment(
 def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
     """A copy of all recurrent states."""
     item = ITEM_BYTES[spec.dtype]
-    return sum(part_layout(layer.mixer).snapshot_bytes(item) for layer in target.layers)
+    return sum(part_layout(layer.mixer).snapshot_bytes(item) * count for layer, count in target.layer_kinds.items())
 
 
 def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, device: str) -> dict[str, int]:

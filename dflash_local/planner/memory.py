@@ -138,7 +138,7 @@ def rope_table_bytes(drafter: DrafterConfig, dtype: str, last: int) -> int:
 
 def kv_bytes_per_token(target: ModelConfig, dtype: str = "bfloat16") -> int:
     """Bytes of keys and values per token; of the latent and its rope part where attention keeps that (MLA)."""
-    return sum(_kept(layer.mixer) for layer in target.layers) * DTYPE_BYTES[dtype]
+    return sum(_kept(layer.mixer) * count for layer, count in target.layer_kinds.items()) * DTYPE_BYTES[dtype]
 
 
 def _kept(mixer: Mixer) -> int:

@@ -6,7 +6,6 @@ Knows nothing of bytes per weight.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -65,7 +64,7 @@ def target_parameters(model: ModelConfig) -> Parameters:
     """The target's parameters."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size
     whole = Parameters(embedding=table, head=0 if model.tie_word_embeddings else table, vectors=hidden)
-    for layer, count in Counter(model.layers).items():
+    for layer, count in model.layer_kinds.items():
         whole += layer_parameters(layer, hidden).times(count)
     return whole
 

@@ -69,11 +69,11 @@ def largest_step(target: ModelConfig, drafter: DrafterConfig | None, phase: Phas
     """The step of a phase that needs most."""
     what = "a prompt chunk" if phase == "prefill" else "a block"
     beside = _beside(target, drafter, at)
-    mixers = dict.fromkeys(layer.mixer for layer in target.layers)
+    mixers = dict.fromkeys(layer.mixer for layer in target.layer_kinds)
     attentions = [mixer for mixer in mixers if not isinstance(mixer, GatedDeltaNetConfig)]
     recurrent = [mixer for mixer in mixers if isinstance(mixer, GatedDeltaNetConfig)]
     masks = len({_window(mixer) for mixer in attentions}) + 1  # one of them in a copy of aligned width
-    feeds = dict.fromkeys(layer.mlp for layer in target.layers)
+    feeds = dict.fromkeys(layer.mlp for layer in target.layer_kinds)
     steps = {
         f"attention of {what}": beside + max((_attention(mixer, masks, at) for mixer in attentions), default=0),
         f"feed-forward of {what}": beside + max(_feed_forward(part, target.hidden_size, at) for part in feeds),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,19 @@ def session_of(name: str, engine: str) -> Session:
     return load(pair, LoadConfig(dtype="float32", device="cpu", engine=engine))
 
 
+# Drafts that are all refused cost a cycle for each token, and leave the same behind in a block of any size.
+@pytest.mark.parametrize("refusing", [(8,), pytest.param((2, 8, 16), marks=pytest.mark.slow)], ids=["one", "every"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str) -> None:
+def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str, refusing: tuple[int, ...]) -> None:
+    """``refusing``: the blocks that are also drafted by what is never right."""
     prompt = random_prompt(11)
     target, text = fused_target(family, 400), text_of(family, tuple(prompt))
     want = list(text[: 11 + 40])
     assert decode(target, prompt, 40)[0] == want  # type: ignore[arg-type]
     for block in (2, 8, 16):
-        drafters = [Oracle(VOCAB, text), Oracle(VOCAB, text, 5), Oracle(VOCAB, text, 1)]
-        for drafter in [*drafters, RandomDrafts(VOCAB)] if block == 8 else drafters:
+        drafters = [Oracle(VOCAB, text), Oracle(VOCAB, text, 5)]
+        refused = [Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)]
+        for drafter in [*drafters, *refused] if block in refusing else drafters:
             assert decode(target, prompt, 40, drafter, block)[0] == want  # type: ignore[arg-type]
 
 
@@ -69,25 +74,38 @@ def test_golden_answers_are_reproduced(pair: str) -> None:
         assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
 
 
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=5),
+    SamplingParams(temperature=0.9, top_k=7, top_p=0.9, seed=6),
+    SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2),
+)
+MODES = (("ar", None), ("dflash", None), ("dflash", 3))
+# How a token is chosen and how many rows a cycle has do not know of each other: each of both is there in one of these.
+APART = [
+    *((sampling, MODES[1]) for sampling in SAMPLINGS),
+    *((SAMPLINGS[0], mode) for mode in MODES[::2]),
+    *((SAMPLINGS[3], mode) for mode in MODES[::2]),
+]
+
+
+@pytest.mark.parametrize(
+    "ways", [APART, pytest.param(list(product(SAMPLINGS, MODES)), marks=pytest.mark.slow)], ids=["apart", "all"]
+)
 @pytest.mark.parametrize("pair", [*GOLDEN_PAIRS, "demo", "demo-hybrid"])
-def test_golden_pairs_give_the_reference_engines_ids_and_cycles(pair: str) -> None:
+def test_golden_pairs_give_the_reference_engines_ids_and_cycles(
+    pair: str, ways: list[tuple[SamplingParams, tuple[str, int | None]]]
+) -> None:
     fused, reference = session_of(pair, "fused"), session_of(pair, "reference")
     assert (fused.facts.engine, reference.facts.engine) == ("fused", "reference")
     prompt = random_prompt(13)
-    for sampling in (
-        SamplingParams(),
-        SamplingParams(temperature=0.8, seed=5),
-        SamplingParams(temperature=0.9, top_k=7, top_p=0.9, seed=6),
-        SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2),
-    ):
-        for mode, block in (("ar", None), ("dflash", None), ("dflash", 3)):
-            replies = [
-                ask(session, prompt, 40, sampling=sampling, mode=mode, block_size=block)
-                for session in (fused, reference)
-            ]
-            assert replies[0].ids == replies[1].ids, (sampling, mode, block)
-            lengths = [reply.finished.stats.acceptance_lengths for reply in replies]
-            assert lengths[0] == lengths[1], (sampling, mode, block)
+    for sampling, (mode, block) in ways:
+        replies = [
+            ask(session, prompt, 40, sampling=sampling, mode=mode, block_size=block) for session in (fused, reference)
+        ]
+        assert replies[0].ids == replies[1].ids, (sampling, mode, block)
+        lengths = [reply.finished.stats.acceptance_lengths for reply in replies]
+        assert lengths[0] == lengths[1], (sampling, mode, block)
 
 
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])

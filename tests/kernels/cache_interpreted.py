@@ -71,14 +71,16 @@ def all_numbers() -> Found:
     beside = torch.stack((middles, middles * (1 + 2**-22), middles * (1 - 2**-22)))
     beside = torch.cat((beside.flatten(), -beside.flatten(), torch.tensor([1e38, -1e38, 447.9, 464.0, 465.0])))
     for name, given in (("float16", numbers), ("middles", beside)):
-        layout, rows = HeadLayout(0, 4, 256, 256), -(-len(given) // 1024)
-        values = torch.zeros(rows * 1024)
+        head_dim = 2048  # few large heads: the interpreter takes its time for each, whatever its size
+        layout, rows = HeadLayout(0, 4, head_dim, head_dim), -(-len(given) // (4 * head_dim))
+        values = torch.zeros(rows * 4 * head_dim)
         values[: len(given)] = given
-        qkv = torch.cat((torch.zeros(rows, 1024), values.view(rows, 1024)), 1)
+        values = values.view(rows, 4 * head_dim)
+        qkv = torch.cat((torch.zeros_like(values), values), 1)
         for kernels in (True, False):
             with_kernels(kernels)
-            cache = (torch.zeros(4, rows, 256, dtype=EIGHT), torch.zeros(4, rows, 256, dtype=EIGHT))
-            angles = torch.zeros(rows, 256)
+            cache = (torch.zeros(4, rows, head_dim, dtype=EIGHT), torch.zeros(4, rows, head_dim, dtype=EIGHT))
+            angles = torch.zeros(rows, head_dim)
             start = torch.zeros(1, dtype=torch.int32)
             qk_norm_rope_cache.qk_norm_rope_cache(
                 qkv, None, 0.0, (angles + 1, angles), start, torch.empty(1), cache, layout

@@ -71,13 +71,14 @@ def apart(one: tuple[torch.Tensor, ...], two: tuple[torch.Tensor, ...]) -> float
 
 def whole() -> Found:
     """All launches of a prompt in one or two parts."""
-    cases = [(rows, "weak decay") for rows in (1, 2, 63, 64, 65, 130, 200)]
-    for rows, kind in [*cases, (130, "strong decay"), (130, "equal keys")]:
+    # In one chunk with and without rows to spare, and in three, whose last is nearly empty.
+    cases = [(rows, "weak decay") for rows in (1, 2, 63, 64, 65)]
+    for rows, kind in [*cases, (130, "strong decay"), (130, "equal keys"), (130, "weak decay")]:
         parts = given(rows, kind)
-        yield f"{rows} rows, {kind}", apart(run(parts, (rows,), True), run(parts, (rows,), False))
-    parts = given(130, "weak decay")
-    yield "two parts", apart(run(parts, (70, 60), True), run(parts, (130,), True))
-    yield "reference, two parts", apart(run(parts, (70, 60), False), run(parts, (130,), False))
+        found, wanted = run(parts, (rows,), True), run(parts, (rows,), False)
+        yield f"{rows} rows, {kind}", apart(found, wanted)
+    yield "two parts", apart(run(parts, (70, 60), True), found)
+    yield "reference, two parts", apart(run(parts, (70, 60), False), wanted)
 
 
 def narrow() -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,9 +47,9 @@ def run(kernel: HostKernel | None, rows: int, kept: int, cycle: int) -> tuple[to
     return out, log.state
 
 
-def test_the_source_computes_what_the_reference_does(tmp_path: Path) -> None:
+def test_the_source_computes_what_the_reference_does() -> None:
     source = delta_step.SOURCE.read_text(encoding="utf-8")
-    kernel = HostKernel.of(source, [*delta_step.compile_options(SHAPE), "-DSHARED_BYTES=0"], tmp_path)
+    kernel = HostKernel.of(source, [*delta_step.compile_options(SHAPE), "-DSHARED_BYTES=0"])
     for rows, kept, cycle in ((5, 0, 0), (1, 3, 1), (4, 5, 2), (0, 2, 3)):
         for kernel.seed in (0, 1):
             (found, state), (want, left) = run(kernel, rows, kept, cycle), run(None, rows, kept, cycle)
@@ -59,14 +58,14 @@ def test_the_source_computes_what_the_reference_does(tmp_path: Path) -> None:
             assert torch.allclose(state, left, atol=1e-5, rtol=1e-4), (rows, kept)
 
 
-def test_a_kernel_is_tried_before_it_is_used(tmp_path: Path) -> None:
+def test_a_kernel_is_tried_before_it_is_used() -> None:
     source, cpu = delta_step.SOURCE.read_text(encoding="utf-8"), torch.device("cpu")
     options = [*delta_step.compile_options(SHAPE), "-DSHARED_BYTES=0"]
-    assert delta_step._is_right(HostKernel.of(source, options, tmp_path), SHAPE, cpu)
+    assert delta_step._is_right(HostKernel.of(source, options), SHAPE, cpu)
     for good, bad in (
         ("delta, row.key[j].w", "delta, row.key[j].z"),
         ("(i - 1) *", "i *"),
         ("% 2, count", "% 1, count"),
     ):
         assert source.count(good) == 1
-        assert not delta_step._is_right(HostKernel.of(source.replace(good, bad), options, tmp_path), SHAPE, cpu)
+        assert not delta_step._is_right(HostKernel.of(source.replace(good, bad), options), SHAPE, cpu)

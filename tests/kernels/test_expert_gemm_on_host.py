@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,12 +25,12 @@ SIZE, HIDDEN = 64, 160  # neither a multiple of 128: the last step of both produ
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HostKernel]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[HostKernel]:
     """All that have been launched, on a card of seven multiprocessors."""
     found: list[HostKernel] = []
 
     def make(source: str, options: list[str], name: str, threads: int, shared_bytes: int, device: object) -> HostKernel:
-        found.append(HostKernel.of(source, options, tmp_path))
+        found.append(HostKernel.of(source, options))
         return found[-1]
 
     monkeypatch.setattr(expert_gemm, "make_kernel", make)

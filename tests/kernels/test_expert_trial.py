@@ -70,10 +70,8 @@ def test_the_references_pass_in_every_format(mixture: Mixture, references: None)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card")
-def test_the_kernels_own_sources_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options, tmp_path)
-    )
+def test_the_kernels_own_sources_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options))
     monkeypatch.setattr(expert_gemm, "_kernels", {})
     monkeypatch.setattr(expert_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 3, (9, 0)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

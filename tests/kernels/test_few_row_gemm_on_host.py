@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ Kernels = list[HostKernel]
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """All that have been launched, on a card that runs six blocks at a time."""
     made: dict[object, HostKernel] = {}
 
@@ -36,7 +35,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
         key = kind, in_features, config, rows, paired
         if key not in made:
             options = few_row_gemm.compile_options(kind, in_features, config, rows, paired)
-            made[key] = HostKernel.of(few_row_gemm.source_text(few_row_gemm.SOURCE), options, tmp_path)
+            made[key] = HostKernel.of(few_row_gemm.source_text(few_row_gemm.SOURCE), options)
             found.append(made[key])
         return made[key]
 

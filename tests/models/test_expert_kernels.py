@@ -29,12 +29,10 @@ CARD = DeviceProperties(99 * 1024, 3, (9, 0))
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "kernels"
-    folder.mkdir()
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     make = expert_gemm.make_kernel
     assert make is not None
-    monkeypatch.setattr(expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options, folder))
+    monkeypatch.setattr(expert_gemm, "make_kernel", lambda source, options, *_: HostKernel.of(source, options))
     monkeypatch.setattr(expert_gemm, "_kernels", {})
     monkeypatch.setattr(expert_gemm, "device_properties", lambda device: CARD)
     expert_gemm._route_kernel.cache_clear()
