@@ -31,7 +31,6 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
     return f"{quantize} is not supported where {why}" if why else ""
 
 
-@lru_cache(maxsize=64)
 @lru_cache(maxsize=256)  # one object for all plans of a model: what is worked out of it is kept with it
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
     """The model as it is kept under a ``LoadConfig.quantize`` of this program's own; itself under any other.
