@@ -62,9 +62,12 @@ SHAPES = (
     Shape(4096, 4096),
     Shape(12352, 4096),
     Shape(12352, 4096, tail=64),
+    Shape(10240, 4096),
     Shape(34816, 5120, paired=True),
     Shape(5120, 17408, residual=True),
     Shape(16480, 5120, tail=96),
+    Shape(14336, 5120),
+    Shape(5120, 6144, residual=True),
 )
 # With one more group of columns.
 RAGGED = (Shape(1000, 4096), Shape(1056, 1024, paired=True), Shape(1064, 1024, residual=True, tail=40))
@@ -351,7 +354,11 @@ def main() -> None:
     parser.add_argument("--humming", action="store_true", help="humming-kernels beside ours, where it is installed")
     parser.add_argument("--out", type=Path)
     wish = parser.parse_args()
-    shapes = [shape for shape in SHAPES if str(shape) in wish.shapes]
+    known = {str(shape): shape for shape in SHAPES}
+    unknown = [shape for shape in wish.shapes if shape not in known]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(map(repr, known))}")
+    shapes = [known[shape] for shape in wish.shapes]
     torch.backends.cuda.matmul.allow_tf32 = False
     began = time.perf_counter()
     count = compile_ahead(wish.formats, [*shapes, *(() if wish.no_check else RAGGED)], wish.more)
