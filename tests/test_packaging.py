@@ -1,4 +1,4 @@
-"""What is shipped: the tree README shows, the metadata, the constraints, the Makefile."""
+"""What is shipped: the tree docs show, the metadata, the constraints, the Makefile."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _folders_on_disk() -> set[str]:
     return top | {f"dflash_local/{room}" for room in rooms} | {f"tests/{folder}" for folder in tests}
 
 
-def _folders_in_readme() -> set[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def _folders_in_docs() -> set[str]:
+    text = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
     block = re.search(r"^## The tree\n.*?^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert block, "README.md has no tree"
+    assert block, "docs/development.md has no tree"
     folders, top = set(), ""
     for line in block.group(1).splitlines():
         found = re.match(r"( *)([\w.]+)/ +\S", line)
@@ -72,8 +72,8 @@ def _folders_in_readme() -> set[str]:
     return folders
 
 
-def test_readme_tree_matches_the_disk() -> None:
-    assert _folders_in_readme() == _folders_on_disk()
+def test_the_tree_in_docs_matches_the_disk() -> None:
+    assert _folders_in_docs() == _folders_on_disk()
 
 
 def test_committed_text_names_no_build_machine() -> None:
@@ -150,13 +150,13 @@ def test_measured_versions_are_those_of_the_recorded_figures() -> None:
     assert seen > 50
 
 
-def test_every_verified_row_has_its_source_and_stands_in_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_every_verified_row_has_its_source_and_stands_in_docs() -> None:
+    docs = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
     rows = verified()
     assert len({(row.card, row.format, row.engine) for row in rows}) == len(rows) >= 6
     for row in rows:
         assert row.reports > 0 and ((ROOT / row.source).is_file() or row.source.startswith("#"))
-        assert f"| {row.card} | {row.format} | {row.engine} | {row.reports} |" in readme
+        assert f"| {row.card} | {row.format} | {row.engine} | {row.reports} |" in docs
 
 
 def test_the_issue_template_asks_for_the_report() -> None:
@@ -171,18 +171,41 @@ def test_both_command_names_start_the_same_program() -> None:
     assert project["scripts"] == dict.fromkeys(("dflash", "dflash-local"), "dflash_local.cli.main:main")
 
 
-def test_readme_names_only_targets_that_exist() -> None:
-    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
-    named = set(re.findall(r"`make ([a-z-]+)", readme)) | set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE))
+def pages() -> dict[Path, str]:
+    """README and what stands behind it."""
+    return {file: file.read_text(encoding="utf-8") for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+
+
+def test_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    seen = set()
+    for file, text in pages().items():
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in link:
+                continue
+            target, _, anchor = link.partition("#")
+            there = (file.parent / target).resolve() if target else file
+            assert there.is_file(), f"{file.name}: {link}"
+            seen.add(there)
+            if anchor:
+                titles = re.findall(r"^#+ (.+)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+    assert seen >= {file for file in pages() if file.name != "README.md"}, "a page that nothing leads to"
+
+
+def test_docs_name_only_targets_that_exist() -> None:
+    text, makefile = "\n".join(pages().values()), (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"`make ([a-z-]+)", text)) | set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
 
 
-def test_readme_names_only_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(
-        re.findall(r"\bdflash ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`|^```.*?^```", readme, re.DOTALL | re.M)))
-    )
+def test_docs_name_only_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    code = [part for text in pages().values() for part in re.findall(r"^```.*?^```|`[^`]+`", text, re.DOTALL | re.M)]
+    named = set(re.findall(r"\bdflash ([a-z]+)\b", "\n".join(code)))
     assert main(["--help"]) == 0
     offered = set(re.findall(r"^  ([a-z]+)  +\S", capsys.readouterr().out, re.MULTILINE))
     assert {"demo", "chat", "run", "doctor"} <= named <= offered

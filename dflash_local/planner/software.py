@@ -20,7 +20,7 @@ OLDEST_TORCH = (2, 11)
 OLDEST_TRANSFORMERS = (5, 17)
 TRANSFORMERS_BELOW = (6,)
 OURS = "dflash-local"
-# What the GPU figures of README and benchmarks/results come from: those of constraints-cuda.txt.
+# What the GPU figures of docs and benchmarks/results come from: those of constraints-cuda.txt.
 MEASURED: Mapping[str, tuple[int, ...]] = {"torch": (2, 11), "triton": (3, 6), "transformers": (5, 17)}
 INSTALL_COMPILER = "install gcc (Debian, Ubuntu: apt-get install gcc python3-dev) or set CC"
 INSTALL_HEADERS = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
