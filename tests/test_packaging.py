@@ -173,7 +173,8 @@ def test_both_command_names_start_the_same_program() -> None:
 
 def pages() -> dict[Path, str]:
     """README and what stands behind it."""
-    return {file: file.read_text(encoding="utf-8") for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    files = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *(ROOT / "docs").glob("*.md"))
+    return {file: file.read_text(encoding="utf-8") for file in files}
 
 
 def test_readme_is_one_screen() -> None:
