@@ -56,13 +56,13 @@ def pull(
         DFlashError: see ``store.pull.pull``.
     """
     from dflash_local.cli.console import Console
-    from dflash_local.cli.pull import Manner, Watch, fetch
+    from dflash_local.cli.pull import PullOptions, Watch, fetch
 
     choice = choose(name, None, user)
     refuse_what_does_not_run(choice)
     if choice.repos:
         watch = Watch(hear, cancelled)
-        fetch(wanted(choice), [choice], user, Console(user.environ), Manner(force=True), quiet=True, watch=watch)
+        fetch(wanted(choice), [choice], user, Console(user.environ), PullOptions(force=True), quiet=True, watch=watch)
 
 
 def _offer(row: Row, places: Places | None, where: Machine) -> Offer:

@@ -41,7 +41,7 @@ FINE = ("fits", "unknown")  # verdicts that need no question
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class PullOptions:
     """How a pull is to be done.
 
     Attributes:
@@ -114,8 +114,8 @@ def pull(
                     f"{choice.name} {'comes with the package' if choice.row else 'is a folder'}: nothing to pull"
                 )
     needs = tuple(dict.fromkeys(want for choice in with_repos for want in wanted(choice)))
-    manner = Manner(update, force, yes, dry_run, allow_mismatch)
-    done = fetch(needs, with_repos, user, console, manner, quiet=as_json) if needs else None
+    options = PullOptions(update, force, yes, dry_run, allow_mismatch)
+    done = fetch(needs, with_repos, user, console, options, quiet=as_json) if needs else None
     if as_json:
         console.json(_report(done, dry_run))
     elif done is not None and not dry_run:
@@ -127,7 +127,7 @@ def fetch(
     choices: Sequence[Choice],
     user: settings.Settings,
     console: Console,
-    manner: Manner = Manner(),
+    options: PullOptions = PullOptions(),
     quiet: bool = False,
     watch: Watch | None = None,
 ) -> Pulled:
@@ -146,18 +146,18 @@ def fetch(
 
     settings.quiet_libraries()
     places, hub = Places.of(user), Hub.of(user)
-    plan = store.prepare(needs, hub, places.cache, places.manifests, update=manner.update)
+    plan = store.prepare(needs, hub, places.cache, places.manifests, update=options.update)
     where = fit.machine(user, None, None)
     verdicts = {choice.name: _verdict(choice, places, where) for choice in choices}
     if not plan.ready and not quiet:
-        _show_plan(console, plan, verdicts, where, manner.dry_run)
-    if manner.dry_run:
+        _show_plan(console, plan, verdicts, where, options.dry_run)
+    if options.dry_run:
         return Pulled(plan, verdicts, where, ())
     plan.check_disk()
-    if not plan.ready and not manner.force and not manner.yes:
+    if not plan.ready and not options.force and not options.yes:
         _agree(console, verdicts, where)
     run = partial(
-        store.pull, plan, hub, places.cache, places.manifests, places.locks, allow_mismatch=manner.allow_mismatch
+        store.pull, plan, hub, places.cache, places.manifests, places.locks, allow_mismatch=options.allow_mismatch
     )
     if watch is not None:
         return Pulled(plan, verdicts, where, run(on_event=watch.on_event, cancelled=watch.cancelled))

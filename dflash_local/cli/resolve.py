@@ -212,10 +212,10 @@ def _get(choice: Choice, places: Places, user: Settings, console: Console, draft
         raise DownloadError(f"{what}{size}", command)
     if not console.ask(f"{what}{size}. Download to {places.cache.folder} now?", default=True):
         raise Interrupted(f"{choice.name} was not downloaded")
-    from dflash_local.cli.pull import Manner, fetch
+    from dflash_local.cli.pull import PullOptions, fetch
 
     needs = wanted(choice, [role for role, _, _ in lacking])
-    fetch(needs, [choice], user, console, Manner(allow_mismatch=allow_mismatch))
+    fetch(needs, [choice], user, console, PullOptions(allow_mismatch=allow_mismatch))
 
 
 def _with_local_mirror(choice: Choice, places: Places) -> Choice:

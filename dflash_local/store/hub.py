@@ -13,8 +13,8 @@ from typing import Any
 from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.settings import Settings
 from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
+from dflash_local.store.http_client import HubClient, Patience
 from dflash_local.store.names import folder_name, is_commit
-from dflash_local.store.wire import Patience, Wire
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -72,9 +72,9 @@ class Hub:
             raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
         return cls(known.endpoint, known.token, known.offline, known.cache)
 
-    def wire(self) -> Wire:
+    def client(self) -> HubClient:
         """A new connection policy for this endpoint; put it in use around anything that may reach the network."""
-        return Wire(self.endpoint, self.hosts, self.patience)
+        return HubClient(self.endpoint, self.hosts, self.patience)
 
     def listing(self, repo: str, revision: str | None) -> Listing:
         """The commit that ``revision`` (a commit, branch or tag; None: the main branch) stands for, and its files.
@@ -90,7 +90,7 @@ class Hub:
         # False, not None: huggingface_hub would look for a token of its own.
         api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False, library_name="dflash-local")
         try:
-            with self.wire().in_use():
+            with self.client().in_use():
                 info = api.model_info(repo, revision=revision, files_metadata=True)
         except hub_errors() as error:
             raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error

@@ -24,7 +24,7 @@ from dflash_local.store.manifest import Manifest
 from dflash_local.store.names import file_parts
 from dflash_local.store.pull_plan import PullPlan, RepoPlan, Wanted, prepare, refreshed
 from dflash_local.store.selection import is_weight
-from dflash_local.store.transfer import Errand, PullEvent, Transfer
+from dflash_local.store.transfer import DownloadTask, PullEvent, Transfer
 from dflash_local.store.verify import check_generation, check_index
 from dflash_local.terminal import byte_size
 
@@ -83,8 +83,8 @@ def _fetch(
     cancelled: Callable[[], bool],
     allow_mismatch: bool,
 ) -> None:
-    wire = hub.wire()
-    transfer = Transfer(hub, cache, wire, on_event, cancelled)
+    client = hub.client()
+    transfer = Transfer(hub, cache, client, on_event, cancelled)
     work = [item for item in plan.repos if not item.ready]
     for item in work:
         transfer.expect(item.repo, item.total, item.proven)
@@ -92,12 +92,12 @@ def _fetch(
     if known:
         on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
     try:
-        with wire.in_use():
-            transfer.run([errand for item in work for errand in _errands(item, weights=False)])
+        with client.in_use():
+            transfer.run([task for item in work for task in _tasks(item, weights=False)])
             _check_pair(plan, cache, allow_mismatch, on_event)
             needed = {item.repo: check_index(cache, item.listing) for item in work if item.listing}
-            weights = [errand for item in work for errand in _errands(item, weights=True)]
-            transfer.run([errand for errand in weights if errand.file.path in needed[errand.repo]])
+            weights = [task for item in work for task in _tasks(item, weights=True)]
+            transfer.run([task for task in weights if task.file.path in needed[task.repo]])
     except Interrupted as stop:
         files = [record for records in transfer.records.values() for record in records.values()]
         size = byte_size(sum(record.size for record in files))
@@ -109,10 +109,10 @@ def _fetch(
         _record(item, hub, cache, manifests, transfer, on_event)
 
 
-def _errands(item: RepoPlan, weights: bool) -> list[Errand]:
+def _tasks(item: RepoPlan, weights: bool) -> list[DownloadTask]:
     proven = {record.path for record in item.proven}
     files = [file for file in item.files if is_weight(file) is weights and file.path not in proven]
-    return [Errand(item.repo, item.commit, file) for file in files]
+    return [DownloadTask(item.repo, item.commit, file) for file in files]
 
 
 def _check_pair(plan: PullPlan, cache: Cache, allow_mismatch: bool, on_event: Callable[[PullEvent], None]) -> None:

@@ -16,8 +16,8 @@ from dflash_local.errors import BusyError, DFlashError
 from dflash_local.store import lock
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache
-from dflash_local.store.grave import Grave, deleted, leftovers, size_of
 from dflash_local.store.names import why_unsafe
+from dflash_local.store.trash import TrashFolder, deleted, leftovers, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ def remove(removal: Removal, *, shared: bool = False, foreign: bool = False) -> 
     cache, chosen = removal.cache, removal.chosen(shared, foreign)
     try:
         with _held(removal, chosen):
-            graves = _bury(removal, chosen, foreign)
-        return sum(deleted(cache, grave.path) for grave in graves) + clear_leftovers(cache)
+            trash_folders = _move_to_trash(removal, chosen, foreign)
+        return sum(deleted(cache, trash_folder.path) for trash_folder in trash_folders) + clear_leftovers(cache)
     except OSError as error:
         where = error.filename or cache.folder
         raise DFlashError(f"{where} cannot be removed: {error.strerror}", "check its permissions") from error
@@ -123,7 +123,7 @@ def remove(removal: Removal, *, shared: bool = False, foreign: bool = False) -> 
 
 def clear_leftovers(cache: Cache) -> int:
     """Delete what killed removals left in the cache. Returns: the bytes freed."""
-    return sum(deleted(cache, grave) for grave in leftovers(cache))
+    return sum(deleted(cache, trash_folder) for trash_folder in leftovers(cache))
 
 
 def _planned(
@@ -136,7 +136,7 @@ def _planned(
     if not there and not recorded and not left:
         return None
     ours, others = _divided(cache, manifests, repo)
-    leftover = sum(size_of(cache, grave) for grave in left)
+    leftover = sum(size_of(cache, trash_folder) for trash_folder in left)
     whole_size = leftover + (size_of(cache, folder) if there else 0)
     return RepoRemoval(
         repo,
@@ -198,23 +198,23 @@ def _held(removal: Removal, chosen: Sequence[RepoRemoval]) -> Iterator[None]:
         yield
 
 
-def _bury(removal: Removal, chosen: Sequence[RepoRemoval], foreign: bool) -> list[Grave]:
+def _move_to_trash(removal: Removal, chosen: Sequence[RepoRemoval], foreign: bool) -> list[TrashFolder]:
     """Rename everything out of sight; where that fails half-way, everything back. Then forget it."""
-    graves: list[Grave] = []
+    trash_folders: list[TrashFolder] = []
     parts: list[RepoRemoval] = []
     try:
         for item in chosen:
             ours, others = _divided(removal.cache, removal.manifests, item.repo)
-            graves.append(Grave(item.folder))
+            trash_folders.append(TrashFolder(item.folder))
             if others and not foreign:
                 parts.append(item)
                 for path in ours:
-                    graves[-1].take(path)
+                    trash_folders[-1].take(path)
             elif os.path.lexists(item.folder):
-                graves[-1].take_all()
+                trash_folders[-1].take_all()
     except OSError:
-        for grave in reversed(graves):
-            grave.give_back()
+        for trash_folder in reversed(trash_folders):
+            trash_folder.give_back()
         raise
     for item in chosen:
         manifests_of.forget(removal.manifests, item.repo, item.commits if item in parts else None)
@@ -222,7 +222,7 @@ def _bury(removal: Removal, chosen: Sequence[RepoRemoval], foreign: bool) -> lis
             _tidy(removal.cache, item)
         else:
             shutil.rmtree(removal.cache.hub_locks(item.repo), ignore_errors=True)
-    return graves
+    return trash_folders
 
 
 def _tidy(cache: Cache, item: RepoRemoval) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from dflash_local.errors import DownloadError
 from dflash_local.store.errors_of_hub import http_library, of_transport
-from dflash_local.store.parcel import CONTENT_RANGE, NotTheFile, Parcel, Patience
+from dflash_local.store.file_download import CONTENT_RANGE, FileDownload, NotTheFile, Patience
 
 
 class Line(Protocol):
-    """What a stream needs of the wire it comes over."""
+    """What a stream needs of the client it comes over."""
 
     endpoint: str
     patience: Patience
@@ -31,7 +31,7 @@ class TooSlow(Exception):
     """Bytes come, but so few that the line counts as stalled."""
 
 
-def resuming(line: Line, parcel: Parcel, stream: Any, continued: Callable[[int], Any]) -> Any:
+def resuming(line: Line, download: FileDownload, stream: Any, continued: Callable[[int], Any]) -> Any:
     """A byte stream of the HTTP library in use.
 
     Args:
@@ -39,12 +39,12 @@ def resuming(line: Line, parcel: Parcel, stream: Any, continued: Callable[[int],
         continued: asks for the file from a byte on and returns the answer, which may start earlier.
 
     Iterating raises:
-        DownloadError: given up. NotTheFile: there is more than the parcel's size.
+        DownloadError: given up. NotTheFile: there is more than the download's size.
     """
 
     class Body(http_library().SyncByteStream):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.current = _Current(line, parcel, stream, continued)
+            self.current = _Current(line, download, stream, continued)
 
         def __iter__(self) -> Iterator[bytes]:
             return self.current.pieces()
@@ -58,8 +58,8 @@ def resuming(line: Line, parcel: Parcel, stream: Any, continued: Callable[[int],
 class _Current:
     """The connection that the body comes over now."""
 
-    def __init__(self, line: Line, parcel: Parcel, stream: Any, continued: Callable[[int], Any]) -> None:
-        self.line, self.parcel, self.stream, self.continued = line, parcel, stream, continued
+    def __init__(self, line: Line, download: FileDownload, stream: Any, continued: Callable[[int], Any]) -> None:
+        self.line, self.download, self.stream, self.continued = line, download, stream, continued
         self.rest = watched(line, stream)
 
     def close(self) -> None:
@@ -67,20 +67,20 @@ class _Current:
 
     def pieces(self) -> Iterator[bytes]:
         """The whole file, over as many connections as it takes and patience allows."""
-        parcel, failures, reached, at = self.parcel, 0, 0, 0
+        download, failures, reached, at = self.download, 0, 0, 0
         troubles = (http_library().TransportError, TooSlow)
         while True:
             trouble: BaseException | None = None
             try:
                 for piece in self.rest:
                     at += len(piece)
-                    if at > parcel.size:
-                        raise NotTheFile(f"has more than the {parcel.size:,} bytes it should have")
-                    parcel.done = at
+                    if at > download.size:
+                        raise NotTheFile(f"has more than the {download.size:,} bytes it should have")
+                    download.done = at
                     yield piece
             except troubles as error:
                 trouble = error
-            if at == parcel.size:
+            if at == download.size:
                 return
             self.line.check()
             failures = 1 if at - reached >= self.line.patience.progress else failures + 1
@@ -89,13 +89,13 @@ class _Current:
 
     def _reopen(self, at: int, failures: int, trouble: DownloadError) -> int:
         """Go on at byte ``at`` over a new connection; returns the failures in a row by then."""
-        patience, parcel = self.line.patience, self.parcel
+        patience, download = self.line.patience, self.download
         while True:
             self.close()
             if failures >= patience.tries:
                 raise DownloadError(f"{trouble.message} (given up after {failures} tries)", trouble.hint) from trouble
-            share = at / max(parcel.size, 1)
-            parcel.tell(f"{trouble.message}; going on at {share:.0%} (try {failures + 1} of {patience.tries})")
+            share = at / max(download.size, 1)
+            download.tell(f"{trouble.message}; going on at {share:.0%} (try {failures + 1} of {patience.tries})")
             self.line.pause(patience.pause(failures))
             try:
                 self._continue(at)
@@ -112,11 +112,11 @@ class _Current:
         begin = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         start = int(begin[1]) if answer.status_code == 206 and begin else 0
         if start > at:
-            raise DownloadError(f"{self.parcel.name} was sent from byte {start:,} on, not from {at:,}")
+            raise DownloadError(f"{self.download.name} was sent from byte {start:,} on, not from {at:,}")
         self.rest = _without(watched(self.line, self.stream), at - start)
 
     def _in_words(self, error: BaseException | None) -> DownloadError:
-        name = self.parcel.name
+        name = self.download.name
         if isinstance(error, DownloadError):
             return DownloadError(f"{name}: {error.message}", error.hint)
         if isinstance(error, TooSlow):

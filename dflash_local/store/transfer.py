@@ -17,11 +17,11 @@ from dflash_local.errors import DFlashError, DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
+from dflash_local.store.file_download import FileDownload, NotTheFile, Stopped
+from dflash_local.store.http_client import HubClient
 from dflash_local.store.hub import Hub, RemoteFile
 from dflash_local.store.manifest import ManifestFile
-from dflash_local.store.parcel import NotTheFile, Parcel, Stopped
 from dflash_local.store.verify import discard, prove
-from dflash_local.store.wire import Wire
 
 THREADS = 4
 TICK_S = 0.1  # between two looks at the progress, and at most so long until a stop is noticed
@@ -30,7 +30,7 @@ PullEvent = PullProgress | Notice
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class DownloadTask:
     """One file of one commit that is to be in the cache and proven."""
 
     repo: str
@@ -40,7 +40,7 @@ class Errand:
 
 @dataclass(slots=True)
 class _Outcome:
-    errand: Errand
+    task: DownloadTask
     record: ManifestFile | None = None
     error: DFlashError | None = None
 
@@ -49,7 +49,7 @@ class Transfer:
     """The files of one pull.
 
     Args:
-        wire: in use while this works.
+        client: in use while this works.
         cancelled: asked every ``TICK_S``.
     """
 
@@ -57,16 +57,16 @@ class Transfer:
         self,
         hub: Hub,
         cache: Cache,
-        wire: Wire,
+        client: HubClient,
         on_event: Callable[[PullEvent], None],
         cancelled: Callable[[], bool],
     ) -> None:
         self.records: dict[str, dict[str, ManifestFile]] = {}
-        self._hub, self._cache, self._wire = hub, cache, wire
+        self._hub, self._cache, self._client = hub, cache, client
         self._on_event, self._cancelled = on_event, cancelled
         self._totals: dict[str, int] = {}
         self._before: dict[str, int] = {}
-        self._parcels: dict[str, list[Parcel]] = {}
+        self._downloads: dict[str, list[FileDownload]] = {}
         self._told: dict[str, int] = {}
         self._said: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
 
@@ -76,31 +76,31 @@ class Transfer:
         self._before[repo] = sum(record.size for record in proven)
         self.records[repo] = {record.path: record for record in proven}
 
-    def run(self, errands: Sequence[Errand]) -> None:
+    def run(self, tasks: Sequence[DownloadTask]) -> None:
         """Return when every file is there and proven; ``records`` then holds them by repo and path.
 
         Raises:
             Interrupted: cancelled, or Ctrl-C; the threads have ended or are about to.
             DFlashError: the first failure; the rest was stopped.
         """
-        jobs: queue.SimpleQueue[tuple[Errand, Parcel]] = queue.SimpleQueue()
-        for errand in errands:
-            parcel = self._parcel(errand)
-            self._parcels.setdefault(errand.repo, []).append(parcel)
-            jobs.put((errand, parcel))
-        names = [f"pull-{number}" for number in range(min(THREADS, len(errands)))]
+        jobs: queue.SimpleQueue[tuple[DownloadTask, FileDownload]] = queue.SimpleQueue()
+        for task in tasks:
+            download = self._download(task)
+            self._downloads.setdefault(task.repo, []).append(download)
+            jobs.put((task, download))
+        names = [f"pull-{number}" for number in range(min(THREADS, len(tasks)))]
         threads = [threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True) for name in names]
         for thread in threads:
             thread.start()
         done = False
         try:
-            self._listen(len(errands))
+            self._listen(len(tasks))
             done = True
         except KeyboardInterrupt as stop:
             raise Interrupted("stopped by Ctrl-C") from stop
         finally:
             if not done:
-                self._wire.stop()
+                self._client.stop()
             end = time.monotonic() + STOP_S
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -126,104 +126,102 @@ class Transfer:
             if said.error is not None:
                 raise said.error
             if said.record is None:
-                raise DownloadError(f"the download of {said.errand.file.path} ended in a fault of this program")
-            self.records[said.errand.repo][said.record.path] = said.record
+                raise DownloadError(f"the download of {said.task.file.path} ended in a fault of this program")
+            self.records[said.task.repo][said.record.path] = said.record
 
     def _tell_progress(self, final: bool = False) -> None:
         for repo, total in self._totals.items():
-            done = self._before[repo] + sum(parcel.done for parcel in self._parcels.get(repo, ()))
+            done = self._before[repo] + sum(download.done for download in self._downloads.get(repo, ()))
             done = min(total, done)
             if done != self._told.get(repo) or (final and repo not in self._told):
                 self._told[repo] = done
                 self._on_event(PullProgress(repo, done, total))
 
-    def _parcel(self, errand: Errand) -> Parcel:
+    def _download(self, task: DownloadTask) -> FileDownload:
         import huggingface_hub
 
-        url = huggingface_hub.hf_hub_url(
-            errand.repo, errand.file.path, revision=errand.commit, endpoint=self._hub.endpoint
-        )
+        url = huggingface_hub.hf_hub_url(task.repo, task.file.path, revision=task.commit, endpoint=self._hub.endpoint)
         headers = {"Authorization": f"Bearer {self._hub.token}"} if self._hub.token else {}
-        name = f"{errand.file.path} of {errand.repo}"
-        return Parcel(name, url, headers, errand.commit, errand.file.size, self._tell)
+        name = f"{task.file.path} of {task.repo}"
+        return FileDownload(name, url, headers, task.commit, task.file.size, self._tell)
 
     def _tell(self, text: str) -> None:
         self._said.put(Notice(text, "warning"))
 
     # In the threads
 
-    def _work(self, jobs: queue.SimpleQueue[tuple[Errand, Parcel]]) -> None:
+    def _work(self, jobs: queue.SimpleQueue[tuple[DownloadTask, FileDownload]]) -> None:
         expected: tuple[type[Exception], ...] = (DFlashError, *hub_errors())
         with suppress(Stopped):
-            while not self._wire.stopped.is_set():
+            while not self._client.stopped.is_set():
                 try:
-                    errand, parcel = jobs.get_nowait()
+                    task, download = jobs.get_nowait()
                 except queue.Empty:
                     return
-                outcome = _Outcome(errand)
+                outcome = _Outcome(task)
                 try:
-                    with self._wire.carrying(parcel):
-                        outcome.record = self._obtained(errand, parcel)
+                    with self._client.downloading(download):
+                        outcome.record = self._obtained(task, download)
                 except expected as error:
-                    self._wire.check()
-                    file, with_token = errand.file.path, bool(self._hub.token)
+                    self._client.check()
+                    file, with_token = task.file.path, bool(self._hub.token)
                     outcome.error = of_hub_error(
-                        error, errand.repo, self._hub.endpoint, with_token, file=file, revision=errand.commit
+                        error, task.repo, self._hub.endpoint, with_token, file=file, revision=task.commit
                     )
                 finally:
                     self._said.put(outcome)
 
-    def _obtained(self, errand: Errand, parcel: Parcel) -> ManifestFile:
+    def _obtained(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
         """The record of the file, fetched if it is not there, and once more if it is not what it should be."""
         reason: NotTheFile | None = None
         for _ in range(2):
             if reason is not None:
-                self._tell(f"{parcel.name} {reason}: fetched again")
-            parcel.done = 0
+                self._tell(f"{download.name} {reason}: fetched again")
+            download.done = 0
             try:
-                return self._proven(errand, parcel)
+                return self._proven(task, download)
             except NotTheFile as fault:
-                discard(self._cache, errand.repo, errand.commit, errand.file.path)
+                discard(self._cache, task.repo, task.commit, task.file.path)
                 reason = fault
-        raise DownloadError(f"{parcel.name} {reason}, twice in a row", "try again later, or check HF_ENDPOINT")
+        raise DownloadError(f"{download.name} {reason}, twice in a row", "try again later, or check HF_ENDPOINT")
 
-    def _proven(self, errand: Errand, parcel: Parcel) -> ManifestFile:
-        cache, file = self._cache, errand.file
-        entry = cache.entry(errand.repo, errand.commit, file.path)
+    def _proven(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
+        cache, file = self._cache, task.file
+        entry = cache.entry(task.repo, task.commit, file.path)
         fetched = entry is None
         if entry is None:
-            entry = self._fetched(errand)
+            entry = self._fetched(task)
 
         def on_piece(read: int) -> None:
-            self._wire.check()
+            self._client.check()
             if not fetched:
-                parcel.done = read
+                download.done = read
 
         record = prove(cache, entry, file, on_piece)
-        parcel.done = file.size
+        download.done = file.size
         return record
 
-    def _fetched(self, errand: Errand) -> Entry:
+    def _fetched(self, task: DownloadTask) -> Entry:
         import huggingface_hub
 
-        wire = self._wire
+        client = self._client
         huggingface_hub.hf_hub_download(
-            errand.repo,
-            errand.file.path,
-            revision=errand.commit,
+            task.repo,
+            task.file.path,
+            revision=task.commit,
             cache_dir=self._cache.folder,
             endpoint=self._hub.endpoint,
             token=self._hub.token or False,  # False, not None: it would look for a token of its own
             library_name="dflash-local",
-            tqdm_class=_silent(wire),
+            tqdm_class=_silent(client),
         )
-        entry = self._cache.entry(errand.repo, errand.commit, errand.file.path)
+        entry = self._cache.entry(task.repo, task.commit, task.file.path)
         if entry is None:
-            raise DownloadError(f"{errand.file.path} of {errand.repo} vanished after its download", "pull again")
+            raise DownloadError(f"{task.file.path} of {task.repo} vanished after its download", "pull again")
         return entry
 
 
-def _silent(wire: Wire) -> Any:
+def _silent(client: HubClient) -> Any:
     """A progress bar that shows nothing, and ends a download that outlived its pull."""
 
     class Silent:
@@ -237,7 +235,7 @@ def _silent(wire: Wire) -> Any:
             pass
 
         def update(self, n: float = 1) -> None:
-            wire.check()
+            client.check()
 
         def close(self) -> None:
             pass

@@ -14,9 +14,9 @@ from dflash_local.catalog.row import Fingerprint
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_object
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
+from dflash_local.store.file_download import WEB_PAGE, NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.manifest import ManifestFile
-from dflash_local.store.parcel import WEB_PAGE, NotTheFile
 from dflash_local.store.weights import CONFIG, INDEX, REPORT, needed
 
 PIECE = 4 << 20

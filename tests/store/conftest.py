@@ -14,9 +14,9 @@ from hub_files import safetensors, shards
 
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache
+from dflash_local.store.file_download import Patience
 from dflash_local.store.hub import Hub
 from dflash_local.store.local import Local
-from dflash_local.store.parcel import Patience
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
 
 QUICK = Patience(

@@ -17,9 +17,9 @@ from fake_hub import FakeHub, online
 from dflash_local import settings
 from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.store.errors_of_hub import http_library, of_transport
+from dflash_local.store.file_download import Patience
+from dflash_local.store.http_client import HubClient
 from dflash_local.store.hub import Hub
-from dflash_local.store.parcel import Patience
-from dflash_local.store.wire import Wire
 
 TARGET = "owner/target"
 
@@ -152,13 +152,13 @@ def test_dl_18_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: 
     ],
 )
 def test_dl_18_which_hosts_are_trusted(endpoint: str, url: str, allowed: bool) -> None:
-    wire = Wire(endpoint, (), Patience())
+    client = HubClient(endpoint, (), Patience())
     with contextlib.nullcontext() if allowed else pytest.raises(DownloadError, match="refused"):
-        wire.leaving(http_library().Request("GET", url))
+        client.leaving(http_library().Request("GET", url))
 
 
 def test_dl_18_which_hosts_see_the_token() -> None:
-    wire = Wire("https://mirror.example", ("files.example",), Patience())
+    client = HubClient("https://mirror.example", ("files.example",), Patience())
     seen = {}
     for url in (
         "https://mirror.example/x",
@@ -167,7 +167,7 @@ def test_dl_18_which_hosts_see_the_token() -> None:
         "https://cdn.hf.co/x",
     ):
         request = http_library().Request("GET", url, headers={"Authorization": "Bearer t"})
-        wire.leaving(request)
+        client.leaving(request)
         seen[url.split("/")[2]] = "Authorization" in request.headers
     assert seen == {"mirror.example": True, "huggingface.co": True, "files.example": False, "cdn.hf.co": False}
 
@@ -299,7 +299,7 @@ def test_the_client_is_given_back_and_other_threads_keep_their_own(fake: FakeHub
         except OSError as error:
             seen.append(type(error).__name__)
 
-    with puller.hub.wire().in_use():
+    with puller.hub.client().in_use():
         for _ in range(2):
             with online() if seen else contextlib.nullcontext():
                 thread = threading.Thread(target=other)

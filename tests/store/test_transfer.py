@@ -1,4 +1,4 @@
-"""Bytes on the wire: cuts, lies about length, damage, trickles, a full disk, and stopping in the middle."""
+"""Bytes on the client: cuts, lies about length, damage, trickles, a full disk, and stopping in the middle."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from hub_files import HTML, File
 from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
+from dflash_local.store.file_download import NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
-from dflash_local.store.parcel import NotTheFile
 from dflash_local.store.verify import check_generation, check_index, discard, prove
 
 REPO, COMMIT = "owner/name", "1" * 40

@@ -12,7 +12,7 @@ import gradio as gr
 from dflash_local.errors import DFlashError
 from dflash_local.ui.offers import Offer
 from dflash_local.ui.web import markup
-from dflash_local.ui.web.shelf import Pull, Shelf
+from dflash_local.ui.web.models_view import ModelsView, Pull
 from dflash_local.ui.web.windows import PerWindow
 
 LOOK_S = 0.2  # how often a window looks for news
@@ -50,14 +50,14 @@ FEWEST, MOST = 40, 96
 Updates = list[Any]
 
 
-def build(shelf: Shelf, opened: gr.Tab) -> None:
+def build(models_view: ModelsView, opened: gr.Tab) -> None:
     """The tab's components and what they do."""
-    _Tab(shelf).connect(opened)
+    _Tab(models_view).connect(opened)
 
 
 class _Tab:
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, models_view: ModelsView) -> None:
+        self._models = models_view
         self._chosen: PerWindow[str] = PerWindow()
         self._order: PerWindow[list[str]] = PerWindow()  # of the rows; kept while a window has the tab open
         self.version = gr.State("")
@@ -87,7 +87,7 @@ class _Tab:
         seen: dict[str, Any] = {"inputs": self.columns, "js": f"() => {COLUMNS}"}
         now = [self.standing, self.pulling, self.cancel]
         # One after the other, or a table drawn before a click could come after what was clicked for.
-        alone: dict[str, Any] = {"concurrency_id": "df-shelf", "concurrency_limit": 1}
+        alone: dict[str, Any] = {"concurrency_id": "df-models-view", "concurrency_limit": 1}
         opened.select(self._open, outputs=[*view, *now], **seen, **quiet, **alone)
         opened.select(
             self._watch,
@@ -113,7 +113,7 @@ class _Tab:
         shown: tuple[object, ...] = ()
         until = 0.0
         while True:
-            now = (*self._now(), self._shelf.version)
+            now = (*self._now(), self._models.version)
             if now != shown:
                 shown, until = now, time.monotonic() + SIGN_S
                 yield [now[0], now[1], gr.update(visible=now[2]), now[3]]
@@ -124,14 +124,14 @@ class _Tab:
 
     def _now(self) -> tuple[str, str, bool]:
         """What goes on above the table; whether there is a download to cancel."""
-        pull = self._shelf.pull
+        pull = self._models.pull
         return self._standing(), _pulling(pull), pull is not None and pull.running
 
     def _standing(self) -> str:
-        status = self._shelf.desk.resident.status
+        status = self._models.desk.resident.status
         if status.state == "loading" and status.progress is not None:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
-        return markup.paragraph(self._shelf.standing, "error" if status.state == "broken" else "note")
+        return markup.paragraph(self._models.standing, "error" if status.state == "broken" else "note")
 
     def _open(self, columns: float, request: gr.Request) -> Updates:
         """All of the tab at once, so that nothing moves under the pointer afterwards."""
@@ -148,14 +148,14 @@ class _Tab:
 
     def _listed(self, request: gr.Request) -> Sequence[Offer]:
         """The pairs in the order that the window had them in: no row moves under the pointer."""
-        offers, order = self._shelf.offers(), self._order.get(request) or []
+        offers, order = self._models.offers(), self._order.get(request) or []
         places = {name: place for place, name in enumerate(order)}
         offers = sorted(offers, key=lambda offer: places.get(offer.name, len(places)))
         self._order.set(request, [offer.name for offer in offers])
         return offers
 
     def _drawn(self, offers: Sequence[Offer], chosen: str, columns: float) -> Updates:
-        model = self._shelf.desk.resident.model
+        model = self._models.desk.resident.model
         names = [offer.name for offer in offers]
         if chosen not in names:
             chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")
@@ -164,7 +164,7 @@ class _Tab:
 
     def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
         try:
-            offer = self._shelf.offer(str(getattr(event, "name", "")))
+            offer = self._models.offer(str(getattr(event, "name", "")))
         except DFlashError as error:
             return [*[gr.skip()] * 5, *self._asking(markup.failed(error))]
         self._chosen.set(request, offer.name)
@@ -173,18 +173,18 @@ class _Tab:
 
     def _name(self, request: gr.Request) -> str:
         """The chosen pair; before any was chosen, the one that is served."""
-        return self._chosen.get(request) or self._shelf.desk.resident.model.name
+        return self._chosen.get(request) or self._models.desk.resident.model.name
 
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
         try:
-            return markup.block(self._shelf.desk.details(name, width)) if name else ""
+            return markup.block(self._models.desk.details(name, width)) if name else ""
         except DFlashError as error:
             return markup.failed(error)
 
     def _buttons(self, offer: Offer | None) -> Updates:
         """Load, unload, download, remove."""
-        resident, pull = self._shelf.desk.resident, self._shelf.pull
+        resident, pull = self._models.desk.resident, self._models.pull
         ready = resident.status.state == "ready"
         if offer is None:
             states = (False, ready, False, False)
@@ -201,24 +201,24 @@ class _Tab:
 
     def _load(self, request: gr.Request) -> str:
         try:
-            self._shelf.load(self._name(request))
+            self._models.load(self._name(request))
         except DFlashError as error:
             return markup.failed(error)
         return ""
 
     def _unload(self) -> str:
-        self._shelf.unload()
+        self._models.unload()
         return ""
 
     def _download(self, request: gr.Request) -> str:
         try:
-            self._shelf.download(self._name(request))
+            self._models.download(self._name(request))
         except DFlashError as error:
             return markup.failed(error)
         return ""
 
     def _cancel(self) -> str:
-        pull = self._shelf.pull
+        pull = self._models.pull
         if pull is not None:
             pull.cancel()
         return ""
@@ -227,7 +227,7 @@ class _Tab:
         """What would go, before it goes."""
         chosen = self._name(request)
         try:
-            what = self._shelf.removal(chosen)
+            what = self._models.removal(chosen)
         except DFlashError as error:
             return self._asking(markup.failed(error))
         lines = (f"Remove {chosen} from this machine?", *what.splitlines())
@@ -236,7 +236,7 @@ class _Tab:
 
     def _remove(self, request: gr.Request) -> Updates:
         try:
-            return self._asking(markup.paragraph(self._shelf.remove(self._name(request))))
+            return self._asking(markup.paragraph(self._models.remove(self._name(request))))
         except DFlashError as error:
             return self._asking(markup.failed(error))
 

@@ -9,8 +9,8 @@ import gradio as gr
 from dflash_local.ui.web import about, bench, chat, endpoints, models, pair_endpoints, race
 from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.looks import CSS, THEME
+from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.mount import Ending, Page, mounted
-from dflash_local.ui.web.shelf import Shelf
 from dflash_local.ui.web.visitors import Visitors
 
 TITLE = "dflash"
@@ -24,20 +24,20 @@ def page(desk: Desk, ending: Ending = lambda: False) -> Page:
     Args:
         ending: tells whether the server is about to end; windows that are open must not hold it up.
     """
-    shelf, visitors = Shelf(desk), Visitors(desk.resident)
+    models_view, visitors = ModelsView(desk), Visitors(desk.resident)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as blocks:
         with gr.Tab("Chat", id="chat") as opened:
             chat.build(desk, visitors, opened)
         with gr.Tab("Race", id="race") as opened:
             race.build(desk, visitors, opened)
         with gr.Tab("Models", id="models") as opened:
-            models.build(shelf, opened)
+            models.build(models_view, opened)
         with gr.Tab("Bench", id="bench") as opened:
             bench.build(desk, visitors, opened)
         with gr.Tab("About", id="about") as opened:
             about.build(desk, visitors, opened)
         endpoints.build(desk, visitors)
-        pair_endpoints.build(shelf, visitors)
+        pair_endpoints.build(models_view, visitors)
         blocks.unload(visitors.leave)
     blocks.queue(default_concurrency_limit=AT_ONCE, max_size=64, status_update_rate="auto")
     return mounted(blocks, ending, theme=THEME, css=f"{CSS}\n{TABLES.read_text(encoding='utf-8')}")

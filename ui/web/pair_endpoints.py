@@ -16,7 +16,7 @@ from dflash_local.ui.web import bench_run
 from dflash_local.ui.web.about import Certifying
 from dflash_local.ui.web.bench_run import BenchRun
 from dflash_local.ui.web.jobs import Job
-from dflash_local.ui.web.shelf import Shelf
+from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.visitors import Visitors
 
 PULSE_S = 0.2
@@ -24,9 +24,9 @@ SIGN_S = 1.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def build(shelf: Shelf, visitors: Visitors) -> None:
+def build(models_view: ModelsView, visitors: Visitors) -> None:
     """Add the endpoints; called inside the page's ``gr.Blocks``."""
-    calls = _Calls(shelf, visitors)
+    calls = _Calls(models_view, visitors)
     for call in (
         calls.models,
         calls.pull,
@@ -74,15 +74,15 @@ async def _news(job: Job[Any], look: Callable[[], tuple[Any, ...]]) -> AsyncIter
 class _Calls:
     """One method for each endpoint."""
 
-    def __init__(self, shelf: Shelf, visitors: Visitors) -> None:
-        self._shelf, self._visitors = shelf, visitors
+    def __init__(self, models_view: ModelsView, visitors: Visitors) -> None:
+        self._models, self._visitors = models_view, visitors
 
     @_gives(list[dict[str, Any]])
     def models(self) -> Any:
         """The pairs of the registry: name, state on this machine, whether it fits, size of the download."""
         with _told():
-            served = self._shelf.desk.resident.model.name
-            return [{**asdict(offer), "served": offer.name == served} for offer in self._shelf.offers()]
+            served = self._models.desk.resident.model.name
+            return [{**asdict(offer), "served": offer.name == served} for offer in self._models.offers()]
 
     @_gives(dict[str, Any])
     async def pull(self, name: str) -> AsyncIterator[Any]:
@@ -92,7 +92,7 @@ class _Calls:
             name: one that /models lists.
         """
         with _told():
-            pull = await asyncio.to_thread(self._shelf.download, name)
+            pull = await asyncio.to_thread(self._models.download, name)
             async for done, total, line in _news(pull.job, lambda: pull.figures):
                 yield {"name": pull.name, "done": done, "total": total, "line": line}
             if pull.error is not None:
@@ -104,7 +104,7 @@ class _Calls:
     def cancel_pull(self) -> Any:
         """End the download that is under way; finished files are kept."""
         with _told():
-            pull = self._shelf.pull
+            pull = self._models.pull
             if pull is None or not pull.running:
                 raise UsageError("nothing is being downloaded")
             pull.cancel()
@@ -119,7 +119,7 @@ class _Calls:
             dry_run: only say what would go.
         """
         with _told():
-            return self._shelf.removal(name) if dry_run else self._shelf.remove(name)
+            return self._models.removal(name) if dry_run else self._models.remove(name)
 
     @_gives(str)
     def load(self, name: str) -> Any:
@@ -129,13 +129,13 @@ class _Calls:
             name: one that /models lists as bundled or local.
         """
         with _told():
-            return self._shelf.load(name)
+            return self._models.load(name)
 
     @_gives(str)
     def unload(self) -> Any:
         """Give the memory back. The next request loads the pair again."""
         with _told():
-            return self._shelf.unload()
+            return self._models.unload()
 
     @_gives(dict[str, Any])
     async def bench(self, request: gr.Request, max_tokens: int = 128, prompts: int = 0) -> AsyncIterator[Any]:
@@ -148,7 +148,7 @@ class _Calls:
             prompts: how many of them; 0 takes all.
         """
         with _told():
-            desk = self._shelf.desk
+            desk = self._models.desk
             chosen = await asyncio.to_thread(desk.bench_prompts)
             run = BenchRun(desk.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
             job: Job[None] = Job(run.run, run.stop)
@@ -168,7 +168,7 @@ class _Calls:
     def about(self) -> Any:
         """Versions, machine, the pair that is served, and how strong the promise of equal text is with it."""
         with _told():
-            return dict(self._shelf.desk.about())
+            return dict(self._models.desk.about())
 
     @_gives(dict[str, Any])
     async def certify(self, request: gr.Request) -> AsyncIterator[Any]:
@@ -177,7 +177,7 @@ class _Calls:
         /stop ends it.
         """
         with _told():
-            one = Certifying(self._shelf.desk)
+            one = Certifying(self._models.desk)
             running = self._visitors.of(request).running
             running.append(one)
             try:

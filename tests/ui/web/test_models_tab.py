@@ -258,7 +258,7 @@ def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
 
 
 def test_two_pulls_at_once_are_refused() -> None:
-    from dflash_local.ui.web.shelf import Shelf
+    from dflash_local.ui.web.models_view import ModelsView
 
     def pulling(_name: str, _hear: Any, cancelled: Any) -> None:
         wait_until(cancelled)
@@ -267,18 +267,18 @@ def test_two_pulls_at_once_are_refused() -> None:
     resident = Resident(any_model("scripted"))
     desk = FakeDesk(resident, registry=[Offer("a", "absent", "fits", ""), Offer("b", "absent", "fits", "")])
     desk.pulling = pulling
-    shelf = Shelf(desk)
-    pull = shelf.download("A")
+    models_view = ModelsView(desk)
+    pull = models_view.download("A")
     with pytest.raises(BusyError, match="a is being downloaded"):
-        shelf.download("b")
+        models_view.download("b")
     with pytest.raises(BusyError, match="cancel that first"):
-        shelf.remove("a")
+        models_view.remove("a")
     with pytest.raises(UnknownModelError):
-        shelf.download("../../etc")
+        models_view.download("../../etc")
     pull.cancel()
     wait_until(lambda: not pull.running)
     assert isinstance(pull.error, Interrupted) and "cancelled" in pull.verdict
-    again = shelf.download("b")
+    again = models_view.download("b")
     again.cancel()
     wait_until(lambda: not again.running)
     resident.close()

@@ -18,7 +18,7 @@ from dflash_local.store.names import REMOVING
 from dflash_local.store.owner import started
 
 
-class Grave:
+class TrashFolder:
     """A folder beside a repo's, named ``<repo folder>.removing-<process>-<random>``."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,28 +47,28 @@ class Grave:
 
 
 def leftovers(cache: Cache, folder: str = "*") -> list[Path]:
-    """Graves whose process is gone (or is this one), of one repo's folder or of all."""
+    """Trash folders whose process is gone (or is this one), of one repo's folder or of all."""
     found = []
-    for grave in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
-        pid = grave.name.rpartition(REMOVING)[2].split("-")[0]
+    for trash_folder in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
+        pid = trash_folder.name.rpartition(REMOVING)[2].split("-")[0]
         if pid.isdecimal() and (int(pid) == os.getpid() or started(int(pid)) is None):
-            found.append(grave)
+            found.append(trash_folder)
     return sorted(found)
 
 
-def deleted(cache: Cache, grave: Path) -> int:
-    """Delete a grave, and of the store shared between repos what nobody links to any more.
+def deleted(cache: Cache, trash_folder: Path) -> int:
+    """Delete a trash folder, and of the store shared between repos what nobody links to any more.
 
     Returns: the bytes freed. Raises OSError.
     """
-    if grave.is_symlink():
-        grave.unlink()
+    if trash_folder.is_symlink():
+        trash_folder.unlink()
         return 0
-    files = list(_below(grave))
+    files = list(_below(trash_folder))
     stored = {shared for path in files if (shared := cache.shared_blob(path)) is not None}
     freed = sum(map(_plain_size, files))
     with suppress(FileNotFoundError):  # another removal clears the same leftover
-        shutil.rmtree(grave)
+        shutil.rmtree(trash_folder)
     return freed + sum(_swept(cache, file) for file in stored)
 
 

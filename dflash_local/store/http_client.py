@@ -20,19 +20,19 @@ from urllib.parse import urljoin, urlsplit
 
 from dflash_local.errors import DownloadError
 from dflash_local.store.errors_of_hub import PUBLIC_HUB, http_library, is_hopeless, of_status, of_transport
+from dflash_local.store.file_download import CONTENT_RANGE, WEB_PAGE, FileDownload, NotTheFile, Patience, Stopped
 from dflash_local.store.names import is_commit
-from dflash_local.store.parcel import CONTENT_RANGE, WEB_PAGE, NotTheFile, Parcel, Patience, Stopped
 from dflash_local.store.resuming import resuming
 
 MAX_REDIRECTS = 10
 HUB_DOMAINS = ("huggingface.co", "hf.co")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9][A-Za-z0-9_-]{0,127}"?')
-_HERE = threading.local()  # the wire and the parcel that this thread works for
+_HERE = threading.local()  # the client and the download that this thread works for
 
 
-class Wire:
-    """The traffic of one pull: put it in use, carry parcels over it, stop it from any thread."""
+class HubClient:
+    """The HTTP client of one pull: put it in use, download files with it, stop it from any thread."""
 
     def __init__(self, endpoint: str, hosts: tuple[str, ...], patience: Patience) -> None:
         self.endpoint = endpoint
@@ -42,15 +42,15 @@ class Wire:
         self._streams: dict[int, Any] = {}
 
     @contextmanager
-    def in_use(self) -> Iterator[Wire]:
-        """huggingface_hub speaks over this wire in this thread, and in those that carry a parcel over it."""
+    def in_use(self) -> Iterator[HubClient]:
+        """huggingface_hub sends through this client in this thread, and in those that download with it."""
         with _LOAN.made(), _working(self, None):
             yield self
 
     @contextmanager
-    def carrying(self, parcel: Parcel) -> Iterator[None]:
-        """Requests of this thread are for the parcel. Only while the wire is in use somewhere."""
-        with _working(self, parcel):
+    def downloading(self, download: FileDownload) -> Iterator[None]:
+        """Requests of this thread are for the download. Only while the client is in use somewhere."""
+        with _working(self, download):
             try:
                 yield
             finally:
@@ -83,12 +83,12 @@ class Wire:
         Raises:
             DownloadError: no such answer after all tries, or one that must not be followed.
         """
-        parcel: Parcel | None = _HERE.parcel
+        download: FileDownload | None = _HERE.download
         response = self.ask(send, request, self.patience.first_tries, **options)
-        if parcel and request.method == "GET" and response.status_code in (200, 206):
-            self._refuse_wrong_length(response, parcel)
+        if download and request.method == "GET" and response.status_code in (200, 206):
+            self._refuse_wrong_length(response, download)
             response.stream = resuming(
-                self, parcel, response.stream, lambda again: self._continued(send, build, parcel, again)
+                self, download, response.stream, lambda again: self._continued(send, build, download, again)
             )
         return response
 
@@ -119,26 +119,28 @@ class Wire:
             _HERE.hops = 0
             self.pause(wait)
 
-    def _continued(self, send: Callable[..., Any], build: Callable[..., Any], parcel: Parcel, start: int) -> Any:
+    def _continued(
+        self, send: Callable[..., Any], build: Callable[..., Any], download: FileDownload, start: int
+    ) -> Any:
         """The rest of a file from ``start``, asked for at its lasting address; any body but that is refused."""
-        request = build("GET", parcel.url, headers={**parcel.headers, "Range": f"bytes={start}-"})
+        request = build("GET", download.url, headers={**download.headers, "Range": f"bytes={start}-"})
         response = self.ask(send, request, 1, stream=True, follow_redirects=True)
         if response.status_code not in (200, 206):
             response.close()
-            raise of_status(response.status_code, parcel.name, self.endpoint)
-        self._refuse_wrong_length(response, parcel)
+            raise of_status(response.status_code, download.name, self.endpoint)
+        self._refuse_wrong_length(response, download)
         return response
 
-    def _refuse_wrong_length(self, response: Any, parcel: Parcel) -> None:
+    def _refuse_wrong_length(self, response: Any, download: FileDownload) -> None:
         """Raises NotTheFile before a byte of it is read."""
-        if "text/html" in response.headers.get("Content-Type", "").lower() and not parcel.name.endswith(".html"):
+        if "text/html" in response.headers.get("Content-Type", "").lower() and not download.name.endswith(".html"):
             response.close()
             raise NotTheFile(WEB_PAGE)
         whole = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         said = whole[2] if whole else response.headers.get("Content-Length", "")
-        if said.isdigit() and int(said) != parcel.size:
+        if said.isdigit() and int(said) != download.size:
             response.close()
-            raise NotTheFile(f"has {int(said):,} bytes instead of {parcel.size:,}")
+            raise NotTheFile(f"has {int(said):,} bytes instead of {download.size:,}")
 
     def leaving(self, request: Any) -> None:
         """Before every hop: may it go there, and may the token go with it?"""
@@ -182,34 +184,34 @@ class Wire:
             if _HERE.hops > MAX_REDIRECTS:
                 raise DownloadError(f"{self.endpoint} redirects more than {MAX_REDIRECTS} times", "check HF_ENDPOINT")
             self._check_address(urljoin(str(response.request.url), response.headers["Location"]))
-        headers, parcel = response.headers, _HERE.parcel
+        headers, download = response.headers, _HERE.download
         for name in ("X-Xet-Hash", "X-HF-Warning"):  # see above; huggingface_hub would print the other
             headers.pop(name, None)
-        if parcel and response.request.method == "HEAD" and response.status_code < 400:
-            self._check_told(headers, parcel)
+        if download and response.request.method == "HEAD" and response.status_code < 400:
+            self._check_told(headers, download)
         page = response.status_code == 200 and "text/html" in headers.get("Content-Type", "").lower()
-        if page and parcel is None:
+        if page and download is None:
             raise DownloadError(f"the answer of {self.endpoint} {WEB_PAGE}", "open a browser, then try again")
 
-    def _check_told(self, headers: Any, parcel: Parcel) -> None:
+    def _check_told(self, headers: Any, download: FileDownload) -> None:
         """What huggingface_hub takes for a file's name in the cache and for its size."""
         commit, size = headers.get("X-Repo-Commit"), headers.get("X-Linked-Size", "")
         if commit is None and "text/html" in headers.get("Content-Type", "").lower():
             raise NotTheFile(WEB_PAGE)
         for name in ("ETag", "X-Linked-Etag"):
             if not _ETAG.fullmatch(headers.get(name, "x")):
-                raise DownloadError(f"{self.endpoint} sent a malformed {name} for {parcel.name}", "check HF_ENDPOINT")
-        if commit not in (None, parcel.commit):
+                raise DownloadError(f"{self.endpoint} sent a malformed {name} for {download.name}", "check HF_ENDPOINT")
+        if commit not in (None, download.commit):
             told = f"commit {commit}" if is_commit(commit) else "a malformed commit"
             raise DownloadError(
-                f"{self.endpoint} sent {parcel.name} of {told}, not of {parcel.commit}", "check HF_ENDPOINT"
+                f"{self.endpoint} sent {download.name} of {told}, not of {download.commit}", "check HF_ENDPOINT"
             )
-        if size.isdigit() and int(size) != parcel.size:
-            raise NotTheFile(f"has {int(size):,} bytes instead of {parcel.size:,}")
+        if size.isdigit() and int(size) != download.size:
+            raise NotTheFile(f"has {int(size):,} bytes instead of {download.size:,}")
 
 
 class _Loan:
-    """The client that huggingface_hub is lent while any wire is in use: it keeps one factory per process."""
+    """Lends huggingface_hub a factory of clients while a ``HubClient`` is in use: it keeps one per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -239,36 +241,36 @@ _LOAN = _Loan()
 
 
 @contextmanager
-def _working(wire: Wire, parcel: Parcel | None) -> Iterator[None]:
-    _HERE.wire, _HERE.parcel, _HERE.hops = wire, parcel, 0
+def _working(client: HubClient, download: FileDownload | None) -> Iterator[None]:
+    _HERE.client, _HERE.download, _HERE.hops = client, download, 0
     try:
         yield
     finally:
-        _HERE.wire = _HERE.parcel = None
+        _HERE.client = _HERE.download = None
 
 
 def _client() -> Any:
-    """A client that follows the wire of the thread it is used in; without one it is huggingface_hub's own."""
+    """Sends through the ``HubClient`` of the thread it is used in; without one it is huggingface_hub's own."""
     from huggingface_hub.utils import _http
 
     def leaving(request: Any) -> None:
-        wire = getattr(_HERE, "wire", None)
-        if wire is None:
+        client = getattr(_HERE, "client", None)
+        if client is None:
             _http.hf_request_event_hook(request)
         else:
-            wire.leaving(request)
+            client.leaving(request)
 
     def arrived(response: Any) -> None:
-        wire = getattr(_HERE, "wire", None)
-        if wire is not None:
-            wire.arrived(response)
+        client = getattr(_HERE, "client", None)
+        if client is not None:
+            client.arrived(response)
 
     class Client(http_library().Client):  # type: ignore[misc]
         def send(self, request: Any, **options: Any) -> Any:
-            wire = getattr(_HERE, "wire", None)
-            if wire is None:
+            client = getattr(_HERE, "client", None)
+            if client is None:
                 return super().send(request, **options)
-            return wire.send(super().send, self.build_request, request, **options)
+            return client.send(super().send, self.build_request, request, **options)
 
     return Client(event_hooks={"request": [leaving], "response": [arrived]}, follow_redirects=True, timeout=None)
 

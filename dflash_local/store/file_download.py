@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass
-class Parcel:
+class FileDownload:
     """What is asked for, and how far it has come.
 
     Attributes:

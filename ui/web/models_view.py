@@ -70,7 +70,7 @@ class Pull:
         return f"{self.name} was not downloaded: {error}"
 
 
-class Shelf:
+class ModelsView:
     """What the Models tab and its endpoints do. Every method may be called from any thread."""
 
     def __init__(self, desk: Desk) -> None:
