@@ -14,8 +14,8 @@ from dflash_local.cli.examples import examples
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.repl import repl
 from dflash_local.cli.resolve import resolve
-from dflash_local.cli.screen import ScreenConsole, ScreenDesk, application, can_show, show
-from dflash_local.cli.slash import Desk
+from dflash_local.cli.screen import ScreenBackend, ScreenConsole, application, can_show, show
+from dflash_local.cli.slash import CommandContext
 from dflash_local.cli.talk import Talk, loader
 from dflash_local.cli.thinking import thinks
 from dflash_local.load_config import LoadConfig
@@ -92,12 +92,12 @@ def chat(
     talk = Talk(told, conversation, user)
     chosen = "" if model or user.model else " (no MODEL was given)"
     if run_screen and isinstance(told, ScreenConsole):
-        desk = ScreenDesk(Desk(talk, folder), told, greeting(pair, chosen))
-        raise typer.Exit(show(run_screen, conversation, desk))
+        backend = ScreenBackend(CommandContext(talk, folder), told, greeting(pair, chosen))
+        raise typer.Exit(show(run_screen, conversation, backend))
     with talk:
         console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
         console.note(hint(talk.pair))
-        repl(Desk(talk, folder))
+        repl(CommandContext(talk, folder))
 
 
 def greeting(pair: Pair, chosen: str) -> str:

@@ -115,9 +115,11 @@ class Contest:
         with ExitStack() as stack:
 
             def prepare(hear: Callable[[Any], None]) -> Racer:
-                from dflash_local.ui.tui.desk import Said
+                from dflash_local.ui.tui.backend import Notification
 
-                told.attach(lambda text, _level: hear(Said(text)), lambda text, part: hear(LoadProgress(text, part)))
+                told.attach(
+                    lambda text, _level: hear(Notification(text)), lambda text, part: hear(LoadProgress(text, part))
+                )
                 return self._racer(stack.enter_context(start_service(self.pair, self.load, self.user, told)))
 
             code, result = run(self.pair.label, self.prompt, prepare)

@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from dflash_local.cli.console import Console
-from dflash_local.cli.slash import Desk, Quit, execute
+from dflash_local.cli.slash import CommandContext, Quit, execute
 from dflash_local.errors import DFlashError
 
 PROMPT = ">>> "
@@ -14,13 +14,13 @@ MORE = "... "
 FENCE = '"""'
 
 
-def repl(desk: Desk) -> None:
+def repl(context: CommandContext) -> None:
     """Talk until /quit, end of input or Ctrl-C twice.
 
     Raises:
         EngineError: the session broke; no further reply can come from it.
     """
-    console = desk.console
+    console = context.console
     if console.interactive:
         _offer_line_editing()
     pressed = False  # Ctrl-C at the last prompt
@@ -29,7 +29,7 @@ def repl(desk: Desk) -> None:
             message = _read_message(console)
             pressed = False
             if message.strip():
-                _act(message, desk)
+                _act(message, context)
         except (EOFError, Quit):
             break
         except KeyboardInterrupt:
@@ -42,16 +42,16 @@ def repl(desk: Desk) -> None:
         console.note("bye", "dim")
 
 
-def _act(message: str, desk: Desk) -> None:
+def _act(message: str, context: CommandContext) -> None:
     try:
         if message.startswith("/") and not message.startswith("//"):
-            execute(message, desk)
+            execute(message, context)
         else:
-            desk.talk.answer(message[1:] if message.startswith("//") else message)
+            context.talk.answer(message[1:] if message.startswith("//") else message)
     except DFlashError as error:
-        if desk.talk.broken:
+        if context.talk.broken:
             raise
-        desk.console.error(error)
+        context.console.error(error)
 
 
 def _read_message(console: Console) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local import terminal
 from dflash_local.cli.attaching import running_server
 from dflash_local.cli.console import Console
-from dflash_local.cli.slash import COMMANDS, Desk, Quit, execute
+from dflash_local.cli.slash import COMMANDS, CommandContext, Quit, execute
 from dflash_local.errors import EngineError
 from dflash_local.events import LoadProgress, Notice, PullProgress
 from dflash_local.service.conversation import Conversation
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_local.cli.fit import Loaded
     from dflash_local.planner.occupancy import Occupancy
     from dflash_local.ui.offers import Offer
-    from dflash_local.ui.tui.desk import Hear
+    from dflash_local.ui.tui.backend import Hear
 
 STAND_INS = {
     **dict.fromkeys("─━═–—▔", "-"),
@@ -95,18 +95,18 @@ class ScreenConsole(Console):
             self._hear(text, level)
 
 
-class ScreenDesk:
+class ScreenBackend:
     """The chat's commands for a screen; what one command says comes as one note."""
 
-    def __init__(self, desk: Desk, console: ScreenConsole, greeting: str) -> None:
-        self._desk, self._console, self._greeting = desk, console, greeting
-        desk.show_turns = False  # the screen shows them itself
+    def __init__(self, context: CommandContext, console: ScreenConsole, greeting: str) -> None:
+        self._context, self._console, self._greeting = context, console, greeting
+        context.show_turns = False  # the screen shows them itself
         self._hear: Hear | None = None
         self._gathering: list[str] | None = None
 
     @property
     def conversation(self) -> Conversation:
-        return self._desk.conversation
+        return self._context.conversation
 
     @property
     def greeting(self) -> str:
@@ -129,7 +129,7 @@ class ScreenDesk:
     def execute(self, line: str) -> None:
         self._gathering = []
         try:
-            execute(line, self._desk)
+            execute(line, self._context)
         except Quit:
             return
         finally:
@@ -139,23 +139,23 @@ class ScreenDesk:
     def offers(self) -> Sequence[Offer]:
         from dflash_local.cli.offers import offers
 
-        return offers(self._desk.talk.user, self._loaded)
+        return offers(self._context.talk.user, self._loaded)
 
     def offer(self, name: str) -> Offer:
         from dflash_local.cli.offers import offer
 
-        return offer(name, self._desk.talk.user, self._loaded)
+        return offer(name, self._context.talk.user, self._loaded)
 
     def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
         from dflash_local.cli.offers import pull
 
-        pull(name, self._desk.talk.user, hear, cancelled)
+        pull(name, self._context.talk.user, hear, cancelled)
 
     def memory(self) -> Occupancy:
         from dflash_local.planner.occupancy import Occupancy, occupancy
         from dflash_local.remote.attached import AttachedFacts
 
-        facts, user = self.conversation.facts, self._desk.talk.user
+        facts, user = self.conversation.facts, self._context.talk.user
         if facts is None:
             return Occupancy()
         server = running_server(user) if isinstance(facts, AttachedFacts) else None
@@ -175,10 +175,10 @@ class ScreenDesk:
             self._tell(text, level)
 
     def _tell(self, text: str, level: str) -> None:
-        from dflash_local.ui.tui.desk import Said
+        from dflash_local.ui.tui.backend import Notification
 
         if self._hear is not None and text.strip():
-            self._hear(Said(text, "warning" if level == "warning" else "note"))
+            self._hear(Notification(text, "warning" if level == "warning" else "note"))
 
 
 def can_show(console: Console, environ: Mapping[str, str]) -> bool:
@@ -218,7 +218,7 @@ def application(console: Console) -> Any | None:
     return run
 
 
-def show(run: Any, conversation: Conversation, desk: ScreenDesk) -> int:
+def show(run: Any, conversation: Conversation, backend: ScreenBackend) -> int:
     """Run the screen to its end and give the model back.
 
     Raises:
@@ -226,7 +226,7 @@ def show(run: Any, conversation: Conversation, desk: ScreenDesk) -> int:
     """
     draw_plainly()
     try:
-        code = run(desk)
+        code = run(backend)
         if conversation.broken:
             raise EngineError("the session broke", "dflash doctor looks at this machine")
         return int(code)

@@ -26,7 +26,7 @@ class Quit(Exception):
     """The user wants to leave."""
 
 
-class Desk:
+class CommandContext:
     """A talk and what its commands need besides: where chats lie, and which names are its own.
 
     Attributes:
@@ -52,14 +52,14 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One slash command; ``act`` gets the desk and the rest of the line."""
+    """One slash command; ``act`` gets the context and the rest of the line."""
 
     usage: str
     help: str
-    act: Callable[[Desk, str], None]
+    act: Callable[[CommandContext, str], None]
 
 
-def execute(line: str, desk: Desk) -> None:
+def execute(line: str, context: CommandContext) -> None:
     """Run one line that begins with a slash.
 
     Raises:
@@ -71,59 +71,59 @@ def execute(line: str, desk: Desk) -> None:
         close = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "/help shows the commands"
         raise UsageError(f"unknown command {word}", f"{hint} A message may begin with // instead of /")
-    COMMANDS[name].act(desk, argument.strip())
+    COMMANDS[name].act(context, argument.strip())
 
 
-def _help(desk: Desk, _argument: str) -> None:
+def _help(context: CommandContext, _argument: str) -> None:
     for command in COMMANDS.values():
-        desk.console.note(f"  {command.usage:24s} {command.help}")
-    desk.console.note('  """                      begins and ends a message of several lines')
-    desk.console.note("  Ctrl-C                   stops the reply; twice, or Ctrl-D, leaves")
+        context.console.note(f"  {command.usage:24s} {command.help}")
+    context.console.note('  """                      begins and ends a message of several lines')
+    context.console.note("  Ctrl-C                   stops the reply; twice, or Ctrl-D, leaves")
 
 
-def _model(desk: Desk, argument: str) -> None:
+def _model(context: CommandContext, argument: str) -> None:
     words = _words(argument)
     if not words:
-        facts = desk.conversation.service.facts
-        desk.console.note(f"{desk.talk.pair.label}: {facts.loaded_as}; block {facts.block_size}")
-        desk.console.note("/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER")
+        facts = context.conversation.service.facts
+        context.console.note(f"{context.talk.pair.label}: {facts.loaded_as}; block {facts.block_size}")
+        context.console.note("/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER")
         return
     if len(words) > 2:
         raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
-    talk = desk.conversation
+    talk = context.conversation
     drafter = words[1] if len(words) == 2 else None
-    pair = resolve(words[0], drafter, desk.talk.user, desk.console, draft=talk.wishes.mode == "dflash")
-    if pair.drafter is None and desk.conversation.wishes.mode == "dflash":
+    pair = resolve(words[0], drafter, context.talk.user, context.console, draft=talk.wishes.mode == "dflash")
+    if pair.drafter is None and context.conversation.wishes.mode == "dflash":
         raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
-    desk.conversation.change_model(pair)
-    desk.console.note(f"now talking to {desk.talk.pair.label}")
+    context.conversation.change_model(pair)
+    context.console.note(f"now talking to {context.talk.pair.label}")
     notice = thinking_notice(pair, talk.wishes.thinking)
     if notice:
-        desk.console.warn(notice)
+        context.console.warn(notice)
 
 
-def _check(desk: Desk, _argument: str) -> None:
-    checks = desk.conversation.service.facts.checks
+def _check(context: CommandContext, _argument: str) -> None:
+    checks = context.conversation.service.facts.checks
     for line in (line for verdict in checks for line in verdict.lines):
-        desk.console.note(line)
+        context.console.note(line)
     if not checks:
-        name = desk.talk.pair.name
-        desk.console.note(f"not checked (a pair is at its first load on a CUDA card); dflash check {name} checks it")
+        name = context.talk.pair.name
+        context.console.note(f"not checked (a pair is at its first load on a CUDA card); dflash check {name} checks it")
 
 
-def _mode(desk: Desk, argument: str) -> None:
+def _mode(context: CommandContext, argument: str) -> None:
     modes: dict[str, Mode] = {"dflash": "dflash", "ar": "ar"}
     if argument:
         if argument not in modes:
             raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
-        if argument == "dflash" and desk.conversation.service.facts.drafter is None:
-            raise UsageError(f"{desk.talk.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
-        desk.conversation.wishes.mode = modes[argument]
-    desk.console.note(f"mode {desk.conversation.wishes.mode}")
+        if argument == "dflash" and context.conversation.service.facts.drafter is None:
+            raise UsageError(f"{context.talk.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
+        context.conversation.wishes.mode = modes[argument]
+    context.console.note(f"mode {context.conversation.wishes.mode}")
 
 
-def _set(desk: Desk, argument: str) -> None:
-    talk = desk.conversation
+def _set(context: CommandContext, argument: str) -> None:
+    talk = context.conversation
     name, _, value = argument.partition(" ")
     name = name.replace("-", "_")
     if not name:
@@ -132,7 +132,7 @@ def _set(desk: Desk, argument: str) -> None:
         values |= {"max_new_tokens": talk.wishes.limits.max_new_tokens, "stop": list(talk.wishes.limits.stop)}
         values |= {"block_size": talk.wishes.block_size or "auto", "thinking": "on" if talk.wishes.thinking else "off"}
         for key, shown in values.items():
-            desk.console.note(f"  {key:20s} {shown}")
+            context.console.note(f"  {key:20s} {shown}")
         return
     if name not in SETTABLE:
         close = difflib.get_close_matches(name, SETTABLE, n=1)
@@ -142,87 +142,87 @@ def _set(desk: Desk, argument: str) -> None:
         raise UsageError(f"/set {name} needs a value", "/set shows the values there are")
     for changed, new in parse_setting(talk.wishes, name, value.strip()).items():
         setattr(talk.wishes, changed, new)
-    desk.console.note(f"{name} {value.strip()}")
+    context.console.note(f"{name} {value.strip()}")
 
 
-def _system(desk: Desk, argument: str) -> None:
+def _system(context: CommandContext, argument: str) -> None:
     if argument:
-        desk.conversation.set_system("" if argument in ("off", '""') else argument)
-    desk.console.note_text(f"system message: {desk.conversation.wishes.system or 'none'}")
+        context.conversation.set_system("" if argument in ("off", '""') else argument)
+    context.console.note_text(f"system message: {context.conversation.wishes.system or 'none'}")
 
 
-def _stats(desk: Desk, _argument: str) -> None:
-    last, talk = desk.conversation.last, desk.conversation
+def _stats(context: CommandContext, _argument: str) -> None:
+    last, talk = context.conversation.last, context.conversation
     if last is None:
         raise UsageError("there is no reply yet")
     stats = last.stats
-    desk.console.note(figures(last))
-    desk.console.note(
+    context.console.note(figures(last))
+    context.console.note(
         f"mode {stats.mode}, block {stats.block_size}, seed {stats.seed}, first token after {stats.ttft_s:.3f} s; "
         f"draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
     )
     if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
-        desk.console.note(f"accepted per position: {shares}")
-        desk.console.note("cycles by acceptance length:")
-        for line in histogram(last, "█" if desk.console.can_show("█") else "#"):
-            desk.console.note(line)
+        context.console.note(f"accepted per position: {shares}")
+        context.console.note("cycles by acceptance length:")
+        for line in histogram(last, "█" if context.console.can_show("█") else "#"):
+            context.console.note(line)
     tokens = sum(reply.usage.completion_tokens for reply in talk.replies)
-    desk.console.note(f"this session: {len(talk.replies)} replies, {tokens} tokens")
+    context.console.note(f"this session: {len(talk.replies)} replies, {tokens} tokens")
 
 
-def _regen(desk: Desk, _argument: str) -> None:
-    desk.talk.regenerate()
+def _regen(context: CommandContext, _argument: str) -> None:
+    context.talk.regenerate()
 
 
-def _save(desk: Desk, argument: str) -> None:
+def _save(context: CommandContext, argument: str) -> None:
     if not argument:
         raise UsageError("/save needs a name")
-    if not desk.conversation.turns:
+    if not context.conversation.turns:
         raise UsageError("there is nothing to save yet")
-    chat = encode_chat(desk.talk.pair.name, desk.conversation.wishes.system, desk.conversation.turns)
-    path = history.save(desk.folder, argument, chat, replace=argument in desk.saved)
-    desk.saved.add(argument)
-    desk.console.note(f"saved: {path}")
+    chat = encode_chat(context.talk.pair.name, context.conversation.wishes.system, context.conversation.turns)
+    path = history.save(context.folder, argument, chat, replace=argument in context.saved)
+    context.saved.add(argument)
+    context.console.note(f"saved: {path}")
 
 
-def _load(desk: Desk, argument: str) -> None:
+def _load(context: CommandContext, argument: str) -> None:
     if not argument:
-        known = history.names(desk.folder)
+        known = history.names(context.folder)
         for line in [f"  {name}" for name in known] or ["there are no chats yet"]:
-            desk.console.note(line)
+            context.console.note(line)
         return
-    path, chat = history.load(desk.folder, argument)
-    talk = desk.conversation
+    path, chat = history.load(context.folder, argument)
+    talk = context.conversation
     talk.take_up(chat)
     talk.recorder.go_on(path)
     if chat.bad_lines:
-        desk.console.warn(f"{chat.bad_lines} damaged line(s) of {argument} were passed over")
-    desk.console.note(f"{len(chat.turns)} messages of a chat with {chat.model or 'an unknown model'}")
-    for turn in chat.turns if desk.show_turns else ():
-        _show(desk, turn)
+        context.console.warn(f"{chat.bad_lines} damaged line(s) of {argument} were passed over")
+    context.console.note(f"{len(chat.turns)} messages of a chat with {chat.model or 'an unknown model'}")
+    for turn in chat.turns if context.show_turns else ():
+        _show(context, turn)
 
 
-def _show(desk: Desk, turn: Turn) -> None:
-    desk.console.note(">>> " if turn.role == "user" else "", "dim", end="")
-    desk.console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
+def _show(context: CommandContext, turn: Turn) -> None:
+    context.console.note(">>> " if turn.role == "user" else "", "dim", end="")
+    context.console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
 
 
-def _clear(desk: Desk, _argument: str) -> None:
-    desk.conversation.start_over()
-    desk.console.note("a new conversation")
+def _clear(context: CommandContext, _argument: str) -> None:
+    context.conversation.start_over()
+    context.console.note("a new conversation")
 
 
-def _export(desk: Desk, argument: str) -> None:
+def _export(context: CommandContext, argument: str) -> None:
     words = _words(argument)
     if len(words) != 1:
         raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
     path = Path(os.path.expanduser(words[0]))
-    export.export(path, desk.talk.pair.name, desk.conversation.wishes.system, desk.conversation.turns)
-    desk.console.note(f"written: {path}")
+    export.export(path, context.talk.pair.name, context.conversation.wishes.system, context.conversation.turns)
+    context.console.note(f"written: {path}")
 
 
-def _quit(_desk: Desk, _argument: str) -> None:
+def _quit(_context: CommandContext, _argument: str) -> None:
     raise Quit
 
 

@@ -60,10 +60,10 @@ def web(
     pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=load.allow_mismatch)
     with loading.named_when_missing():
         from dflash_local.cli.serving import Serving
-        from dflash_local.cli.web_desk import WebDesk
+        from dflash_local.cli.web_backend import WebBackend
 
     def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(WebDesk(resident, pair, load, user, url), ending)
+        return page_of(WebBackend(resident, pair, load, user, url), ending)
 
     life = Serving(pair, load, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
     life.run(address, seconds)

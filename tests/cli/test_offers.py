@@ -13,10 +13,10 @@ import pytest
 from dflash_local import settings
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
-from dflash_local.cli import web_desk
+from dflash_local.cli import web_backend
 from dflash_local.cli.fit import Loaded
 from dflash_local.cli.offers import offer, offers
-from dflash_local.cli.screen import ScreenConsole, ScreenDesk
+from dflash_local.cli.screen import ScreenBackend, ScreenConsole
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, hardware
 from dflash_local.remote.attached import AttachedFacts
@@ -83,10 +83,10 @@ def test_command_line_terminal_and_page_say_the_same(
     told = {row["bundled"] or row["name"]: row["fits"] for row in cli("models", "--json").json["pairs"]}
     conversation = SimpleNamespace(pair=pair, facts=None)
     talk = SimpleNamespace(user=user)
-    screen = ScreenDesk(SimpleNamespace(conversation=conversation, talk=talk), ScreenConsole({}), "")  # type: ignore[arg-type]
+    screen = ScreenBackend(SimpleNamespace(conversation=conversation, talk=talk), ScreenConsole({}), "")  # type: ignore[arg-type]
     resident = Resident(Model(NAME, lambda _progress: ScriptedSession(FACTS)))
-    monkeypatch.setattr(web_desk.WebDesk, "_served", pair)
-    page = web_desk.WebDesk(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
+    monkeypatch.setattr(web_backend.WebBackend, "_served", pair)
+    page = web_backend.WebBackend(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.offers()) == verdicts(page.offers()) == told
     main_memory.free = 20 * GIB
     small = verdicts(screen.offers())

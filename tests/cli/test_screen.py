@@ -35,18 +35,18 @@ def person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The desks that a screen was opened for; the screen itself loads, and leaves with 0."""
-    desks: list[Any] = []
-    acting(monkeypatch, lambda desk: desks.append(desk) or 0)
-    return desks
+    """The backends that a screen was opened for; the screen itself loads, and leaves with 0."""
+    backends: list[Any] = []
+    acting(monkeypatch, lambda backend: backends.append(backend) or 0)
+    return backends
 
 
 def acting(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any], int]) -> None:
-    def run(desk: Any) -> int:
-        desk.said = []
-        desk.attach(desk.said.append)
-        desk.conversation.open()
-        return act(desk)
+    def run(backend: Any) -> int:
+        backend.said = []
+        backend.attach(backend.said.append)
+        backend.conversation.open()
+        return act(backend)
 
     monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)
 
@@ -88,19 +88,21 @@ def test_the_toy_pair_is_called_one_and_told_what_a_gpu_brings(
 def test_the_commands_answer_the_screen(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch, chats: Any
 ) -> None:
-    def act(desk: Any) -> int:
-        with desk.conversation.answer("hi") as answer:
+    def act(backend: Any) -> int:
+        with backend.conversation.answer("hi") as answer:
             list(answer)
         for line in ("/set top_k 5", "/stats", "/save mine", "/clear", "/load mine", "/model demo-hybrid"):
-            desk.execute(line)
+            backend.execute(line)
         with pytest.raises(UsageError, match="unknown command"):
-            desk.execute("/xyzzy")
-        texts = [said.text for said in desk.said if not isinstance(said, LoadProgress)]
+            backend.execute("/xyzzy")
+        texts = [said.text for said in backend.said if not isinstance(said, LoadProgress)]
         assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1], "one note for each command"
         assert "2 messages of a chat with demo" in texts[4] and "Hello" not in texts[4]
         assert texts[5] == "now talking to demo-hybrid (toy pair)"
-        assert desk.conversation.wishes.sampling == {"top_k": 5} and len(desk.conversation.turns) == 2
-        assert "/set [NAME VALUE]" in desk.commands and not any(word.startswith("/quit") for word in desk.commands)
+        assert backend.conversation.wishes.sampling == {"top_k": 5} and len(backend.conversation.turns) == 2
+        assert "/set [NAME VALUE]" in backend.commands and not any(
+            word.startswith("/quit") for word in backend.commands
+        )
         return 0
 
     acting(monkeypatch, act)
@@ -112,11 +114,11 @@ def test_the_commands_answer_the_screen(
 def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acting(monkeypatch, lambda _desk: 143)
+    acting(monkeypatch, lambda _backend: 143)
     assert cli("chat", "demo").code == 143
 
-    def act(desk: Any) -> int:
-        with pytest.raises(EngineError), desk.conversation.answer("hi") as answer:
+    def act(backend: Any) -> int:
+        with pytest.raises(EngineError), backend.conversation.answer("hi") as answer:
             list(answer)
         return 0
 
@@ -158,12 +160,12 @@ def test_the_memory_is_of_the_process_that_holds_the_pair(
     record.write_text(json.dumps({"url": "http://127.0.0.1:9", "pid": os.getpid()}), encoding="utf-8")
     facts = AttachedFacts.from_dict(ScriptedFacts().as_dict())
 
-    def act(desk: Any) -> int:
-        held = desk.memory()
+    def act(backend: Any) -> int:
+        held = backend.memory()
         assert held.whose == ("dflash serve" if elsewhere else "this process")
         assert 0 < held.used < held.total
-        desk.conversation.close()
-        assert desk.memory() == Occupancy(), "nothing is loaded"
+        backend.conversation.close()
+        assert backend.memory() == Occupancy(), "nothing is loaded"
         return 0
 
     if elsewhere:
@@ -188,21 +190,21 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
 def test_the_screen_downloads_a_pair_of_the_registry(
     toy_hub: FakeHub, own_home: Path, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def act(desk: Any) -> int:
-        offers = {offer.name: offer for offer in desk.offers()}
+    def act(backend: Any) -> int:
+        offers = {offer.name: offer for offer in backend.offers()}
         assert offers["demo"].here and offers[TARGET].state == "absent" and len(offers) > 20
-        assert desk.offer("toy-9b") == offers[TARGET] and not offers[TARGET].here
+        assert backend.offer("toy-9b") == offers[TARGET] and not offers[TARGET].here
         heard: list[Any] = []
         with pytest.raises(Interrupted, match="stopped; "):
-            desk.pull(TARGET, heard.append, lambda: True)
-        desk.pull("toy-9b", heard.append, lambda: False)
+            backend.pull(TARGET, heard.append, lambda: True)
+        backend.pull("toy-9b", heard.append, lambda: False)
         assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET, DRAFTER}
-        assert desk.offer("toy-9b").state == "local" and desk.said == []
-        for act in (lambda name: desk.pull(name, heard.append, lambda: False), desk.offer):
+        assert backend.offer("toy-9b").state == "local" and backend.said == []
+        for act in (lambda name: backend.pull(name, heard.append, lambda: False), backend.offer):
             with pytest.raises(DFlashError):
                 act("nosuchname")
         with pytest.raises(UsageError, match="not in the registry"):
-            desk.offer(str(own_home))
+            backend.offer(str(own_home))
         return 0
 
     acting(monkeypatch, act)
@@ -231,8 +233,8 @@ def test_the_picker_downloads_from_the_hub_is_stopped_goes_on_and_talks(
         await pilot.press("enter")
         await stage.until(lambda: f"now talking to {TARGET}" in stage.screen_text, pilot)
 
-    def run(desk: Any) -> int:
-        stage = Stage(ChatApp(desk), desk, opened)  # type: ignore[arg-type]
+    def run(backend: Any) -> int:
+        stage = Stage(ChatApp(backend), backend, opened)  # type: ignore[arg-type]
 
         async def play() -> None:
             async with stage.app.run_test(size=(100, 30)) as pilot:

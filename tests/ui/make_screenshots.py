@@ -23,7 +23,7 @@ from dflash_local.service.wishes import Wishes  # noqa: E402
 from dflash_local.store.history import Recorder  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
 from tests.ui.pictures import FOLDER, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
-from tests.ui.stage import ScriptedDesk, ScriptedSession, Stage  # noqa: E402
+from tests.ui.stage import ScriptedBackend, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
@@ -36,9 +36,9 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     pair = find("demo")
     recorder = Recorder(None, lambda _text: None, keep=False)
     talk = Conversation(pair, lambda _pair, _draft: service, Wishes({"temperature": 0.0}), recorder)
-    desk = ScriptedDesk(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
-    desk.read = lambda: occupancy("cpu", {})
-    stage = Stage(ChatApp(desk), desk, ScriptedSession())
+    backend = ScriptedBackend(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
+    backend.read = lambda: occupancy("cpu", {})
+    stage = Stage(ChatApp(backend), backend, ScriptedSession())
 
     def save(name: str) -> None:
         path = folder / f"{name}-{size}-{theme}.svg"

@@ -81,7 +81,7 @@ async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 
 
 async def _models(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-    stage.desk.registry = OFFERS
+    stage.backend.registry = OFFERS
     await pilot.press("f7")
     await stage.until(lambda: stage.app.screen is not stage.chat, pilot)
 
@@ -118,7 +118,7 @@ def draw(scene: Scene) -> str:
     drawn: list[str] = []
 
     async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-        stage.desk.held = Occupancy()
+        stage.backend.held = Occupancy()
         stage.app.theme = scene.theme
         stage.chat.composer.cursor_blink = False
         await scene.act(stage, pilot)

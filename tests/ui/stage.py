@@ -21,7 +21,7 @@ from dflash_local.service.wishes import Wishes
 from dflash_local.store.history import Recorder
 from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.app import ChatApp
-from dflash_local.ui.tui.desk import Hear, Said
+from dflash_local.ui.tui.backend import Hear, Notification
 from tests.service.scripted import ScriptedSession
 
 Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
@@ -30,8 +30,8 @@ _PLAYS = count()
 
 
 @dataclass
-class ScriptedDesk:
-    """A desk whose commands are functions of the test."""
+class ScriptedBackend:
+    """A backend whose commands are functions of the test."""
 
     conversation: Conversation
     greeting: str = "welcome"
@@ -73,7 +73,7 @@ class ScriptedDesk:
 
     def say(self, text: str) -> None:
         assert self.hear is not None
-        self.hear(Said(text))
+        self.hear(Notification(text))
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Stage:
     """A running application and what is behind it."""
 
     app: ChatApp
-    desk: ScriptedDesk
+    backend: ScriptedBackend
     session: ScriptedSession
 
     @property
@@ -146,8 +146,8 @@ def play(
     pair = Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
     recorder = Recorder(None, lambda _text: None, keep=False)
     conversation = Conversation(pair, load or scripted, wishes or Wishes(), recorder)
-    desk = ScriptedDesk(conversation, examples=examples)
-    stage = Stage(ChatApp(desk), desk, session)
+    backend = ScriptedBackend(conversation, examples=examples)
+    stage = Stage(ChatApp(backend), backend, session)
     look_no_more()
 
     async def run() -> None:

@@ -18,12 +18,12 @@ from tests.ui.stage import Stage, play
 
 
 def roles(stage: Stage) -> list[str]:
-    return [turn.role for turn in stage.desk.conversation.turns]
+    return [turn.role for turn in stage.backend.conversation.turns]
 
 
 def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.acts["/stats"] = lambda: stage.desk.say("all the [bold]figures[/bold]")
+        stage.backend.acts["/stats"] = lambda: stage.backend.say("all the [bold]figures[/bold]")
         await pilot.press(*"/st")
         await pilot.pause()
         assert "Tab: /stats" in stage.screen_text
@@ -32,7 +32,7 @@ def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
         await stage.idle(pilot)
         assert "all the [bold]figures[/bold]" in stage.screen_text, "no markup is read into it"
 
-    assert play(act).desk.executed == ["/stats"]
+    assert play(act).backend.executed == ["/stats"]
 
 
 @contextmanager
@@ -41,12 +41,12 @@ def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[N
     go = threading.Event()
 
     def wait() -> None:
-        stage.desk.say("counting")
+        stage.backend.say("counting")
         assert go.wait(20)
         if error is not None:
             raise error
 
-    stage.desk.acts["/stats"] = wait
+    stage.backend.acts["/stats"] = wait
     try:
         yield
     finally:
@@ -68,15 +68,15 @@ def test_what_is_sent_while_a_command_runs_waits_for_its_end(ahead: str, execute
             await type_ahead(stage, pilot, "/stats", ahead)
             await stage.until(lambda: "counting" in stage.screen_text, pilot)
             assert stage.chat.composer.text == "" and "waits for what runs" in stage.screen_text
-            assert stage.session.requests == [] and stage.desk.executed == ["/stats"]
+            assert stage.session.requests == [] and stage.backend.executed == ["/stats"]
             await type_ahead(stage, pilot, "one too many")
             assert stage.chat.composer.text == "one too many", "one line waits, not two"
-        await stage.until(lambda: len(stage.desk.executed) + len(stage.session.requests) == 2, pilot)
+        await stage.until(lambda: len(stage.backend.executed) + len(stage.session.requests) == 2, pilot)
         await stage.idle(pilot)
         assert "waits for what runs" not in stage.screen_text and stage.chat.composer.text == "one too many"
         assert ("Hello, world!" in stage.screen_text) == (ahead == "hi")
 
-    assert play(act).desk.executed == executed
+    assert play(act).backend.executed == executed
 
 
 def test_what_waits_goes_back_on_escape_and_when_the_command_fails() -> None:
@@ -103,9 +103,9 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
 
         def load() -> None:
             assert go.wait(20)
-            stage.desk.conversation.turns.extend(turns)
+            stage.backend.conversation.turns.extend(turns)
 
-        stage.desk.acts["/load x"] = load
+        stage.backend.acts["/load x"] = load
         await type_ahead(stage, pilot, "/load x", "hi")
         go.set()
         await stage.until(lambda: bool(stage.session.requests), pilot)
@@ -119,7 +119,7 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
 def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage, pilot) -> None:
         written = threading.Event()
-        recorder = stage.desk.conversation.recorder
+        recorder = stage.backend.conversation.recorder
         write = recorder.turn
 
         def slowly(pair: str, system: str, turns: Sequence[Turn]) -> None:
@@ -163,8 +163,8 @@ def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click() -> None:
         await pilot.press("tab")
         assert stage.chat.composer.text == ""
         stage.chat.composer.focus()
-        stage.desk.acts["/clear"] = stage.desk.conversation.start_over
-        stage.desk.examples = OFFERED[1:]
+        stage.backend.acts["/clear"] = stage.backend.conversation.start_over
+        stage.backend.examples = OFFERED[1:]
         await stage.send("/clear", pilot)
         assert OFFERED[1] in stage.screen_text and OFFERED[0] not in stage.screen_text
 
@@ -227,7 +227,7 @@ def test_copy_takes_the_reply_or_a_code_block() -> None:
 
 def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.registry = [
+        stage.backend.registry = [
             Offer("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
             Offer("fits/one", "partial", "fits in nf4", "9.0 GiB"),
             Offer("here", "local", "fits", "1.0 GiB"),
@@ -240,12 +240,12 @@ def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
         await pilot.pause()
         await stage.idle(pilot)
 
-    assert play(act).desk.executed == ["/model here"]
+    assert play(act).backend.executed == ["/model here"]
 
 
 def test_a_registry_that_cannot_be_read_is_told() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.registry = SettingsError("registry.yaml line 3: no such key")
+        stage.backend.registry = SettingsError("registry.yaml line 3: no such key")
         await stage.send("/models", pilot)
         assert "registry.yaml line 3" in stage.screen_text
 

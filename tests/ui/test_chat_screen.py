@@ -15,7 +15,7 @@ from tests.ui.stage import Stage, play
 
 
 def roles(stage: Stage) -> list[str]:
-    return [turn.role for turn in stage.desk.conversation.turns]
+    return [turn.role for turn in stage.backend.conversation.turns]
 
 
 def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
@@ -29,7 +29,7 @@ def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
         assert stage.chat.composer.text == ""
 
     stage = play(act)
-    assert [(turn.role, turn.content) for turn in stage.desk.conversation.turns] == [
+    assert [(turn.role, turn.content) for turn in stage.backend.conversation.turns] == [
         ("user", "hi there"),
         ("assistant", "Hello, world!\n"),
     ]
@@ -71,14 +71,14 @@ def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
         assert "■ stopped" in stage.screen_text and stage.app.is_running
 
     stage = play(act, session)
-    assert stage.desk.conversation.turns[-1].stopped and stage.desk.conversation.turns[-1].content == "Hello"
+    assert stage.backend.conversation.turns[-1].stopped and stage.backend.conversation.turns[-1].content == "Hello"
 
 
 def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> None:
     async def act(stage: Stage, pilot) -> None:
         await stage.send("hi", pilot)
         assert "■ cut off at its limit of 6 tokens" in stage.screen_text
-        await stage.chat.transcript.rebuild(stage.desk.conversation.turns, False)
+        await stage.chat.transcript.rebuild(stage.backend.conversation.turns, False)
         await pilot.pause()
         assert "■ cut off at its limit of 6 tokens" in stage.screen_text
 
@@ -159,7 +159,7 @@ def test_a_failed_message_comes_back_into_the_field() -> None:
         await stage.send("short", pilot)
 
     stage = play(act, ScriptedSession(faults=[ContextError("at once too long", "shorten it")]))
-    assert [turn.content for turn in stage.desk.conversation.turns] == ["short", "Hello, world!\n"]
+    assert [turn.content for turn in stage.backend.conversation.turns] == ["short", "Hello, world!\n"]
 
 
 def test_thinking_is_folded_with_its_count_and_time() -> None:
@@ -179,7 +179,7 @@ def test_thinking_is_folded_with_its_count_and_time() -> None:
         assert "let me see, well" in stage.screen_text
 
     stage = play(act, ScriptedSession(steps=steps))
-    assert stage.desk.conversation.turns[-1].thinking == "let me see, well"
+    assert stage.backend.conversation.turns[-1].thinking == "let me see, well"
 
 
 def test_origins_have_a_mark_that_is_no_colour() -> None:
@@ -211,10 +211,10 @@ def test_the_meter_shows_speed_acceptance_positions_split_context_and_promise() 
 
 def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.conversation.wishes.mode = "ar"
+        stage.backend.conversation.wishes.mode = "ar"
         await stage.send("hi", pilot)
         assert "no drafts in this mode" in stage.screen_text
-        stage.desk.conversation.wishes.mode = "dflash"
+        stage.backend.conversation.wishes.mode = "dflash"
         await stage.send("hi", pilot)
         assert "AR here: 60.0, 2.00x" in stage.screen_text
 
@@ -266,16 +266,16 @@ def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
         def reload() -> None:
             from dflash_local.service.service import Service
 
-            stage.desk.conversation._load = lambda _pair, _draft: Service(fresh)
-            stage.desk.conversation.change_model(stage.desk.conversation.pair)
+            stage.backend.conversation._load = lambda _pair, _draft: Service(fresh)
+            stage.backend.conversation.change_model(stage.backend.conversation.pair)
 
-        stage.desk.acts["/model scripted"] = reload
+        stage.backend.acts["/model scripted"] = reload
         await stage.send("/model scripted", pilot)
         await stage.send("again", pilot)
         assert "Hello, world!" in stage.screen_text
 
     stage = play(act, ScriptedSession(faults=[EngineError("dead context")]))
-    assert fresh.requests and not stage.desk.conversation.broken
+    assert fresh.requests and not stage.backend.conversation.broken
 
 
 def test_hello_is_what_these_tests_think_it_is() -> None:

@@ -44,7 +44,7 @@ def pulling(stage: Stage) -> PullScreen | None:
 
 
 async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-untyped-def]
-    stage.desk.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
+    stage.backend.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
     await pilot.press("f7")
     await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
     await pilot.press(*keys, "enter")
@@ -56,7 +56,7 @@ def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.on_pull = pull
+        stage.backend.on_pull = pull
         await choose(stage, pilot, "down")
         assert "It takes 19.0 GiB of disk." in stage.screen_text
         assert "It fits this machine in nf4." in stage.screen_text
@@ -72,7 +72,7 @@ def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -
         await stage.idle(pilot)
 
     stage = play(act, size=size)
-    assert stage.desk.pulls == ["own/Fits-9B"] and stage.desk.executed == ["/model own/Fits-9B"]
+    assert stage.backend.pulls == ["own/Fits-9B"] and stage.backend.executed == ["/model own/Fits-9B"]
 
 
 def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
@@ -87,7 +87,7 @@ def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
 
     stage = play(act)
-    assert stage.desk.pulls == [] == stage.desk.executed
+    assert stage.backend.pulls == [] == stage.backend.executed
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
@@ -95,7 +95,7 @@ def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.on_pull = pull
+        stage.backend.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
         await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
@@ -107,7 +107,7 @@ def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
         await stage.until(lambda: pulling(stage) is None, pilot)
         assert "own/Fits-9B  partial" in stage.screen_text
 
-    assert play(act).desk.executed == []
+    assert play(act).backend.executed == []
 
 
 def test_an_error_is_one_line_and_enter_tries_again() -> None:
@@ -115,7 +115,7 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
     pull.gate.set()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.on_pull = pull
+        stage.backend.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
         await stage.until(lambda: "error: the Hub cannot be reached; is there a network?" in stage.screen_text, pilot)
@@ -126,14 +126,14 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
         await stage.until(lambda: pulling(stage) is None, pilot)
         assert "own/Fits-9B  local" in stage.screen_text
 
-    assert play(act).desk.pulls == ["own/Fits-9B"] * 2
+    assert play(act).backend.pulls == ["own/Fits-9B"] * 2
 
 
 def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.on_pull, stage.desk.registry = pull, [BIG, FITS, HERE]
+        stage.backend.on_pull, stage.backend.registry = pull, [BIG, FITS, HERE]
         for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
             await stage.send(line, pilot)
             assert words in stage.screen_text and pulling(stage) is None
@@ -148,14 +148,14 @@ def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> N
         await stage.until(lambda: f"/model {FITS.name} talks to it" in stage.screen_text, pilot)
 
     stage = play(act)
-    assert stage.desk.pulls == [FITS.name] and stage.desk.executed == []
+    assert stage.backend.pulls == [FITS.name] and stage.backend.executed == []
 
 
 def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.desk.on_pull, stage.desk.registry = pull, [FITS]
+        stage.backend.on_pull, stage.backend.registry = pull, [FITS]
         await stage.send(f"/pull {FITS.name}", pilot)
         await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
         await pilot.press("ctrl+q")

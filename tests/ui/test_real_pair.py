@@ -30,4 +30,4 @@ def test_a_chat_and_a_race_with_the_demo_pair() -> None:
         await stage.until(lambda: "identical: yes" in stage.screen_text, pilot)
 
     stage = play(act, wishes=Wishes({"temperature": 0.0}), load=load)
-    assert stage.desk.conversation.turns[-1].content.startswith("1, 2, 3")
+    assert stage.backend.conversation.turns[-1].content.startswith("1, 2, 3")

@@ -113,13 +113,13 @@ async def _models(screen: ChatScreen, _argument: str) -> None:
             await screen.say_error(ended.error)
             return
         screen.readings.state = "ready"
-        screen.app.push_screen(ModelsScreen(screen.desk, ended.result), chosen)
+        screen.app.push_screen(ModelsScreen(screen.backend, ended.result), chosen)
 
     async def chosen(offer: Offer | None) -> None:
         if offer is not None:
             await screen.action_command(f"/model {offer.name}")
 
-    screen.begin(screen.desk.offers, listed)
+    screen.begin(screen.backend.offers, listed)
 
 
 async def _pull(screen: ChatScreen, argument: str) -> None:
@@ -136,7 +136,7 @@ async def _pull(screen: ChatScreen, argument: str) -> None:
         if offer.here:
             await screen.say(f"{offer.name} is here: /model {offer.name} talks to it")
         else:
-            screen.app.push_screen(PullScreen(screen.desk, offer, ask=not offer.fine), back)
+            screen.app.push_screen(PullScreen(screen.backend, offer, ask=not offer.fine), back)
 
     async def back(pulled: Pulled | None) -> None:
         if pulled is not None and pulled.talk:
@@ -145,7 +145,7 @@ async def _pull(screen: ChatScreen, argument: str) -> None:
             more = f": /model {pulled.offer.name} talks to it" if pulled.offer.here else ""
             await screen.say(pulled.word + more)
 
-    screen.begin(lambda: screen.desk.offer(argument), found)
+    screen.begin(lambda: screen.backend.offer(argument), found)
 
 
 async def _theme(screen: ChatScreen, argument: str) -> None:

@@ -15,7 +15,7 @@ from dflash_local.errors import DFlashError
 from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.web import follow, markup
-from dflash_local.ui.web.desk import Desk
+from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.exports import links
 from dflash_local.ui.web.figures import figures, one_line
 from dflash_local.ui.web.reply import Reply
@@ -29,9 +29,9 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def build(desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
     """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    ChatTab(desk, visitors, opened)
+    ChatTab(backend, visitors, opened)
 
 
 def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbox:
@@ -42,8 +42,8 @@ def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbo
 class ChatTab:
     """The components and what they do."""
 
-    def __init__(self, desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
-        self._desk, self._visitors = desk, visitors
+    def __init__(self, backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+        self._backend, self._visitors = backend, visitors
         with gr.Row(elem_classes="df-split"):
             with gr.Column(scale=7, min_width=300):
                 self.pair = gr.HTML(elem_classes="df-plain")
@@ -89,7 +89,7 @@ class ChatTab:
         self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
 
     def _settings(self) -> None:
-        model = self._desk.resident.model
+        model = self._backend.resident.model
         with gr.Accordion("Settings", open=False):
             self.own = gr.HTML(elem_classes="df-plain")
             self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
@@ -197,7 +197,7 @@ class ChatTab:
 
     def _look(self, request: gr.Request) -> Changes:
         """The window is new, or was elsewhere: another pair may have been loaded meanwhile."""
-        visitor, model = self._visitors.of(request), self._desk.resident.model
+        visitor, model = self._visitors.of(request), self._backend.resident.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
             self.talk: gr.update(placeholder=self._welcome(), examples=self._examples()),
@@ -261,7 +261,7 @@ class ChatTab:
         return changes
 
     def _pair(self) -> str:
-        resident = self._desk.resident
+        resident = self._backend.resident
         facts = resident.facts
         how = "not loaded yet: the first message loads it"
         if facts is not None:
@@ -272,16 +272,16 @@ class ChatTab:
     def _welcome(self) -> str:
         """What stands in an empty conversation."""
         return "\n\n".join(
-            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._desk.notes))
+            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._backend.notes))
         )
 
     def _examples(self) -> list[ExampleMessage]:
         """The prompts to begin with; a click sends one."""
-        return [{"text": prompt} for prompt in self._desk.examples]
+        return [{"text": prompt} for prompt in self._backend.examples]
 
     def _wishes(self, given: Given) -> Wishes:
         return wishes_of(
-            self._desk.resident,
+            self._backend.resident,
             system=given[self.system] or "",
             mode=given[self.mode] or "",
             thinking=given[self.thinking],

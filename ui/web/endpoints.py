@@ -15,8 +15,8 @@ from dflash_local.request import Message, Request
 from dflash_local.service.conversation import summary
 from dflash_local.service.wishes import merged
 from dflash_local.ui.readings import Readings
+from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.contest import Contest
-from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.race import race_content, race_request
 from dflash_local.ui.web.reply import Reply
@@ -24,14 +24,14 @@ from dflash_local.ui.web.talk import wishes_of
 from dflash_local.ui.web.visitors import Visitors
 
 
-def build(desk: Desk, visitors: Visitors) -> None:
+def build(backend: Backend, visitors: Visitors) -> None:
     """Add the endpoints; called inside the page's ``gr.Blocks``."""
-    gr.api(_chat(desk, visitors), api_name="chat", concurrency_limit=None)
-    gr.api(_race(desk, visitors), api_name="race", concurrency_limit=None)
+    gr.api(_chat(backend, visitors), api_name="chat", concurrency_limit=None)
+    gr.api(_race(backend, visitors), api_name="race", concurrency_limit=None)
     gr.api(_stop(visitors), api_name="stop", concurrency_limit=None)
 
 
-def _chat(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
+def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
     async def chat(
         request: gr.Request,
         message: str,
@@ -53,7 +53,7 @@ def _chat(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
             system: the system prompt.
             temperature: 0 is greedy; null is the model's own, as for all that follow.
         """
-        resident = desk.resident
+        resident = backend.resident
         wishes_given = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_tokens, "seed": seed}
         try:
             wishes = wishes_of(resident, system, mode or "", thinking, block_size=block_size, **wishes_given)
@@ -88,7 +88,7 @@ def _chat(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
     return chat
 
 
-def _race(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
+def _race(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
     async def race(
         request: gr.Request,
         prompt: str = "",
@@ -104,8 +104,8 @@ def _race(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
             temperature: 0 is greedy.
             seed: of both; null draws one.
         """
-        resident = desk.resident
-        text = prompt or next(iter(desk.examples), "")
+        resident = backend.resident
+        text = prompt or next(iter(backend.examples), "")
         try:
             contest = Contest(resident, race_request(resident, text, max_tokens, temperature, seed))
         except DFlashError as error:
@@ -120,7 +120,7 @@ def _race(desk: Desk, visitors: Visitors) -> Callable[..., Any]:
                     seen = contest.state
                     yield seen, {}
             result = _result(job)
-            yield result.verdict, await asyncio.to_thread(race_content, desk, result, text)
+            yield result.verdict, await asyncio.to_thread(race_content, backend, result, text)
         finally:
             job.cancel()
             running.remove(contest)

@@ -128,7 +128,7 @@ class _Tab:
         return self._standing(), _pulling(pull), pull is not None and pull.running
 
     def _standing(self) -> str:
-        status = self._models.desk.resident.status
+        status = self._models.backend.resident.status
         if status.state == "loading" and status.progress is not None:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
         return markup.paragraph(self._models.standing, "error" if status.state == "broken" else "note")
@@ -155,7 +155,7 @@ class _Tab:
         return offers
 
     def _drawn(self, offers: Sequence[Offer], chosen: str, columns: float) -> Updates:
-        model = self._models.desk.resident.model
+        model = self._models.backend.resident.model
         names = [offer.name for offer in offers]
         if chosen not in names:
             chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")
@@ -173,18 +173,18 @@ class _Tab:
 
     def _name(self, request: gr.Request) -> str:
         """The chosen pair; before any was chosen, the one that is served."""
-        return self._chosen.get(request) or self._models.desk.resident.model.name
+        return self._chosen.get(request) or self._models.backend.resident.model.name
 
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
         try:
-            return markup.block(self._models.desk.details(name, width)) if name else ""
+            return markup.block(self._models.backend.details(name, width)) if name else ""
         except DFlashError as error:
             return markup.failed(error)
 
     def _buttons(self, offer: Offer | None) -> Updates:
         """Load, unload, download, remove."""
-        resident, pull = self._models.desk.resident, self._models.pull
+        resident, pull = self._models.backend.resident, self._models.pull
         ready = resident.status.state == "ready"
         if offer is None:
             states = (False, ready, False, False)

@@ -1,6 +1,6 @@
 """The pairs of this machine as all windows see them: one download at a time, one pair loaded.
 
-Knows the desk; draws nothing.
+Knows the backend; draws nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import Download
 from dflash_local.ui.offers import Offer, in_order
 from dflash_local.ui.readings import precision
-from dflash_local.ui.web.desk import Desk
+from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.jobs import Job
 
 
@@ -24,12 +24,12 @@ class Pull:
         job: its thread. notice: the last thing that the store said besides figures.
     """
 
-    def __init__(self, desk: Desk, name: str) -> None:
+    def __init__(self, backend: Backend, name: str) -> None:
         self.name, self.notice = name, ""
         self._download = Download()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.job: Job[None] = Job(lambda: desk.pull(name, self._hear, self._stop.is_set), self._stop.set)
+        self.job: Job[None] = Job(lambda: backend.pull(name, self._hear, self._stop.is_set), self._stop.set)
 
     def _hear(self, event: PullProgress | Notice) -> None:
         with self._lock:
@@ -73,8 +73,8 @@ class Pull:
 class ModelsView:
     """What the Models tab and its endpoints do. Every method may be called from any thread."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self._lock = threading.Lock()
         self._pull: Pull | None = None
         self._removed = 0
@@ -87,7 +87,7 @@ class ModelsView:
     @property
     def version(self) -> str:
         """Another text whenever the table may have changed."""
-        pull, status = self._pull, self.desk.resident.status
+        pull, status = self._pull, self.backend.resident.status
         pulled = "" if pull is None else f"{id(pull)} {pull.running}"
         return f"{pulled}/{self._removed}/{status.model}/{status.state}"
 
@@ -97,7 +97,7 @@ class ModelsView:
         Raises:
             DFlashError: the registry cannot be read.
         """
-        return in_order(self.desk.offers())
+        return in_order(self.backend.offers())
 
     def offer(self, name: str) -> Offer:
         """The pair of that name.
@@ -105,7 +105,7 @@ class ModelsView:
         Raises:
             UnknownModelError: the registry has none.
         """
-        return self.desk.offer(name)
+        return self.backend.offer(name)
 
     def load(self, name: str) -> str:
         """Have a pair in memory in place of the one that is loaded; says what was loaded.
@@ -113,7 +113,7 @@ class ModelsView:
         Raises:
             UsageError: it is not on this machine. DFlashError: it cannot be loaded.
         """
-        resident = self.desk.resident
+        resident = self.backend.resident
         if not resident.model.answers_to(name):
             offer = self.offer(name)
             if not offer.here:
@@ -124,13 +124,13 @@ class ModelsView:
 
     def unload(self) -> str:
         """Give its memory back; says how it is then."""
-        self.desk.resident.unload()
+        self.backend.resident.unload()
         return self.standing
 
     @property
     def standing(self) -> str:
         """How the pair is that page and endpoint share, in a sentence."""
-        status, facts = self.desk.resident.status, self.desk.resident.facts
+        status, facts = self.backend.resident.status, self.backend.resident.facts
         if status.state == "broken":
             return f"{status.model} cannot be used: {status.error}"
         if status.state == "loading":
@@ -154,7 +154,7 @@ class ModelsView:
         with self._lock:
             if self._pull is not None and self._pull.running:
                 raise BusyError(f"{self._pull.name} is being downloaded", "one at a time: wait for it, or cancel it")
-            self._pull = Pull(self.desk, offer.name)
+            self._pull = Pull(self.backend, offer.name)
             return self._pull
 
     def removal(self, name: str) -> str:
@@ -163,7 +163,7 @@ class ModelsView:
         Raises:
             DFlashError: it cannot be removed.
         """
-        return self.desk.removal(self._removable(name))
+        return self.backend.removal(self._removable(name))
 
     def remove(self, name: str) -> str:
         """Delete a pair's files; says what was freed.
@@ -171,7 +171,7 @@ class ModelsView:
         Raises:
             DFlashError: it cannot be removed.
         """
-        said = self.desk.remove(self._removable(name))
+        said = self.backend.remove(self._removable(name))
         self._removed += 1
         return said
 

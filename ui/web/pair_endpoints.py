@@ -81,7 +81,7 @@ class _Calls:
     def models(self) -> Any:
         """The pairs of the registry: name, state on this machine, whether it fits, size of the download."""
         with _told():
-            served = self._models.desk.resident.model.name
+            served = self._models.backend.resident.model.name
             return [{**asdict(offer), "served": offer.name == served} for offer in self._models.offers()]
 
     @_gives(dict[str, Any])
@@ -148,9 +148,9 @@ class _Calls:
             prompts: how many of them; 0 takes all.
         """
         with _told():
-            desk = self._models.desk
-            chosen = await asyncio.to_thread(desk.bench_prompts)
-            run = BenchRun(desk.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
+            backend = self._models.backend
+            chosen = await asyncio.to_thread(backend.bench_prompts)
+            run = BenchRun(backend.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
             job: Job[None] = Job(run.run, run.stop)
             running = self._visitors.of(request).running
             running.append(run)
@@ -159,7 +159,7 @@ class _Calls:
                     yield {"line": line, "fraction": fraction}
                 if job.error is not None:
                     raise job.error
-                yield bench_run.report(run, await asyncio.to_thread(desk.provenance))
+                yield bench_run.report(run, await asyncio.to_thread(backend.provenance))
             finally:
                 job.cancel()
                 running.remove(run)
@@ -168,7 +168,7 @@ class _Calls:
     def about(self) -> Any:
         """Versions, machine, the pair that is served, and how strong the promise of equal text is with it."""
         with _told():
-            return dict(self._models.desk.about())
+            return dict(self._models.backend.about())
 
     @_gives(dict[str, Any])
     async def certify(self, request: gr.Request) -> AsyncIterator[Any]:
@@ -177,7 +177,7 @@ class _Calls:
         /stop ends it.
         """
         with _told():
-            one = Certifying(self._models.desk)
+            one = Certifying(self._models.backend)
             running = self._visitors.of(request).running
             running.append(one)
             try:

@@ -19,9 +19,9 @@ from dflash_local.service.race import MODES, Lane, Race
 from dflash_local.service.resident import Resident
 from dflash_local.service.wishes import merged
 from dflash_local.ui.web import markup
+from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.chat import line
 from dflash_local.ui.web.contest import NAMES, Contest, Replay, Track
-from dflash_local.ui.web.desk import Desk
 from dflash_local.ui.web.figures import NONE, rate
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.talk import wishes_of
@@ -34,9 +34,9 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def build(desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
+def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
     """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    RaceTab(desk, visitors, opened)
+    RaceTab(backend, visitors, opened)
 
 
 def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
@@ -54,8 +54,8 @@ def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any,
 class RaceTab:
     """The components and what they do."""
 
-    def __init__(self, desk: Desk, visitors: Visitors, opened: gr.Tab) -> None:
-        self._desk, self._visitors = desk, visitors
+    def __init__(self, backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+        self._backend, self._visitors = backend, visitors
         self._offered: set[str] = set()  # built-in prompts that stood in a field
         with gr.Row(elem_classes="df-composer"):
             self.prompt = gr.Textbox(show_label=False, container=False, lines=2, max_lines=8, scale=8, min_width=240)
@@ -81,12 +81,12 @@ class RaceTab:
         prompt = given[self.prompt] or ""
         try:
             asked = race_request(
-                self._desk.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
+                self._backend.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
             )
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
-        contest = Contest(self._desk.resident, asked)
+        contest = Contest(self._backend.resident, asked)
         job = Job(contest.run, contest.stop)
         visitor.running.append(contest)
         try:
@@ -119,7 +119,7 @@ class RaceTab:
             yield self._drawn(replay.tracks, "replay at true speed; Stop goes to the end", race)
             await asyncio.sleep(PULSE_S)
         replay.advance(float("inf"))
-        content = await asyncio.to_thread(race_content, self._desk, race, prompt)
+        content = await asyncio.to_thread(race_content, self._backend, race, prompt)
         save = markup.saved("Save as JSON", "race.json", content)
         yield {
             **self._drawn(replay.tracks, "", race),
@@ -134,7 +134,7 @@ class RaceTab:
 
     def _offer(self, prompt: str = "") -> Any:
         """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
-        texts = self._desk.examples
+        texts = self._backend.examples
         stale = not prompt or (prompt in self._offered and prompt not in texts)
         self._offered.update(texts)
         return texts[0] if stale and texts else gr.skip()
@@ -143,9 +143,9 @@ class RaceTab:
         return {self.status: markup.paragraph(state), self.lanes: lanes(tracks, race)}
 
 
-def race_content(desk: Desk, race: Race, prompt: str) -> dict[str, Any]:
+def race_content(backend: Backend, race: Race, prompt: str) -> dict[str, Any]:
     """A race as it is saved: with what it was measured on."""
-    return {**desk.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
+    return {**backend.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
 
 
 def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:

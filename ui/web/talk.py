@@ -24,7 +24,7 @@ from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Notification:
     """A turn, and how the page shows it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Talk:
         self.readings = Readings(mode=resident.model.mode)
         self._resident = resident
         self._lock = threading.RLock()
-        self._said: list[Said] = []
+        self._said: list[Notification] = []
         self._system = ""
         self._reply: Reply | None = None
         self._coming: Reply | None = None  # until it is a turn, or nothing
@@ -99,7 +99,7 @@ class Talk:
         with self._lock:
             self._begin(wishes)
             before = list(self._said)
-            self._said.append(Said(Turn("user", text), shown(text)))
+            self._said.append(Notification(Turn("user", text), shown(text)))
             return self._start(wishes, before, wishes.sampling)
 
     def again(self, wishes: Wishes) -> Reply:
@@ -189,7 +189,7 @@ class Talk:
         if self.busy:
             raise BusyError("a reply is on its way", "Stop ends it")
 
-    def _start(self, wishes: Wishes, before: list[Said], sampling: dict[str, float | int]) -> Reply:
+    def _start(self, wishes: Wishes, before: list[Notification], sampling: dict[str, float | int]) -> Reply:
         """Ask for a reply to what was said; ``before`` is what was said when nothing comes of it."""
         try:
             request = self._request(wishes, sampling)
@@ -219,7 +219,7 @@ class Talk:
             thinking=wishes.thinking,
         )
 
-    def _settle(self, reply: Reply, before: list[Said]) -> None:
+    def _settle(self, reply: Reply, before: list[Notification]) -> None:
         with self._lock:
             self._known = reply.facts or self._known
             if reply is not self._reply:  # the conversation was cleared meanwhile
@@ -230,7 +230,7 @@ class Talk:
                 self.readings.state = "ready"
                 return
             turn = Turn("assistant", reply.text, reply.thinking, reply.stopped, summary(reply.finished))
-            self._said.append(Said(turn, reply.answer, reply.thoughts, reply.thinking_title, reply.pieces))
+            self._said.append(Notification(turn, reply.answer, reply.thoughts, reply.thinking_title, reply.pieces))
 
 
 def shown(text: str) -> str:

@@ -25,8 +25,8 @@ from tests.service.scripted import ScriptedSession
 
 
 @dataclass
-class FakeDesk:
-    """A desk whose answers the test decides."""
+class FakeBackend:
+    """A backend whose answers the test decides."""
 
     resident: Resident
     notes: Sequence[str] = ()
@@ -79,7 +79,7 @@ class Site:
 
     port: int
     resident: Resident
-    desk: FakeDesk
+    backend: FakeBackend
     server: Server
 
     @property
@@ -91,14 +91,14 @@ class Site:
 def site(
     *sessions: Session,
     rules: Rules | None = None,
-    change: Callable[[FakeDesk], None] = lambda _desk: None,
-    make: Callable[[Resident], Any] = FakeDesk,
+    change: Callable[[FakeBackend], None] = lambda _backend: None,
+    make: Callable[[Resident], Any] = FakeBackend,
     find: Callable[[str], Model] | None = None,
 ) -> Iterator[Site]:
     """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
 
     Args:
-        change: makes the desk what the test wants before the page is built. make: another desk than the fake one.
+        change: makes the backend what the test wants before the page is built. make: another backend than the fake one.
         find: what other names mean.
     """
     from dflash_local.ui.web.page import page
@@ -107,17 +107,17 @@ def site(
     metrics = Metrics()
     model = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
     resident = Resident(model, find, None, metrics.observe)
-    desk = make(resident)
-    change(desk)
+    backend = make(resident)
+    change(backend)
     endpoint = Endpoint(resident, metrics)
-    built = page(desk, lambda: endpoint.draining)
+    built = page(backend, lambda: endpoint.draining)
     sock = listen("127.0.0.1", 0)
     server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     try:
-        yield Site(sock.getsockname()[1], resident, desk, server)
+        yield Site(sock.getsockname()[1], resident, backend, server)
     finally:
         resident.close()
         server.end()

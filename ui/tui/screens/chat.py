@@ -19,9 +19,9 @@ from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.readings import Readings
+from dflash_local.ui.tui.backend import Backend, Notification
 from dflash_local.ui.tui.board import Board
 from dflash_local.ui.tui.collector import SETTLE_S, Collector
-from dflash_local.ui.tui.desk import Desk, Said
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, own_command
@@ -56,16 +56,16 @@ class ChatScreen(Screen[None]):
         Binding("pagedown", "scroll_page(1)", "Down", show=False, priority=True),
     ]
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__()
-        self.desk = desk
-        self.conversation = desk.conversation
+        self.backend = backend
+        self.conversation = backend.conversation
         self.readings = Readings(mode=self.conversation.wishes.mode, state="loading")
-        self.commands = {**desk.commands, **{usage: about for usage, (about, _) in OWN.items()}}
+        self.commands = {**backend.commands, **{usage: about for usage, (about, _) in OWN.items()}}
         self._board = Board(self, self.conversation, self.readings)
         self._inbox = Inbox()
         self.jobs = Jobs(self._inbox)
-        self.memory = MemoryWatch(desk.memory, self._inbox.put)
+        self.memory = MemoryWatch(backend.memory, self._inbox.put)
         self._job: Callable[[Ended], Any] | None = None  # what to do at the end of the running job
         self._answer: Answer | None = None
         self._stopping = False
@@ -86,10 +86,10 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.add_class("-metered")
-        self.desk.attach(self._inbox.put)
-        if self.desk.greeting:
-            await self.say(self.desk.greeting)
-        await self.transcript.offer(self.desk.examples)
+        self.backend.attach(self._inbox.put)
+        if self.backend.greeting:
+            await self.say(self.backend.greeting)
+        await self.transcript.offer(self.backend.examples)
         self.begin(self.conversation.open, self._loaded)
         self.memory.start()
         self.set_interval(PULSE_S, self._drain)
@@ -159,7 +159,7 @@ class ChatScreen(Screen[None]):
         if steps and self._view is not None:
             await self._view.feed(steps)
         for item in items:
-            if isinstance(item, Said):
+            if isinstance(item, Notification):
                 await self.say(item.text, item.level)
             elif isinstance(item, LoadProgress):
                 self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
@@ -287,11 +287,11 @@ class ChatScreen(Screen[None]):
             if self.conversation.facts is not loaded:
                 self.take_facts()
             if self.conversation.turns != before or self.conversation.facts is not loaded:
-                await self.transcript.offer(() if self.conversation.turns else self.desk.examples)
+                await self.transcript.offer(() if self.conversation.turns else self.backend.examples)
             self.readings.state = "ready" if self.conversation.facts is not None else "no model is loaded"
             self.readings.mode = self.conversation.wishes.mode
 
-        if not self.begin(lambda: self.desk.execute(line), then):
+        if not self.begin(lambda: self.backend.execute(line), then):
             self.composer.put(line)
 
     def action_stop(self) -> None:

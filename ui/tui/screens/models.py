@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 
 from dflash_local.terminal import safe_line
 from dflash_local.ui.offers import Offer, in_order
-from dflash_local.ui.tui.desk import Desk
+from dflash_local.ui.tui.backend import Backend
 from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 
 
@@ -23,9 +23,9 @@ class ModelsScreen(ModalScreen[Offer | None]):
     BINDINGS = [Binding("escape,f7,q", "dismiss", "Close")]
     CSS_PATH = "models.tcss"
 
-    def __init__(self, desk: Desk, offers: Sequence[Offer]) -> None:
+    def __init__(self, backend: Backend, offers: Sequence[Offer]) -> None:
         super().__init__()
-        self._desk = desk
+        self._backend = backend
         self._offers = in_order(offers)
 
     def compose(self) -> ComposeResult:
@@ -55,7 +55,7 @@ class ModelsScreen(ModalScreen[Offer | None]):
                 line = Content(_line(pulled.offer, self._width))
                 self.query_one(OptionList).replace_option_prompt_at_index(event.option_index, line)
 
-        self.app.push_screen(PullScreen(self._desk, offer), back)
+        self.app.push_screen(PullScreen(self._backend, offer), back)
 
     @property
     def _width(self) -> int:

@@ -18,7 +18,7 @@ from dflash_local.events import Notice, PullProgress
 from dflash_local.terminal import byte_size, safe, safe_line
 from dflash_local.ui.downloads import Download
 from dflash_local.ui.offers import Offer
-from dflash_local.ui.tui.desk import Desk
+from dflash_local.ui.tui.backend import Backend
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.widgets.bars import bar
 
@@ -61,9 +61,9 @@ class PullScreen(ModalScreen[Pulled]):
     ]
     CSS_PATH = "pull.tcss"
 
-    def __init__(self, desk: Desk, offer: Offer, ask: bool = True) -> None:
+    def __init__(self, backend: Backend, offer: Offer, ask: bool = True) -> None:
         super().__init__()
-        self._desk, self._offer, self._ask = desk, offer, ask
+        self._backend, self._offer, self._ask = backend, offer, ask
         self._inbox = Inbox()
         self._jobs = Jobs(self._inbox)
         self._download = Download()
@@ -118,7 +118,7 @@ class PullScreen(ModalScreen[Pulled]):
 
     def _begin(self) -> None:
         self._download, self._cancelled, self._word, self.state = Download(), False, "", "running"
-        self._jobs.start(lambda: self._desk.pull(self._offer.name, self._inbox.put, lambda: self._cancelled))
+        self._jobs.start(lambda: self._backend.pull(self._offer.name, self._inbox.put, lambda: self._cancelled))
         self._show()
 
     def _pulse(self) -> None:

@@ -43,8 +43,8 @@ TAUGHT = "It shows how drafting works, not what a model knows: it was taught a f
 NO_GPU = "With a GPU real pairs run fast: the Models tab lists them and downloads one."
 
 
-class WebDesk:
-    """See ``ui.web.desk.Desk``.
+class WebBackend:
+    """See ``ui.web.backend.Backend``.
 
     Args:
         pair: the one that the command named; others come and go through ``resident.switch``.

@@ -11,7 +11,7 @@ from dflash_local.service.resident import Resident
 from dflash_local.ui.offers import Offer
 
 
-class Desk(Protocol):
+class Backend(Protocol):
     """The resident pair, and the commands that act on the pairs of this machine.
 
     Every method may be called from any thread and may take seconds or longer.

@@ -13,17 +13,17 @@ from dflash_local.ui.offers import Offer
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Notification:
     """One thing the program says to its user."""
 
     text: str
     level: Literal["note", "warning"] = "note"
 
 
-Hear = Callable[[Said | LoadProgress], None]
+Hear = Callable[[Notification | LoadProgress], None]
 
 
-class Desk(Protocol):
+class Backend(Protocol):
     """A conversation with the commands that act on it.
 
     Attributes:
