@@ -88,7 +88,7 @@ def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest
     report = json.loads(
         _run(folders[0], RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, baselines=True, as_json=True))
     )
-    assert [task.kind for task in asked] == ["eager", "compiled", "reference"]
+    assert [task.kind for task in asked] == ["eager", "reference", "compiled"]
     assert {one["reason"] for one in report["measured"]["baselines"]} == {"planted"}
     assert asked[0].family == "qwen3" and asked[0].drafter_config["block_size"] == 8
 
