@@ -15,12 +15,11 @@ import torch
 from dflash_local.check.product_error import DEVIATIONS, RESULT_ERROR, TERM_ERROR, Tried, gated_bound, row_ratios
 from dflash_local.kernels.experts import ExpertWeight, Routing, StackedWeight
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.product_check import mixed_rows
+from dflash_local.kernels.product_check import KINDS_OF_ROWS, mixed_rows
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 
-KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
 FAVOUR, STEP = 32.0, 0.125  # logits of a row's experts, of which each has less than the one before; others have 0
 ROUTING_ERROR = 2**-7  # of a row's weights, which are rounded to the logits' dtype
 

@@ -16,7 +16,7 @@ from dflash_local.check.findings import Finding
 from dflash_local.check.product_error import DEVIATIONS, RESULT_ERROR, TERM_ERROR, Tried, gated_bound, row_ratios
 from dflash_local.engine.session import Session
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.product_check import mixed_rows
+from dflash_local.kernels.product_check import KINDS_OF_ROWS, mixed_rows
 from dflash_local.kernels.quantized_weight import row_slices
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -25,7 +25,6 @@ from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.target import FusedTarget
 
 MANY_ROWS = MAX_ROWS + 16  # as prompts have: no few-row kernel takes them
-KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
 
 
 def check_products(session: Session) -> Finding:
@@ -66,8 +65,8 @@ def _rows(count: int, weight: Weight) -> torch.Tensor:
 
 
 def _tried(product: Linear | GateUp, x: torch.Tensor, got: torch.Tensor) -> Tried:
-    want = decoded_product(x.float(), product.weight)
-    terms = TERM_ERROR * decoded_product(x.float().square(), product.weight, squared=True).sqrt()
+    want, terms = decoded_product(x.float(), product.weight)
+    terms *= TERM_ERROR
     terms[(x != 0).sum(1) > 1] *= DEVIATIONS
     bound = terms + RESULT_ERROR * want.abs()
     if product.paired:
@@ -76,16 +75,16 @@ def _tried(product: Linear | GateUp, x: torch.Tensor, got: torch.Tensor) -> Trie
     return Tried(name, len(x), float(row_ratios(got, want, bound).max()))
 
 
-def decoded_product(x: torch.Tensor, weight: Weight, squared: bool = False) -> torch.Tensor:
-    """``x @ weight.T`` [M, N] in float32 by PyTorch over what the weight stands for, a slice at a time.
-
-    Args:
-        squared: of the weight's squares.
+def decoded_product(x: torch.Tensor, weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x @ weight.T`` in float32 by PyTorch over what the weight stands for, a slice at a time, and the root of the
+    sum of each result's squared terms: two [M, N].
     """
-    out = x.new_empty(len(x), weight.shape[0])
+    product, terms = (x.new_empty(len(x), weight.shape[0]) for _ in range(2))
+    squares = x.square()
     for rows, plain in _decoded(weight):
-        out[:, rows] = x @ (plain.square() if squared else plain).t()
-    return out
+        product[:, rows] = x @ plain.t()
+        terms[:, rows] = (squares @ plain.square().t()).sqrt()
+    return product, terms
 
 
 def _decoded(weight: Weight) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -14,6 +14,7 @@ MAX_ERROR = 2**-5  # of a result, and half of it of its row's root mean square; 
 ONE_HOT_ERROR = 2**-7  # of a single product, which is rounded once
 MARGIN = 8  # columns beside a result, which nothing may write to
 OUTLIER = 1000.0
+KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
 
 
 class ProductCheck:
@@ -77,10 +78,10 @@ class ProductCheck:
 def mixed_rows(rows: int, in_features: int, device: torch.device) -> torch.Tensor:
     """[rows, K]: Gaussian rows, rows with an outlier, one-hot rows and rows of zeros, by turns."""
     x = torch.randn(rows, in_features, device=device, generator=torch.Generator(device).manual_seed(0))
-    x[1::4, in_features // 3] = OUTLIER
-    x[2::4] = 0
-    x[2::4, in_features - 1] = 1
-    x[3::4] = 0
+    x[1::KINDS_OF_ROWS, in_features // 3] = OUTLIER
+    x[2::KINDS_OF_ROWS] = 0
+    x[2::KINDS_OF_ROWS, in_features - 1] = 1
+    x[3::KINDS_OF_ROWS] = 0
     return x.to(torch.bfloat16)
 
 

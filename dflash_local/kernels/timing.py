@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.split_kv import device_properties
 
 REPLAYS = 5
+TIMED_AGAIN = 4  # layers of a kind, at each load: milliseconds
 WARM_UP_S = 1.0
 L2_CACHES = 3  # as many times the card's L2 is read between two uses of a weight: replacement is not strictly by age
 # A time that differs by less tells nothing: between two loads clocks and other programs do as much.
@@ -78,6 +80,11 @@ class KernelTimer:
 def _is_near(one_us: float, other_us: float) -> bool:
     low, high = sorted((one_us, other_us))
     return high <= CHANGED * low or high - low <= LEAST_CHANGE_US
+
+
+def largest_tensor(weight: torch.Tensor | CodedWeight) -> torch.Tensor:
+    """Of what a weight lies in."""
+    return weight if isinstance(weight, torch.Tensor) else weight.codes
 
 
 def evicting(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:

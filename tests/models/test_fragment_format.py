@@ -24,6 +24,7 @@ from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
 from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.kernels.timing import largest_tensor
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
 from dflash_local.models.fused.formats import format_of
@@ -258,7 +259,7 @@ def test_candidates_are_timed_with_all_layers_warm_clocks_and_weights_that_no_ca
     of_many = [timed for timed in clock.timed if len(timed) > 1]
     assert {len(timed) for timed in of_many[:-1]} == {7} and len(of_many[-1]) == kernel_choice.TIMED_AGAIN
     assert clock.warmed == [1.0], "once for a load"
-    codes = [kernel_choice._codes(layer) for layer in layers]
+    codes = [largest_tensor(layer.weight) for layer in layers]
     for timed, read in zip(clock.timed, clock.read, strict=True):
         assert sum(part.nbytes for part in read) == min(3 * L2, sum(each.nbytes for each in codes[len(timed) :]))
         own = codes[: len(timed)] if len(timed) > 1 else codes[-1:]

@@ -23,13 +23,12 @@ from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, expe
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import KernelTimer
+from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.fragment_kernels import why_failed
 
 MEASURED_LAYERS = 16  # their routed experts are more than any L2 holds
-TIMED_AGAIN = 4  # layers, at each load: milliseconds
 ERROR = 1e-2  # of results in bfloat16 against PyTorch's, as their norm: what rounding alone makes is 3e-3
 REMEDY = "load it with --engine reference"
 
@@ -116,11 +115,6 @@ def _candidates(layer: Layer, gate_up: bool, rows: int) -> list[ExpertConfig]:
 
 def _weight(layer: Layer, gate_up: bool) -> ExpertWeight:
     return layer.matrices.gate_up if gate_up else layer.matrices.down
-
-
-def _codes(weight: ExpertWeight) -> torch.Tensor:
-    """Its largest tensor."""
-    return weight.weight if isinstance(weight.weight, torch.Tensor) else weight.weight.codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +255,7 @@ class _Product:
     def microseconds(self, config: ExpertConfig, layers: int) -> float:
         """Of one of the first layers' products; between two repetitions the other product's experts are read."""
         layers = min(layers, len(self._layers))
-        others = [_codes(_weight(layer, not self._gate_up)) for layer in self._layers]
+        others = [largest_tensor(_weight(layer, not self._gate_up).weight) for layer in self._layers]
         return self._timer.microseconds(partial(self._run, config, layers), layers, others)
 
     def _run(self, config: ExpertConfig, layers: int) -> None:

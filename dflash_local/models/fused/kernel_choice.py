@@ -13,14 +13,12 @@ from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import Say
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import KernelTimer
+from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
 from dflash_local.models.fused import fragment_format, fragment_kernels
 from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
 from dflash_local.models.fused.formats import LIBRARY, UNQUANTIZED, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.moe import MoEWeights
-
-TIMED_AGAIN = 4  # layers of a kind, at each load: milliseconds
 
 
 def choose_configs(
@@ -167,7 +165,7 @@ class _Kind:
     def microseconds(self, config: KernelConfig | None, layers: int) -> float:
         """Of one of the first layers' products."""
         layers = min(layers, len(self.members))
-        others = [_codes(each) for each in (*self.others, *self.members[layers:])]
+        others = [largest_tensor(each.weight) for each in (*self.others, *self.members[layers:])]
         return self.timer.microseconds(self.run(config, layers), layers, others)
 
     def run(self, config: KernelConfig | None, layers: int) -> Callable[[], object]:
@@ -190,8 +188,3 @@ def _fastest(kind: _Kind) -> KernelConfig | None:
         return LIBRARY
     kind.timer.warm_up(kind.run(configs[0], layers))
     return min(configs, key=lambda config: kind.microseconds(config, layers))
-
-
-def _codes(layer: Linear | GateUp) -> torch.Tensor:
-    """The largest tensor of its weight."""
-    return layer.weight if isinstance(layer.weight, torch.Tensor) else layer.weight.codes
