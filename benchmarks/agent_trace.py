@@ -154,13 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", default=list(BUNDLED), metavar="MODEL")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
-    wish = parser.parse_args(arguments)
-    found = [compared(model, wish.turns) for model in wish.models]
+    args = parser.parse_args(arguments)
+    found = [compared(model, args.turns) for model in args.models]
     for one in found:
         print("\n".join(lines(one)), end="\n\n")
-    if wish.out:
+    if args.out:
         results = {"report": "agent trace through the endpoint", "machine": provenance.machine(), "pairs": found}
-        write_atomic(wish.out, json.dumps(results, indent=1) + "\n", 0o644)
+        write_atomic(args.out, json.dumps(results, indent=1) + "\n", 0o644)
     return 0 if all(d["text"] == a["text"] for one in found for d, a in zip(one["dflash"], one["ar"])) else 1
 
 

@@ -246,10 +246,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="configurations of the decode attention")
     parser.add_argument("--out", type=Path, help="a JSON file for all times")
     parser.add_argument("--quick", action="store_true", help="checks, and the table's configurations only")
-    options = parser.parse_args()
+    args = parser.parse_args()
     print(torch.cuda.get_device_name(), device_properties(torch.device("cuda", 0)))
     tasks = [(shape, kind, form) for shape in SHAPES for kind in KINDS for form in FORMS]
-    if options.quick:
+    if args.quick:
         tasks = [
             (shape, kind, (config.block_kv, config.num_warps, config.num_stages))
             for shape, kind in itertools.product(SHAPES, KINDS)
@@ -273,9 +273,9 @@ def main() -> None:
         splits = config.programs_per_sm * device_properties(torch.device("cuda", 0)).num_sms // shape.num_kv_heads
         entry = f"({2 if kind == 'bf16' else 1}, {shape.head_dim}): {config}"
         print(f"CONFIGS, {kind}: {entry}; up to {splits} splits (MAX_SPLITS)")
-    if options.out:
+    if args.out:
         every = [asdict(time) for time in times]
-        options.out.write_text(json.dumps({"checks": found, "times": every, "refined": refined}, indent=1))
+        args.out.write_text(json.dumps({"checks": found, "times": every, "refined": refined}, indent=1))
     raise SystemExit(0 if all(found.values()) else 1)
 
 

@@ -68,13 +68,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
     own, options = _split(sys.argv[1:])
-    given = parser.parse_args(own)
+    args = parser.parse_args(own)
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.json"
         reports: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-        for _ in range(given.runs):
-            for side, tree in (("before", given.before), ("after", given.after)):
-                reports[side].append(run(tree.resolve(), pins, given.model, options))
+        for _ in range(args.runs):
+            for side, tree in (("before", args.before), ("after", args.after)):
+                reports[side].append(run(tree.resolve(), pins, args.model, options))
         pinned = json.loads(pins.read_text())
     sides = {side: [times(report) for report in found] for side, found in reports.items()}
     names = [name for name in sides["before"][0] if all(name in one for found in sides.values() for one in found)]
@@ -82,8 +82,8 @@ def main() -> None:
     for name, row in rows.items():
         before, after = median(row["before"]), median(row["after"])
         print(f"{name:60s} {before:14.5g} {after:14.5g} {after / before if before else 1.0:8.4f}")
-    if given.out:
-        given.out.write_text(json.dumps({"pins": pinned, "times": rows, "reports": reports}, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps({"pins": pinned, "times": rows, "reports": reports}, indent=1))
 
 
 if __name__ == "__main__":

@@ -91,12 +91,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--drafter-precision", default="8bit")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    runner = runner_of(asked.model, asked.stored, asked.drafter_precision, asked.context + 4096)
+    args = parser.parse_args()
+    runner = runner_of(args.model, args.stored, args.drafter_precision, args.context + 4096)
     runner.progress.limit.fill_(2**31 - 1)
-    report: dict[str, Any] = {"model": asked.model, "stored": asked.stored, "random_weights": True, "rows": {}}
-    for rows in asked.rows:
-        spent, kernels = spans(runner, rows, asked.context)
+    report: dict[str, Any] = {"model": args.model, "stored": args.stored, "random_weights": True, "rows": {}}
+    for rows in args.rows:
+        spent, kernels = spans(runner, rows, args.context)
         found = table(kernels)
         report["rows"][rows] = {"ms": spent, "kernels": found}
         busy, gaps = (sum(one[what] for one in found.values()) for what in ("exposed", "gap"))
@@ -106,9 +106,9 @@ def main() -> None:
                 f"  {one['launches']:6.1f} x {one['us'] / one['launches']:7.2f} us, exposed {one['exposed']:8.1f}, "
                 f"gap {one['gap']:6.1f}  {name[:60]}"
             )
-    if asked.out is not None:
+    if args.out is not None:
         report |= {"machine": machine(), "versions": versions()}
-        asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

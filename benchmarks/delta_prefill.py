@@ -172,11 +172,11 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=list(TARGETS))
     parser.add_argument("--chosen-only", action="store_true", help="leave the candidates out")
     parser.add_argument("--out", type=Path)
-    wish = parser.parse_args()
+    args = parser.parse_args()
     result: dict[str, Any] = {"what": "Gated-DeltaNet of one layer, random inputs", "at": {}}
     chosen = CONFIGS[torch.bfloat16]
-    for target in wish.targets:
-        for count in wish.rows:
+    for target in args.targets:
+        for count in args.rows:
             case = Case(shape_of(target), count)
             found: dict[str, Any] = {"us": case.whole(), "kernels_us": case.kernels(), "ways": []}
             print(f"{target}, {count} rows: " + ", ".join(f"{name} {us:.0f} us" for name, us in found["us"].items()))
@@ -184,15 +184,15 @@ def main() -> None:
             out, state = case.errors(None)
             print(f"  float32 reference: errors: outputs {out:.1e}, state {state:.1e}")
             found["twin_errors"] = {"outputs": out, "state": state}
-            others = () if wish.chosen_only else tuple(config for config in CANDIDATES if config != chosen)
+            others = () if args.chosen_only else tuple(config for config in CANDIDATES if config != chosen)
             for entry in measured(case, (chosen, *others)):
                 found["ways"].append(entry)
                 print(told(entry), flush=True)
             result["at"][f"{target}, {count} rows"] = found
             del case
             torch.cuda.empty_cache()
-    if wish.out is not None:
-        wish.out.write_text(json.dumps({**result, "machine": machine(), "versions": versions()}, indent=2) + "\n")
+    if args.out is not None:
+        args.out.write_text(json.dumps({**result, "machine": machine(), "versions": versions()}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -247,27 +247,27 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--floor", type=float, default=4.35, help="TB/s")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    args = parser.parse_args()
     began = time.perf_counter()
     found: dict[str, Any] = {}
-    for model in options.layers:
+    for model in args.layers:
         layer = LAYERS[model]
         for name in layer.formats:
             up = matrices(layer, name, 2 * layer.size, layer.hidden)
             down = matrices(layer, name, layer.hidden, layer.size)
             count = compile_ahead([(layer, up, down)])
-            wrong = [f"{rows} rows: {line}" for rows in options.rows for line in faults(layer, up, down, rows)]
+            wrong = [f"{rows} rows: {line}" for rows in args.rows for line in faults(layer, up, down, rows)]
             seconds = time.perf_counter() - began
             print(f"{model} {name}: {count} kernels, {len(wrong)} wrong; {seconds:.0f} s", flush=True)
             for line in wrong[:6]:
                 print("  WRONG", line, flush=True)
             of_format: dict[str, Any] = {"wrong": wrong}
-            for rows in options.rows:
+            for rows in args.rows:
                 for routing in ("uniform", "correlated") if rows > 1 else ("uniform",):
                     at = of_format[f"{rows} rows, {routing}"] = layer_times(
                         layer, up, down, rows, routing == "correlated"
                     )
-                    share = at["bytes"] / options.floor / 1e6 / at["products"]
+                    share = at["bytes"] / args.floor / 1e6 / at["products"]
                     (first, us), (second, second_us) = (next(iter(at[key].items())) for key in ("gate_up", "down"))
                     print(
                         f"  {rows} rows, {routing}: {at['experts']:.1f} experts; route {at['route']:.1f}, gate_up "
@@ -276,9 +276,9 @@ def main() -> None:
                         flush=True,
                     )
             found[f"{model} {name}"] = of_format
-            if options.out is not None:
+            if args.out is not None:
                 record = {"what": "experts of a layer, us", "us": found, "machine": machine(), "versions": versions()}
-                options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+                args.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             del up, down
             torch.cuda.empty_cache()
 

@@ -353,41 +353,41 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="more configurations than are chosen from at load")
     parser.add_argument("--humming", action="store_true", help="humming-kernels beside ours, where it is installed")
     parser.add_argument("--out", type=Path)
-    wish = parser.parse_args()
+    args = parser.parse_args()
     known = {str(shape): shape for shape in SHAPES}
-    unknown = [shape for shape in wish.shapes if shape not in known]
+    unknown = [shape for shape in args.shapes if shape not in known]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of {', '.join(map(repr, known))}")
-    shapes = [known[shape] for shape in wish.shapes]
+    shapes = [known[shape] for shape in args.shapes]
     torch.backends.cuda.matmul.allow_tf32 = False
     began = time.perf_counter()
-    count = compile_ahead(wish.formats, [*shapes, *(() if wish.no_check else RAGGED)], wish.more)
+    count = compile_ahead(args.formats, [*shapes, *(() if args.no_check else RAGGED)], args.more)
     print(f"{count} kernels compiled in {time.perf_counter() - began:.0f} s", flush=True)
     checks: dict[str, Any] = {}
-    for shape in () if wish.no_check else (*RAGGED, *shapes):
-        for name in wish.formats:
-            found = checks[f"{shape} {name}"] = faults(shape, name, wish.rows)
+    for shape in () if args.no_check else (*RAGGED, *shapes):
+        for name in args.formats:
+            found = checks[f"{shape} {name}"] = faults(shape, name, args.rows)
             errors = ", ".join(f"{kind} {error:.1e}" for kind, error in found["errors"].items())
             seconds = time.perf_counter() - began
             print(f"{shape} {name}: {errors}; {len(found['wrong'])} wrong; {seconds:.0f} s", flush=True)
             for line in found["wrong"][:6]:
                 print("  WRONG", line, flush=True)
     times: dict[str, Any] = {}
-    if wish.out is not None:
-        wish.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
-    for shape in () if wish.no_times else shapes:
-        bf16 = bf16_times(shape, wish.rows)
+    if args.out is not None:
+        args.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
+    for shape in () if args.no_times else shapes:
+        bf16 = bf16_times(shape, args.rows)
         times[str(shape)] = {"bf16": bf16}
         print(f"{shape} bf16: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in bf16.items()), flush=True)
-        for name in wish.formats:
-            found = times[str(shape)][name] = kernel_times(shape, name, wish.rows, wish.more)
+        for name in args.formats:
+            found = times[str(shape)][name] = kernel_times(shape, name, args.rows, args.more)
             for rows, every in found.items():
                 best = "; ".join(f"{us:.1f} {config}" for config, us in list(every.items())[:3])
                 gain = bf16[rows] / min(every.values())
                 print(f"  {name} {rows} rows: x{gain:.2f}: {best}", flush=True)
-            if wish.humming and name in HUMMING:
+            if args.humming and name in HUMMING:
                 try:
-                    library = humming_times(shape, name, wish.rows)
+                    library = humming_times(shape, name, args.rows)
                 except AssertionError:  # its configurations are for matrices of 128 rows
                     print("    humming does not take this shape", flush=True)
                     continue
@@ -396,8 +396,8 @@ def main() -> None:
                     "    humming: " + ", ".join(f"{rows} rows {us:.1f} us" for rows, us in library.items()), flush=True
                 )
         print(f"  {time.perf_counter() - began:.0f} s", flush=True)
-        if wish.out is not None:
-            wish.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
+        if args.out is not None:
+            args.out.write_text(json.dumps(_record(checks, times), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

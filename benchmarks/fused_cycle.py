@@ -26,23 +26,23 @@ def main() -> None:
     parser.add_argument("--drafter-precision", default="auto", help="how drafts are computed")
     parser.add_argument("--baselines", action="store_true", help="transformers and the reference engine beside it")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    row = registry.load().find(asked.model)
+    args = parser.parse_args()
+    row = registry.load().find(args.model)
     if row is None:
-        raise SystemExit(f"{asked.model} is no pair of the registry")
+        raise SystemExit(f"{args.model} is no pair of the registry")
     pair = of_row(row)
     block = pair.config.block_size
     stated = random_report.assumption((), row.published, block)
     measures = random_run.Measures(
-        tuple(asked.context), random_run.rows_of(block, stated.rows), asked.prefill, asked.drafter_precision
+        tuple(args.context), random_run.rows_of(block, stated.rows), args.prefill, args.drafter_precision
     )
     place = random_run.gpu("auto", "auto")
     found = random_run.measure(pair, measures, place, lambda _text, _part: None)
-    others = tuple(run_all(tasks(pair, measures.contexts[0], place))) if asked.baselines else ()
+    others = tuple(run_all(tasks(pair, measures.contexts[0], place))) if args.baselines else ()
     print("\n".join(random_report.random_lines(pair, measures, place, found, stated, others)))
-    if asked.out is not None:
+    if args.out is not None:
         report = random_report.random_report(pair, measures, place, found, stated, others)
-        asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -135,30 +135,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--offload", default="auto", help="auto: as planned")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
-    wish = parser.parse_args(arguments)
-    target, drafter = shapes(wish.folder)
-    where = card(wish.cap, wish.device)
+    args = parser.parse_args(arguments)
+    target, drafter = shapes(args.folder)
+    where = card(args.cap, args.device)
     asked = LoadConfig(
         dtype="bfloat16",
-        device=wish.device,
-        context=wish.context,
+        device=args.device,
+        context=args.context,
         engine="fused",
-        drafter_precision=wish.drafter_precision,
-        offload=wish.offload,
+        drafter_precision=args.drafter_precision,
+        offload=args.offload,
     )
     said = plan(target, drafter, where, asked)
     print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
-    if wish.cap is not None and wish.device != "cpu":
-        torch.cuda.set_per_process_memory_fraction(wish.cap * GIB / where.memory)
+    if args.cap is not None and args.device != "cpu":
+        torch.cuda.set_per_process_memory_fraction(args.cap * GIB / where.memory)
     load = said.load if said.fits else asked
-    book = ledger(target, drafter, Load.of("cuda", load, wish.context, drafter.block_size or 0))
-    pair = Pair(wish.folder.name, wish.folder / "target", wish.folder / "drafter", bundled=False)
-    measured = run(pair, load, Meter(wish.device))
+    book = ledger(target, drafter, Load.of("cuda", load, args.context, drafter.block_size or 0))
+    pair = Pair(args.folder.name, args.folder / "target", args.folder / "drafter", bundled=False)
+    measured = run(pair, load, Meter(args.device))
     predicted = book.peak or 0
     found = {
         "what": "fused engine, random weights of true shapes, batch 1: predicted and measured memory, bytes",
-        "context": wish.context,
-        "cap_gib": wish.cap,
+        "context": args.context,
+        "cap_gib": args.cap,
         "drafter_precision": load.drafter_precision,
         "offload": load.offload,
         "stored": said.stored,
@@ -172,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": versions(),
     }
     tell(book, found)
-    if wish.out is not None:
-        wish.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -110,10 +110,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--out", type=Path)
-    wish = parser.parse_args()
-    row = registry.load().find(wish.target)
+    args = parser.parse_args()
+    row = registry.load().find(args.target)
     if row is None:
-        raise SystemExit(f"{wish.target} is no pair of the registry")
+        raise SystemExit(f"{args.target} is no pair of the registry")
     pair = random_pair.of_row(row)
     runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
     block = pair.config.block_size
@@ -148,8 +148,8 @@ def main() -> None:
     for mode in ("ar", "dflash"):
         print(mode, {name: round(value, 3) for name, value in result[mode].items()})
     print("cycle, GPU time in ms by verified rows:", {rows: round(span, 3) for rows, span in costs.items()})
-    if wish.out is not None:
-        wish.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if args.out is not None:
+        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -175,39 +175,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cap", type=float, metavar="GIB", help="what torch's allocator may take")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
-    wish = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     config = LoadConfig(
-        device=wish.device,
+        device=args.device,
         engine="fused",
         dtype="bfloat16",
-        context=wish.context,
-        drafter_precision=wish.drafter_precision,
-        offload=wish.offload,
+        context=args.context,
+        drafter_precision=args.drafter_precision,
+        offload=args.offload,
     )
-    if wish.cap is not None and wish.device != "cpu":
-        torch.cuda.set_per_process_memory_fraction(wish.cap * GIB / torch.cuda.mem_get_info()[1])
+    if args.cap is not None and args.device != "cpu":
+        torch.cuda.set_per_process_memory_fraction(args.cap * GIB / torch.cuda.mem_get_info()[1])
     with ExitStack() as stack:
-        folder = Path(wish.pair)
+        folder = Path(args.pair)
         if not folder.is_dir():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="random-", dir=wish.at)))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="random-", dir=args.at)))
             began = time.perf_counter()
             build(
-                wish.pair,
+                args.pair,
                 folder,
-                layers=wish.layers,
-                tiny=wish.tiny,
-                device=wish.device,
-                stored=wish.stored,
-                tiled=not wish.whole,
+                layers=args.layers,
+                tiny=args.tiny,
+                device=args.device,
+                stored=args.stored,
+                tiled=not args.whole,
             )
             print(f"written in {time.perf_counter() - began:.1f} s")
             gc.collect()
-            if wish.device != "cpu":
+            if args.device != "cpu":
                 torch.cuda.empty_cache()
-        found = {"pair": wish.pair, "layout": wish.stored, **measure(folder, config, wish.runs, wish.timing)}
+        found = {"pair": args.pair, "layout": args.stored, **measure(folder, config, args.runs, args.timing)}
     tell(found)
-    if wish.out is not None:
-        wish.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

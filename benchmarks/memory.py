@@ -272,9 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON report")
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints (25 GB)")
     parser.add_argument("--tiny", action="store_true", help="toy shapes on the CPU, in seconds")
-    wish = parser.parse_args(arguments)
-    results = run(SMALL if wish.tiny else FULL, wish.work, "cpu" if wish.tiny else "cuda")
-    write_atomic(wish.out / "memory.json", json.dumps(results, indent=1) + "\n", 0o644)
+    args = parser.parse_args(arguments)
+    results = run(SMALL if args.tiny else FULL, args.work, "cpu" if args.tiny else "cuda")
+    write_atomic(args.out / "memory.json", json.dumps(results, indent=1) + "\n", 0o644)
     print("\n".join(lines(results)))
     return 0
 

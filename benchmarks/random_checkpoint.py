@@ -280,16 +280,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    wish = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     began = time.perf_counter()
     built = build(
-        wish.target,
-        wish.out,
-        layers=wish.layers,
-        tiny=wish.tiny,
-        device=wish.device,
-        stored=wish.stored,
-        tiled=wish.tiled,
+        args.target,
+        args.out,
+        layers=args.layers,
+        tiny=args.tiny,
+        device=args.device,
+        stored=args.stored,
+        tiled=args.tiled,
     )
     for part in (built.target, built.drafter):
         size = sum(file.stat().st_size for file in part.glob("*.safetensors"))

@@ -317,13 +317,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a toy shape on the CPU, in seconds")
     parser.add_argument("--keep", action="store_true", help="keep the checkpoints")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="start nothing after S seconds")
-    wish = parser.parse_args(arguments)
-    results = run(SMALL if wish.tiny else FULL, wish.work, "cpu" if wish.tiny else "cuda", Clock(wish.budget))
-    write_atomic(wish.out / "random_qwen35_9b.json", json.dumps(results, indent=1) + "\n", 0o644)
+    args = parser.parse_args(arguments)
+    results = run(SMALL if args.tiny else FULL, args.work, "cpu" if args.tiny else "cuda", Clock(args.budget))
+    write_atomic(args.out / "random_qwen35_9b.json", json.dumps(results, indent=1) + "\n", 0o644)
     print("\n".join(lines(results)))
-    if not wish.keep:
+    if not args.keep:
         for part in ("target", "drafter"):
-            shutil.rmtree(wish.work / part)
+            shutil.rmtree(args.work / part)
     return 1 if any(proof["verdict"] == "BUG" for proof in results["proofs"]) else 0
 
 

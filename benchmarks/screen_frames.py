@@ -126,17 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1000.0, help="tokens per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
-    wish = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     # A process for each: one that showed a long reply before has more garbage to look through.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        figures = pool.starmap(measured, [(wish.rate, wish.seconds, size) for size in SIZES.values()], chunksize=1)
+        figures = pool.starmap(measured, [(args.rate, args.seconds, size) for size in SIZES.values()], chunksize=1)
     found: dict[str, Any] = dict(zip(SIZES, figures, strict=True))
-    print(f"{wish.rate:g} tok/s for {wish.seconds:g} s, synthetic events; how late the screen's loop is, in ms")
+    print(f"{args.rate:g} tok/s for {args.seconds:g} s, synthetic events; how late the screen's loop is, in ms")
     rows = [(name, *(f"{row[key]:.1f}" for key in COLUMNS.values())) for name, row in found.items()]
     print("\n".join(report.table(("screen", *COLUMNS), rows)))
-    if wish.out:
-        results = {"report": "screen frames", "rate": wish.rate, "machine": provenance.machine(), "screens": found}
-        write_atomic(wish.out, json.dumps(results, indent=1) + "\n", 0o644)
+    if args.out:
+        results = {"report": "screen frames", "rate": args.rate, "machine": provenance.machine(), "screens": found}
+        write_atomic(args.out, json.dumps(results, indent=1) + "\n", 0o644)
     return 0
 
 

@@ -142,11 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
-    wish = parser.parse_args(arguments)
-    found = measured(wish.model, wish.minutes)
+    args = parser.parse_args(arguments)
+    found = measured(args.model, args.minutes)
     print("\n".join(lines(found)))
-    if wish.out:
-        write_atomic(wish.out, json.dumps(found, indent=1) + "\n", 0o644)
+    if args.out:
+        write_atomic(args.out, json.dumps(found, indent=1) + "\n", 0o644)
     return 1 if found["missed"] else 0
 
 

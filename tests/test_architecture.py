@@ -64,6 +64,8 @@ HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
 BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
+# Once private words for options, HTTP client, download, removal record, backend, job and the like.
+PRIVATE_WORDS = {"wish", "desk", "errand", "grave", "manner", "parcel", "shelf", "wire"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
@@ -291,6 +293,36 @@ def test_names_say_something() -> None:
     everything = [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
     vague = [path for path in everything if set(path.stem.lower().split("_")) & VAGUE_NAMES and path.suffix != ".pyc"]
     assert not vague
+
+
+def identifiers_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every name that a module defines, uses or imports, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias):
+            yield from ((name, node.lineno) for name in (node.name, node.asname) if name)
+        elif isinstance(node, (ast.Name, ast.Attribute, ast.arg, ast.keyword)):
+            name = {ast.Name: "id", ast.Attribute: "attr"}.get(type(node), "arg")
+            yield getattr(node, name) or "", node.lineno
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, node.lineno
+
+
+def words_of(identifier: str) -> set[str]:
+    """The words of ``snake_case`` or ``CamelCase``, lower case, each also without a plural's ending."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)
+    return {form for word in map(str.lower, words) for form in (word, word.removesuffix("s"), word.removesuffix("es"))}
+
+
+def test_names_are_the_fields_own() -> None:
+    found = [
+        f"{relative(path)}:{line} {name}"
+        for path in sources()
+        for name, line in [*identifiers_of(tree_of(path)), (path.stem, 1)]
+        if words_of(name) & PRIVATE_WORDS
+    ]
+    assert not found, "\n".join(found)
+    assert words_of("_ChatWishes") & PRIVATE_WORDS and words_of("WISH_of") & PRIVATE_WORDS
+    assert not words_of("wired_swish") & PRIVATE_WORDS
 
 
 def test_every_test_can_fail() -> None:

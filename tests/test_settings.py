@@ -1,4 +1,4 @@
-"""Where files go and what the user wishes, from an environment given as a mapping."""
+"""Where files go and what the user set, from an environment given as a mapping."""
 
 from __future__ import annotations
 

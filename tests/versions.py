@@ -62,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", help=f"of {', '.join(dict.fromkeys(s.library for s in SETS))}; all")
     parser.add_argument("--flags", default="", help="more words for pytest")
-    wish = parser.parse_args(arguments)
-    chosen = [one for one in SETS if not wish.libraries or one.library in wish.libraries]
+    args = parser.parse_args(arguments)
+    chosen = [one for one in SETS if not args.libraries or one.library in args.libraries]
     if not chosen:
-        parser.error(f"no set is of {' or '.join(wish.libraries)}")
-    found = [tested(one, wish.flags.split()) for one in chosen]
+        parser.error(f"no set is of {' or '.join(args.libraries)}")
+    found = [tested(one, args.flags.split()) for one in chosen]
     print("\n== versions")
     for code, installed in found:
         print(f"{'passed' if code == 0 else 'FAILED':<7} {', '.join(installed)}")

@@ -26,7 +26,7 @@ from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
-from dflash_local.api.wishes import Asked
+from dflash_local.api.request_fields import ParsedRequest
 from dflash_local.errors import DFlashError, UnknownModelError
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.resident import Model
@@ -79,24 +79,24 @@ class _Routes:
 
     async def chat(self, request: HttpRequest) -> Answer:
         """A chat completion."""
-        asked = await self._endpoint.in_thread(chat_request.read, await _body(request), self._endpoint.model_named)
+        parsed = await self._endpoint.in_thread(chat_request.read, await _body(request), self._endpoint.model_named)
         head = self._head("chatcmpl")
-        return self._answer(asked, ChatReply(asked, self._endpoint.resident.model, head))
+        return self._answer(parsed, ChatReply(parsed, self._endpoint.resident.model, head))
 
     async def completion(self, request: HttpRequest) -> Answer:
         """A text completion."""
-        asked = await self._endpoint.in_thread(
+        parsed = await self._endpoint.in_thread(
             completion_request.read, await _body(request), self._endpoint.model_named
         )
         head = self._head("cmpl")
-        return self._answer(asked, CompletionReply(asked, self._endpoint.resident.model, head))
+        return self._answer(parsed, CompletionReply(parsed, self._endpoint.resident.model, head))
 
     async def generate(self, request: HttpRequest) -> Answer:
         """Our own events, line by line."""
-        asked = await self._endpoint.in_thread(native.read, await _body(request))
-        if asked.model is not None:
-            self._endpoint.model_named(asked.model)
-        return LineStream(self._endpoint, asked.request, asked.model, asked.id)
+        parsed = await self._endpoint.in_thread(native.read, await _body(request))
+        if parsed.model is not None:
+            self._endpoint.model_named(parsed.model)
+        return LineStream(self._endpoint, parsed.request, parsed.model, parsed.id)
 
     async def cancel(self, request: HttpRequest) -> Response:
         """Stop the reply to a request that was sent with an ``id``; its stream ends as cancelled, with its figures."""
@@ -177,9 +177,9 @@ class _Routes:
         await self._endpoint.in_thread(self._endpoint.resident.unload)
         return await self.status(request)
 
-    def _answer(self, asked: Asked, reply: ChatReply | CompletionReply) -> Answer:
-        kind = EventStream if asked.stream else WholeAnswer
-        return kind(self._endpoint, asked.request, asked.model, reply)
+    def _answer(self, parsed: ParsedRequest, reply: ChatReply | CompletionReply) -> Answer:
+        kind = EventStream if parsed.stream else WholeAnswer
+        return kind(self._endpoint, parsed.request, parsed.model, reply)
 
     def _head(self, prefix: str) -> Callable[[], dict[str, Any]]:
         """What every object of one answer begins with; the model may still be loading now."""

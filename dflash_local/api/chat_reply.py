@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from dflash_local.api.figures import Tally, finite
+from dflash_local.api.request_fields import ParsedRequest
 from dflash_local.api.token_ids import TokenIds
-from dflash_local.api.wishes import Asked
 from dflash_local.chat.tool_calls import CallParser, Part, call_parser
 from dflash_local.events import Channel, Finished, Notice, Piece, Started, Step, TokenLogprob
 from dflash_local.request import ToolCall
@@ -24,10 +24,10 @@ class ChatReply:
 
     kind = "chat.completion"
 
-    def __init__(self, asked: Asked, model: Model, head: Callable[[], dict[str, Any]]) -> None:
-        self._asked, self._head = asked, head
+    def __init__(self, parsed: ParsedRequest, model: Model, head: Callable[[], dict[str, Any]]) -> None:
+        self._parsed, self._head = parsed, head
         self._tally = Tally()
-        self._ids = TokenIds(asked.request)
+        self._ids = TokenIds(parsed.request)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
@@ -35,7 +35,7 @@ class ChatReply:
         self._unsent = 0  # log probabilities already in a chunk
         self._form = model.call_format
         self._parser: CallParser | None = None
-        self._parsed: Channel = "final"  # the channel that the parser reads
+        self._parser_channel: Channel = "final"  # the channel that the parser reads
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """The chunk that says who speaks."""
@@ -63,7 +63,7 @@ class ChatReply:
         yield from self._parts(self._parser.finish() if self._parser else [])
         figures = {"metrics": self._tally.metrics(event)}
         last = self._chunk({}, self._reason(event))
-        if not self._asked.include_usage:
+        if not self._parsed.include_usage:
             yield {**last, **figures}
             return
         yield last
@@ -82,7 +82,7 @@ class ChatReply:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(event)}
         self._ids.rewind()
         choice |= self._ids.reply()
-        if self._asked.request.logprobs is not None:
+        if self._parsed.request.logprobs is not None:
             choice["logprobs"] = {"content": self._logprobs}
         return {
             **self._head(),
@@ -104,17 +104,17 @@ class ChatReply:
         if not self._reads(channel):
             yield from self._parts([text])
             return
-        if self._parser is not None and self._parsed != channel:
+        if self._parser is not None and self._parser_channel != channel:
             yield from self._parts(self._parser.finish())
             self._parser = None
         if self._parser is None:
-            self._parser = call_parser(self._form, self._asked.request.tools)
-            self._parsed = channel
+            self._parser = call_parser(self._form, self._parsed.request.tools)
+            self._parser_channel = channel
         yield from self._parts(self._parser.feed(text))
 
     def _reads(self, channel: Channel) -> bool:
         """Whether calls are looked for in a channel: harmony writes them in one of their own."""
-        return self._asked.tools_offered and (channel == "tool") == (self._form == "harmony")
+        return self._parsed.tools_offered and (channel == "tool") == (self._form == "harmony")
 
     def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:
@@ -128,11 +128,11 @@ class ChatReply:
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         choice |= self._ids.reply()
-        if self._asked.request.logprobs is not None and self._unsent < len(self._logprobs):
+        if self._parsed.request.logprobs is not None and self._unsent < len(self._logprobs):
             choice["logprobs"] = {"content": self._logprobs[self._unsent :]}
             self._unsent = len(self._logprobs)
         chunk = {**self._head(), "object": f"{self.kind}.chunk", "choices": [choice], **self._ids.prompt()}
-        return {**chunk, "usage": None} if self._asked.include_usage else chunk
+        return {**chunk, "usage": None} if self._parsed.include_usage else chunk
 
 
 def _channel_of(piece: Piece) -> Channel:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dflash_local.api import wishes
+from dflash_local.api import request_fields
 from dflash_local.api.fields import Fields, naming, parse, quoted
 from dflash_local.api.refusals import FieldError, unsupported
 from dflash_local.request import (
@@ -41,7 +41,7 @@ NOT_HERE: dict[str, tuple[str, tuple[object, ...]]] = {
 }
 
 
-def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
+def read(body: bytes, find: Callable[[str], Model]) -> request_fields.ParsedRequest:
     """The request of a body.
 
     Args:
@@ -55,21 +55,21 @@ def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
     model = find(name)
     messages = _messages(fields.items("messages", MAX_MESSAGES))
     tools = _tools(fields)
-    stream, include_usage = wishes.streaming(fields)
+    stream, include_usage = request_fields.streaming(fields)
     request = Request(
         messages=messages,
-        sampling=wishes.sampling(fields, model),
-        limits=wishes.limits(fields),
+        sampling=request_fields.sampling(fields, model),
+        limits=request_fields.limits(fields),
         thinking=_thinking(fields, model),
         tools=tools,
         logprobs=_logprobs(fields),
-        **wishes.manner(fields, model),
+        **request_fields.generation_options(fields, model),
     )
     _response_format(fields)
     for field, (why, harmless) in NOT_HERE.items():
         fields.refuse(field, why, harmless)
-    wishes.refuse_rest(fields)
-    return wishes.Asked(request, name, stream, include_usage, bool(tools))
+    request_fields.refuse_rest(fields)
+    return request_fields.ParsedRequest(request, name, stream, include_usage, bool(tools))
 
 
 def _messages(value: list[Any] | None) -> tuple[Message, ...]:

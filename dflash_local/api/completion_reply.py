@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dflash_local.api.figures import Tally, finite
+from dflash_local.api.request_fields import ParsedRequest
 from dflash_local.api.token_ids import TokenIds
-from dflash_local.api.wishes import Asked
 from dflash_local.events import Finished, Notice, Started, Step, TokenLogprob
 from dflash_local.service.resident import Model
 
@@ -17,10 +17,10 @@ class CompletionReply:
 
     kind = "text_completion"
 
-    def __init__(self, asked: Asked, _model: Model, head: Callable[[], dict[str, Any]]) -> None:
-        self._asked, self._head = asked, head
+    def __init__(self, parsed: ParsedRequest, _model: Model, head: Callable[[], dict[str, Any]]) -> None:
+        self._parsed, self._head = parsed, head
         self._tally = Tally()
-        self._ids = TokenIds(asked.request)
+        self._ids = TokenIds(parsed.request)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._unsent = 0
@@ -53,7 +53,7 @@ class CompletionReply:
         """The last chunks: the reason, the figures."""
         figures = {"metrics": self._tally.metrics(event)}
         last = self._chunk("", event.reason)
-        if not self._asked.include_usage:
+        if not self._parsed.include_usage:
             yield {**last, **figures}
             return
         yield last
@@ -70,11 +70,11 @@ class CompletionReply:
         choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
         choice |= {**self._ids.prompt(), **self._ids.reply()}
         found = self._logprobs[self._unsent :]
-        if self._asked.request.logprobs is not None and found:
+        if self._parsed.request.logprobs is not None and found:
             choice["logprobs"] = self._columns(found)
             self._unsent = len(self._logprobs)
         chunk = {**self._head(), "object": self.kind, "choices": [choice]}
-        return {**chunk, "usage": None} if self._asked.include_usage else chunk
+        return {**chunk, "usage": None} if self._parsed.include_usage else chunk
 
     def _columns(self, found: list[TokenLogprob]) -> dict[str, Any]:
         """OpenAI's older form: one list for each thing told of the tokens."""

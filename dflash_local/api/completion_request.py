@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dflash_local.api import wishes
+from dflash_local.api import request_fields
 from dflash_local.api.fields import Fields, parse, quoted
 from dflash_local.api.refusals import FieldError
 from dflash_local.request import MAX_TOP_LOGPROBS, Request
@@ -15,7 +15,7 @@ MAX_NEW_TOKENS = 16  # OpenAI's default here, and vLLM's
 MAX_ID = 2**31
 
 
-def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
+def read(body: bytes, find: Callable[[str], Model]) -> request_fields.ParsedRequest:
     """The request of a body.
 
     Args:
@@ -28,19 +28,19 @@ def read(body: bytes, find: Callable[[str], Model]) -> wishes.Asked:
     name = fields.needed_text("model")
     model = find(name)
     prompt = _prompt(fields.take("prompt"))
-    stream, include_usage = wishes.streaming(fields)
+    stream, include_usage = request_fields.streaming(fields)
     request = Request(
         **prompt,
-        sampling=wishes.sampling(fields, model),
-        limits=wishes.limits(fields, MAX_NEW_TOKENS),
+        sampling=request_fields.sampling(fields, model),
+        limits=request_fields.limits(fields, MAX_NEW_TOKENS),
         logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
-        **wishes.manner(fields, model),
+        **request_fields.generation_options(fields, model),
     )
     fields.refuse("echo", "the reply alone is sent", (False,))
     fields.refuse("suffix", "leave it out", ("",))
     fields.refuse("response_format", "replies are not constrained", ({"type": "text"},))
-    wishes.refuse_rest(fields)
-    return wishes.Asked(request, name, stream, include_usage)
+    request_fields.refuse_rest(fields)
+    return request_fields.ParsedRequest(request, name, stream, include_usage)
 
 
 def _prompt(value: Any) -> dict[str, Any]:

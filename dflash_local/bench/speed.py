@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Wish:
+class SpeedOptions:
     """What is run on every prompt."""
 
     max_new_tokens: int = 256
@@ -81,7 +81,7 @@ class Wish:
     progress: Progress = field(default=lambda _text, _fraction: None)
 
 
-def compare(session: Session, prompts: Sequence[Prompt], wish: Wish) -> list[Comparison]:
+def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) -> list[Comparison]:
     """Run every prompt both ways, greedily and from cold caches, after a warm-up.
 
     Which way goes first alternates, so that a machine that warms up or slows down favours neither.
@@ -89,20 +89,20 @@ def compare(session: Session, prompts: Sequence[Prompt], wish: Wish) -> list[Com
     Raises:
         DFlashError: a request failed.
     """
-    ids = [prompt_ids(session, prompt, wish.thinking) for prompt in prompts]
+    ids = [prompt_ids(session, prompt, options.thinking) for prompt in prompts]
     for mode in BOTH:
-        write(session, _request(ids[0], mode, wish, WARM_UP_TOKENS))
+        write(session, _request(ids[0], mode, options, WARM_UP_TOKENS))
     found: list[Comparison] = []
     for number, (prompt, rendered) in enumerate(zip(prompts, ids, strict=True)):
-        wish.progress(f"prompt {number + 1} of {len(prompts)}", number / len(prompts))
+        options.progress(f"prompt {number + 1} of {len(prompts)}", number / len(prompts))
         order = BOTH if number % 2 == 0 else BOTH[::-1]
-        written = {mode: write(session, _request(rendered, mode, wish, wish.max_new_tokens)) for mode in order}
+        written = {mode: write(session, _request(rendered, mode, options, options.max_new_tokens)) for mode in order}
         found.append(Comparison(prompt, rendered, written["ar"], written["dflash"]))
     return found
 
 
-def _request(ids: tuple[int, ...], mode: Mode, wish: Wish, tokens: int) -> Request:
-    block = wish.block_size if mode == "dflash" else None
+def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: int) -> Request:
+    block = options.block_size if mode == "dflash" else None
     return Request(prompt_ids=ids, limits=Limits(tokens), mode=mode, block_size=block)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dflash_local.bench.report import TOY, finite, header, number, table
-from dflash_local.bench.speed import Comparison, Row, Wish, rows
+from dflash_local.bench.speed import Comparison, Row, SpeedOptions, rows
 from dflash_local.bench.trial import Written
 from dflash_local.catalog.bundled import Pair
 from dflash_local.loaded import SessionFacts
@@ -26,13 +26,13 @@ TITLES = (
 )
 
 
-def speed_report(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wish: Wish) -> dict[str, Any]:
+def speed_report(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], options: SpeedOptions) -> dict[str, Any]:
     """Every figure, per kind and per prompt."""
     return finite(
         {
             **header("dflash bench", pair, facts),
-            "block_size": wish.block_size or facts.block_size,
-            "max_new_tokens": wish.max_new_tokens,
+            "block_size": options.block_size or facts.block_size,
+            "max_new_tokens": options.max_new_tokens,
             "rows": [asdict(row) for row in rows(found)],
             "prompts": [
                 {
@@ -65,11 +65,11 @@ def _written(one: Comparison, written: Written) -> dict[str, Any]:
     }
 
 
-def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], wish: Wish) -> list[str]:
+def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], options: SpeedOptions) -> list[str]:
     """The table, the acceptance of each position, and what the figures are."""
     figures = rows(found)
     last = figures[-1]
-    block = wish.block_size or facts.block_size
+    block = options.block_size or facts.block_size
     lines = [
         f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
         "",

@@ -201,13 +201,13 @@ def _compare(
         from dflash_local.bench import speed, speed_report
 
         with console.progress() as line:
-            asked = speed.Wish(max_new_tokens, block_size, thinking, line)
-            found = speed.compare(session, chosen, asked)
-    result = speed_report.speed_report(pair, session.facts, found, asked)
+            options = speed.SpeedOptions(max_new_tokens, block_size, thinking, line)
+            found = speed.compare(session, chosen, options)
+    result = speed_report.speed_report(pair, session.facts, found, options)
     if as_json:
         console.json(result)
     else:
-        for text in speed_report.speed_lines(pair, session.facts, found, asked):
+        for text in speed_report.speed_lines(pair, session.facts, found, options):
             console.data(text)
     if report is not None:
         save_report(report, result, console)
@@ -220,7 +220,7 @@ def _first(prompts: tuple[Prompt, ...], limit: int | None) -> tuple[Prompt, ...]
 
 
 def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:
-    """The prompts asked for; a toy knows only what it was taught, so its own are held out ones."""
+    """The prompts to run; a toy knows only what it was taught, so its own are held out ones."""
     from dflash_local.bench import prompts
 
     if name == "heldout" or (name is None and pair.toy):

@@ -20,8 +20,8 @@ from dflash_local.cli.talk import Talk, loader
 from dflash_local.cli.thinking import thinks
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
+from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
 from dflash_local.service.conversation import Conversation
-from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes, merged
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
 
@@ -83,12 +83,12 @@ def chat(
     name = model or user.model or DEFAULT_MODEL
     pair = resolve(name, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
     thinking = thinks(pair, think, user, console)
-    wishes = Wishes(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
+    options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
     told: Console = ScreenConsole(user.environ) if run_screen else console
     folder = chats_folder(user)
     recorder = Recorder(folder, told.warn, keep=user.history and not no_history)
-    conversation = Conversation(pair, loader(load, user, told), wishes, recorder)
+    conversation = Conversation(pair, loader(load, user, told), options, recorder)
     talk = Talk(told, conversation, user)
     chosen = "" if model or user.model else " (no MODEL was given)"
     if run_screen and isinstance(told, ScreenConsole):
@@ -114,12 +114,12 @@ def hint(pair: Pair) -> str:
     return f"try: {examples(pair)[-1]}"
 
 
-def given(**wishes: float | int | None) -> dict[str, float | int]:
+def given(**fields: float | int | None) -> dict[str, float | int]:
     """The sampling options that were given.
 
     Raises:
         UsageError: one is out of range; before anything is downloaded or loaded.
     """
-    sampling = {key: value for key, value in wishes.items() if value is not None}
+    sampling = {key: value for key, value in fields.items() if value is not None}
     merged(SamplingParams(), sampling)
     return sampling

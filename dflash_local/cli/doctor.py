@@ -64,12 +64,12 @@ def checked() -> tuple[Mapping[str, str], list[Check]]:
     """The environment, but for colours empty where the settings cannot be read, and every check under it."""
     try:
         environ: Mapping[str, str] = settings.load().environ
-        wishes = Check("settings", "ok", "read")
+        check = Check("settings", "ok", "read")
     except SettingsError as error:
         environ = {"NO_COLOR": "1"}
-        wishes = Check("settings", "problem", error.message, error.hint)
+        check = Check("settings", "problem", error.message, error.hint)
     settings.quiet_libraries()
-    return environ, [*examine(environ), wishes]
+    return environ, [*examine(environ), check]
 
 
 def _show(console: Console, checks: list[Check], problems: int) -> None:

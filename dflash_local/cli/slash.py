@@ -16,8 +16,8 @@ from dflash_local.cli.talk import Talk, histogram
 from dflash_local.cli.thinking import thinking_notice
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
+from dflash_local.service.chat_options import SAMPLING, SETTABLE, parse_setting
 from dflash_local.service.conversation import Conversation
-from dflash_local.service.wishes import SAMPLING, SETTABLE, parse_setting
 from dflash_local.store import export, history
 from dflash_local.store.records import Turn, encode_chat
 
@@ -92,12 +92,12 @@ def _model(context: CommandContext, argument: str) -> None:
         raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
     talk = context.conversation
     drafter = words[1] if len(words) == 2 else None
-    pair = resolve(words[0], drafter, context.talk.user, context.console, draft=talk.wishes.mode == "dflash")
-    if pair.drafter is None and context.conversation.wishes.mode == "dflash":
+    pair = resolve(words[0], drafter, context.talk.user, context.console, draft=talk.options.mode == "dflash")
+    if pair.drafter is None and context.conversation.options.mode == "dflash":
         raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
     context.conversation.change_model(pair)
     context.console.note(f"now talking to {context.talk.pair.label}")
-    notice = thinking_notice(pair, talk.wishes.thinking)
+    notice = thinking_notice(pair, talk.options.thinking)
     if notice:
         context.console.warn(notice)
 
@@ -118,8 +118,8 @@ def _mode(context: CommandContext, argument: str) -> None:
             raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
         if argument == "dflash" and context.conversation.service.facts.drafter is None:
             raise UsageError(f"{context.talk.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
-        context.conversation.wishes.mode = modes[argument]
-    context.console.note(f"mode {context.conversation.wishes.mode}")
+        context.conversation.options.mode = modes[argument]
+    context.console.note(f"mode {context.conversation.options.mode}")
 
 
 def _set(context: CommandContext, argument: str) -> None:
@@ -129,8 +129,11 @@ def _set(context: CommandContext, argument: str) -> None:
     if not name:
         values = {key: getattr(talk.sampling, key) for key in SAMPLING}
         values["seed"] = "random" if values["seed"] is None else values["seed"]
-        values |= {"max_new_tokens": talk.wishes.limits.max_new_tokens, "stop": list(talk.wishes.limits.stop)}
-        values |= {"block_size": talk.wishes.block_size or "auto", "thinking": "on" if talk.wishes.thinking else "off"}
+        values |= {"max_new_tokens": talk.options.limits.max_new_tokens, "stop": list(talk.options.limits.stop)}
+        values |= {
+            "block_size": talk.options.block_size or "auto",
+            "thinking": "on" if talk.options.thinking else "off",
+        }
         for key, shown in values.items():
             context.console.note(f"  {key:20s} {shown}")
         return
@@ -140,15 +143,15 @@ def _set(context: CommandContext, argument: str) -> None:
         raise UsageError(f"unknown setting {name!r}", hint)
     if not value.strip():
         raise UsageError(f"/set {name} needs a value", "/set shows the values there are")
-    for changed, new in parse_setting(talk.wishes, name, value.strip()).items():
-        setattr(talk.wishes, changed, new)
+    for changed, new in parse_setting(talk.options, name, value.strip()).items():
+        setattr(talk.options, changed, new)
     context.console.note(f"{name} {value.strip()}")
 
 
 def _system(context: CommandContext, argument: str) -> None:
     if argument:
         context.conversation.set_system("" if argument in ("off", '""') else argument)
-    context.console.note_text(f"system message: {context.conversation.wishes.system or 'none'}")
+    context.console.note_text(f"system message: {context.conversation.options.system or 'none'}")
 
 
 def _stats(context: CommandContext, _argument: str) -> None:
@@ -180,7 +183,7 @@ def _save(context: CommandContext, argument: str) -> None:
         raise UsageError("/save needs a name")
     if not context.conversation.turns:
         raise UsageError("there is nothing to save yet")
-    chat = encode_chat(context.talk.pair.name, context.conversation.wishes.system, context.conversation.turns)
+    chat = encode_chat(context.talk.pair.name, context.conversation.options.system, context.conversation.turns)
     path = history.save(context.folder, argument, chat, replace=argument in context.saved)
     context.saved.add(argument)
     context.console.note(f"saved: {path}")
@@ -218,7 +221,7 @@ def _export(context: CommandContext, argument: str) -> None:
     if len(words) != 1:
         raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
     path = Path(os.path.expanduser(words[0]))
-    export.export(path, context.talk.pair.name, context.conversation.wishes.system, context.conversation.turns)
+    export.export(path, context.talk.pair.name, context.conversation.options.system, context.conversation.turns)
     context.console.note(f"written: {path}")
 
 

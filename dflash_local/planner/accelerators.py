@@ -29,7 +29,7 @@ class Accelerator:
     """One device a program may see. Memory in bytes, None where the driver does not tell.
 
     ``slice_of``: name of the whole GPU when this is a part of it (MIG). ``capability``: CUDA's version of the
-    architecture, such as (8, 9). ``is_amd``: told by rocm-smi.
+    architecture, such as (8, 9). ``is_amd``: reported by rocm-smi.
     """
 
     index: int
@@ -69,24 +69,24 @@ def nvidia(asking: Ask = ask) -> tuple[Accelerator, ...]:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) < len(FIELDS) - OPTIONAL or not cells[0].isdigit():
             continue
-        index, uuid, name, driver, total, free, *told = cells
-        capability = _version(told[1]) if len(told) > 1 else None
+        index, uuid, name, driver, total, free, *extra = cells
+        capability = _version(extra[1]) if len(extra) > 1 else None
         found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free), capability=capability))
-        if told[:1] == ["Enabled"]:
+        if extra[:1] == ["Enabled"]:
             divided.add(int(index))
     return _with_slices(found, divided, asking(("nvidia-smi", "-L"))) if divided else tuple(found)
 
 
-def visible(devices: Sequence[Accelerator], wish: str | None) -> tuple[Accelerator, ...]:
+def visible(devices: Sequence[Accelerator], value: str | None) -> tuple[Accelerator, ...]:
     """Those a CUDA program sees under ``CUDA_VISIBLE_DEVICES``, in its order.
 
     CUDA stops at the first name it does not know, and takes one MIG slice at most.
     """
-    if wish is None:
+    if value is None:
         chosen = list(devices)
     else:
         chosen = []
-        for word in (part.strip() for part in wish.split(",")):
+        for word in (part.strip() for part in value.split(",")):
             by_index = [d for d in devices if word.isdigit() and d.index == int(word)]
             by_name = [d for d in devices if word.startswith(("GPU-", "MIG-")) and d.uuid.startswith(word)]
             if not by_index and not by_name:
@@ -97,7 +97,7 @@ def visible(devices: Sequence[Accelerator], wish: str | None) -> tuple[Accelerat
 
 
 def unusable(driver: str) -> str:
-    """Why the installed torch cannot use NVIDIA devices; empty when it can, or when that cannot be told."""
+    """Why the installed torch cannot use NVIDIA devices; empty when it can, or when neither is known."""
     torch = version_of("torch") or ""
     if "+cpu" in torch:
         return f"the installed torch {torch} is built without CUDA"
@@ -146,7 +146,7 @@ def is_apple() -> bool:
 
 
 def _with_slices(whole: Sequence[Accelerator], divided: set[int], listing: str | None) -> tuple[Accelerator, ...]:
-    """MIG slices, which ``nvidia-smi -L`` lists below their GPU, in its place. How much of one is free is not told.
+    """MIG slices, which ``nvidia-smi -L`` lists below their GPU, in its place. How much of one is free is not reported.
 
     A divided GPU without a slice cannot be used, so it is left out.
     """

@@ -1,4 +1,4 @@
-"""A conversation: its pair, its turns and its wishes, and how one reply is got.
+"""A conversation: its pair, its turns and its options, and how one reply is got.
 
 Knows the service and the store; the way to load a pair is handed in. Prints and draws nothing, so
 that the line chat and the screens are two faces of this one logic.
@@ -17,9 +17,9 @@ from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Event, Finished
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
+from dflash_local.service.chat_options import ChatOptions, merged
 from dflash_local.service.gathered import Gathered
 from dflash_local.service.service import Service, Ticket
-from dflash_local.service.wishes import Wishes, merged
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
 
@@ -88,8 +88,8 @@ class Conversation:
         turns: what was said. last: how the last reply ended. replies: how each of this session did.
     """
 
-    def __init__(self, pair: Pair, load: Load, wishes: Wishes, recorder: Recorder) -> None:
-        self.pair, self.wishes, self.recorder = pair, wishes, recorder
+    def __init__(self, pair: Pair, load: Load, options: ChatOptions, recorder: Recorder) -> None:
+        self.pair, self.options, self.recorder = pair, options, recorder
         self.turns: list[Turn] = []
         self.last: Finished | None = None
         self.replies: list[Finished] = []
@@ -132,8 +132,8 @@ class Conversation:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The model's own sampling with the user's wishes in it."""
-        return merged(self._defaults, self.wishes.sampling)
+        """The model's own sampling with the user's options in it."""
+        return merged(self._defaults, self.options.sampling)
 
     def change_model(self, pair: Pair) -> None:
         """Load another pair in this one's place; this one comes back when that fails.
@@ -202,12 +202,12 @@ class Conversation:
     def take_up(self, chat: Chat) -> None:
         """Go on with an earlier chat; its file is the recorder's business."""
         self.start_over()
-        self.wishes.system = chat.system
+        self.options.system = chat.system
         self.turns.extend(chat.turns)
 
     def set_system(self, text: str) -> None:
         """Change the system message from the next reply on."""
-        self.wishes.system = text
+        self.options.system = text
         self.recorder.record("system", content=text)
 
     def request(self, text: str = "") -> Request:
@@ -223,7 +223,7 @@ class Conversation:
 
     def _open(self, pair: Pair) -> None:
         defaults = sampling_defaults(pair.target)
-        service = self._load(pair, pair.drafter is not None or self.wishes.mode == "dflash")
+        service = self._load(pair, pair.drafter is not None or self.options.mode == "dflash")
         if not service.facts.has_tokenizer:
             service.close()
             raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
@@ -242,20 +242,20 @@ class Conversation:
         return Answer(self.service.submit(self._request(sampling, tuple(turn.message for turn in self.turns))), settle)
 
     def _request(self, sampling: SamplingParams, messages: tuple[Message, ...]) -> Request:
-        wishes = self.wishes
-        head = (Message("system", wishes.system),) if wishes.system else ()
+        options = self.options
+        head = (Message("system", options.system),) if options.system else ()
         return Request(
             messages=(*head, *messages),
             sampling=sampling,
-            limits=wishes.limits,
-            mode=wishes.mode,
-            block_size=wishes.block_size,
-            thinking=wishes.thinking,
+            limits=options.limits,
+            mode=options.mode,
+            block_size=options.block_size,
+            thinking=options.thinking,
         )
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)
-        self.recorder.turn(self.pair.name, self.wishes.system, self.turns)
+        self.recorder.turn(self.pair.name, self.options.system, self.turns)
 
     def _drop(self, count: int) -> None:
         del self.turns[-count:]

@@ -112,23 +112,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps-scale", type=float, default=1.0, help="scales the training steps")
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--per-kind", type=int, default=40, help="held-out prompts of each kind for the scores")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     began = time.monotonic()
 
     def report(line: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - began:6.1f} s] {line}\n")
         sys.stderr.flush()
 
-    name = asked.device if asked.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
-    write_prompts(asked.out)
-    tokenizer = train_vocabulary(conversations(SEED, min(20_000, asked.conversations)))
-    corpus = build_corpus(tokenizer, SEED, asked.conversations, torch.device(name))
+    write_prompts(args.out)
+    tokenizer = train_vocabulary(conversations(SEED, min(20_000, args.conversations)))
+    corpus = build_corpus(tokenizer, SEED, args.conversations, torch.device(name))
     report(f"corpus ready: {sum(int(rows.real.sum()) for rows in corpus.rows.values())} ids on {name}")
     for shape in PAIRS.values():
-        if asked.pair in (shape.name, "all"):
-            make_pair(shape, tokenizer, corpus, asked.out, asked.steps_scale, asked.per_kind, report)
+        if args.pair in (shape.name, "all"):
+            make_pair(shape, tokenizer, corpus, args.out, args.steps_scale, args.per_kind, report)
 
 
 if __name__ == "__main__":

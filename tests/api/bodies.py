@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local.api import chat_request, completion_request
 from dflash_local.api.refusals import error_object
-from dflash_local.api.wishes import Asked
+from dflash_local.api.request_fields import ParsedRequest
 from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.request import SamplingParams
 from dflash_local.service.resident import Model
@@ -32,15 +32,15 @@ def find(name: str) -> Model:
     return MODEL
 
 
-def chat(**fields: Any) -> Asked:
+def chat(**fields: Any) -> ParsedRequest:
     return chat_request.read(json.dumps(body(**fields)).encode(), find)
 
 
-def text(**fields: Any) -> Asked:
+def text(**fields: Any) -> ParsedRequest:
     return completion_request.read(json.dumps({"model": "scripted", "prompt": "hi", **fields}).encode(), find)
 
 
-def refusal(read: Callable[..., Asked], **fields: Any) -> dict[str, Any]:
+def refusal(read: Callable[..., ParsedRequest], **fields: Any) -> dict[str, Any]:
     with pytest.raises(UsageError) as caught:
         read(**fields)
     assert caught.value.http_status == 400

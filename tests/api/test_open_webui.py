@@ -21,15 +21,15 @@ def _no_load(_progress: object) -> Session:
 
 
 def test_the_first_message_of_open_webui_is_answered_by_a_template_without_tools() -> None:
-    asked = chat_request.read(BODY.read_bytes(), lambda name: Model(name, _no_load))
-    assert asked.stream and asked.request.messages == (Message("user", "Count from 3 to 7."),)
-    tools = asked.request.tools
+    parsed = chat_request.read(BODY.read_bytes(), lambda name: Model(name, _no_load))
+    assert parsed.stream and parsed.request.messages == (Message("user", "Count from 3 to 7."),)
+    tools = parsed.request.tools
     assert len(tools) == 36
     tokenizer = Tokenizer.load(find("demo").target)
     assert tokenizer is not None
-    without = render(tokenizer, asked.request.messages, thinking=False)
-    small = render(tokenizer, asked.request.messages, thinking=False, tools=tools, context=TOY_CONTEXT)
+    without = render(tokenizer, parsed.request.messages, thinking=False)
+    small = render(tokenizer, parsed.request.messages, thinking=False, tools=tools, context=TOY_CONTEXT)
     assert small.ids == without.ids and len(small.notices) == 1
-    large = render(tokenizer, asked.request.messages, thinking=False, tools=tools, context=LARGE_CONTEXT)
+    large = render(tokenizer, parsed.request.messages, thinking=False, tools=tools, context=LARGE_CONTEXT)
     told = tokenizer.decode(large.ids)
     assert all(tool["function"]["name"] in told for tool in tools) and not large.notices

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local.api import chat_request, native
-from dflash_local.api.wishes import IGNORED
+from dflash_local.api.request_fields import IGNORED
 from dflash_local.request import Limits, Message, Request, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
 from tests.api.conftest import TOOL, Running, body
@@ -77,7 +77,7 @@ def test_srv_07_what_asks_for_nothing_is_fine_and_what_is_ignored_is_listed() ->
 
 
 def test_srv_07_what_is_supported_is_honoured() -> None:
-    asked = chat(
+    parsed = chat(
         temperature=0.3,
         top_p=0.5,
         top_k=7,
@@ -97,11 +97,11 @@ def test_srv_07_what_is_supported_is_honoured() -> None:
         chat_template_kwargs={"enable_thinking": True},
         stream_options={"include_usage": True},
     )
-    request = asked.request
+    request = parsed.request
     assert request.sampling == SamplingParams(0.3, 7, 0.5, 0.1, 1.1, 1, -1, 2**64 - 1)
     assert request.limits == Limits(9, ("a", "b"))
     assert (request.mode, request.block_size, request.thinking, request.logprobs) == ("ar", 4, True, 3)
-    assert request.tools == (TOOL,) and asked.tools_offered and asked.stream and asked.include_usage
+    assert request.tools == (TOOL,) and parsed.tools_offered and parsed.stream and parsed.include_usage
 
 
 def test_absent_fields_take_the_models_own_sampling_as_in_vllm() -> None:
@@ -112,14 +112,14 @@ def test_absent_fields_take_the_models_own_sampling_as_in_vllm() -> None:
 
 
 def test_tool_choice_none_offers_no_tools() -> None:
-    asked = chat(tools=[TOOL], tool_choice="none")
-    assert asked.request.tools == () and not asked.tools_offered
+    parsed = chat(tools=[TOOL], tool_choice="none")
+    assert parsed.request.tools == () and not parsed.tools_offered
 
 
 def test_messages_as_clients_send_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     empty = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
-    asked = chat(
+    parsed = chat(
         messages=[
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
@@ -127,7 +127,7 @@ def test_messages_as_clients_send_them() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "add"},
         ]
     )
-    assert asked.request.messages == (
+    assert parsed.request.messages == (
         Message("system", "be brief"),
         Message("user", "one two"),
         Message("assistant", "", "hm", (ToolCall("c1", "add", '{"a": 1}'),)),

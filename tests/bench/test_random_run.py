@@ -19,7 +19,7 @@ from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_mixture, tiny_pair
 
-WISH = Measures((40, 90), (1, 4, 8), 64)
+MEASURES = Measures((40, 90), (1, 4, 8), 64)
 
 
 def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
@@ -58,7 +58,7 @@ def test_an_eight_bit_drafter_precision_reads_less_and_is_named() -> None:
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
     said: list[str] = []
-    found = random_run.measure(tiny_pair(hybrid), WISH, PLACE, lambda text, _part: said.append(text))
+    found = random_run.measure(tiny_pair(hybrid), MEASURES, PLACE, lambda text, _part: said.append(text))
     assert [at.context for at in found.at] == [40, 90]
     for at in found.at:
         assert set(at.verify) == {1, 4, 8} and set(at.cycle) == {4, 8}
@@ -72,12 +72,12 @@ def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
 def test_a_mixtures_rows_are_routed_as_is_said_and_their_experts_count() -> None:
     pair, found = tiny_mixture(), {}
     for routing in ("uniform", "correlated"):
-        wish = Measures((40,), (1, 4, 8), 0, "full", routing)
-        (at,) = random_run.measure(pair, wish, PLACE, lambda _text, _part: None).at
+        measures = Measures((40,), (1, 4, 8), 0, "full", routing)
+        (at,) = random_run.measure(pair, measures, PLACE, lambda _text, _part: None).at
         assert set(at.experts) == {1, 4, 8} and at.experts[1] == 4
         of_expert = pair.model.num_layers * 3 * 16 * 64 * 4
         assert at.verify[8].bytes - at.verify[4].bytes > of_expert * (at.experts[8] - at.experts[4]) > 0
-        lines = random_report.random_lines(pair, wish, PLACE, _found(at), Assumption("given", ()), ())
+        lines = random_report.random_lines(pair, measures, PLACE, _found(at), Assumption("given", ()), ())
         assert any(routing in line for line in lines) and any(f"{at.experts[8]:.1f} at 8" in line for line in lines)
         found[routing] = at.experts
     assert found["correlated"][4] <= round(4 * 4**0.75) and found["correlated"][8] <= round(4 * 8**0.75)
@@ -95,7 +95,7 @@ def test_memory_that_runs_out_all_the_same_is_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(random_run, "build", full)
     with pytest.raises(DoesNotFitError, match="ran out"):
-        random_run.measure(tiny_pair(), WISH, PLACE, lambda _text, _part: None)
+        random_run.measure(tiny_pair(), MEASURES, PLACE, lambda _text, _part: None)
 
 
 def test_a_cpu_is_refused() -> None:
@@ -120,12 +120,12 @@ def test_lengths_are_given_else_published_else_assumed() -> None:
 
 def test_the_report_tells_measured_from_projected() -> None:
     pair = tiny_pair()
-    found = random_run.measure(pair, WISH, PLACE, lambda _text, _part: None)
+    found = random_run.measure(pair, MEASURES, PLACE, lambda _text, _part: None)
     assert found.notices == ()
     found = replace(found, notices=("a generic product is used",))
     stated = Assumption("given", (Acceptance(3.0), Acceptance(7.5)))
     others = (Baseline("transformers, eager", 40, 2.5), Baseline("reference engine", 40, reason="it broke"))
-    report = random_report.random_report(pair, WISH, PLACE, found, stated, others)
+    report = random_report.random_report(pair, MEASURES, PLACE, found, stated, others)
     json.dumps(report, allow_nan=False)
     measured, projected = report["measured"], report["projected"]
     assert report["weights"] == "random" and report["generation"] is None and report["machine"] and report["versions"]
@@ -134,7 +134,7 @@ def test_the_report_tells_measured_from_projected() -> None:
     cycles = [(one["rows"], one["acceptance_length"]) for one in projected[0]["cycles"]]
     assert cycles == [(4, 3.0), (8, 3.0), (8, 7.5)], "no cycle accepts more than it verifies"
     assert projected[0]["cycles"][2]["tokens_per_s"] == pytest.approx(7.5 / found.at[0].cycle[8].ms * 1e3)
-    lines = random_report.random_lines(pair, WISH, PLACE, found, stated, others)
+    lines = random_report.random_lines(pair, MEASURES, PLACE, found, stated, others)
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     for words in (
@@ -152,13 +152,13 @@ def test_the_report_tells_measured_from_projected() -> None:
 
 def test_published_lengths_name_task_generation_and_source() -> None:
     pair = tiny_pair()
-    wish = Measures((40,), (1, 4, 8), 0)
-    found = random_run.measure(pair, wish, PLACE, lambda _text, _part: None)
+    measures = Measures((40,), (1, 4, 8), 0)
+    found = random_run.measure(pair, measures, PLACE, lambda _text, _part: None)
     stated = random_report.assumption((), [_cell("sums", 8, 5.0), _cell("songs", 8, 3.0)], 8)
-    lines = " ".join(" ".join(random_report.random_lines(pair, wish, PLACE, found, stated, ())).split())
+    lines = " ".join(" ".join(random_report.random_lines(pair, measures, PLACE, found, stated, ())).split())
     assert "cycle of 8, projected:" in lines and "(songs, 3) to" in lines and "(sums, 5) tok/s" in lines
     assert "lengths of generation v1 while the shapes here are unknown: card of X" in lines
-    report = random_report.random_report(pair, wish, PLACE, found, stated, ())
+    report = random_report.random_report(pair, measures, PLACE, found, stated, ())
     assert {one["task"] for one in report["projected"][0]["cycles"]} == {"sums", "songs"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.speed import Comparison, Wish, compare, rows
+from dflash_local.bench.speed import Comparison, SpeedOptions, compare, rows
 from dflash_local.bench.speed_report import speed_lines, speed_report
 from tests.bench.sessions import KV_ONLY, golden_cases, golden_pair, golden_session
 
@@ -16,7 +16,7 @@ def prompts() -> list[Prompt]:
 
 @pytest.fixture(scope="module")
 def found() -> list[Comparison]:
-    return compare(golden_session(KV_ONLY), prompts(), Wish(max_new_tokens=72))
+    return compare(golden_session(KV_ONLY), prompts(), SpeedOptions(max_new_tokens=72))
 
 
 def test_both_ways_write_the_golden_text(found: list[Comparison]) -> None:
@@ -56,10 +56,10 @@ def test_an_answer_is_right_up_to_white_space(found: list[Comparison]) -> None:
 
 def test_the_report_holds_what_the_table_shows(found: list[Comparison]) -> None:
     session_facts = golden_session(KV_ONLY).facts
-    wish = Wish(max_new_tokens=72)
-    report = speed_report(golden_pair(KV_ONLY), session_facts, found, wish)
+    options = SpeedOptions(max_new_tokens=72)
+    report = speed_report(golden_pair(KV_ONLY), session_facts, found, options)
     assert report["report"] == "dflash bench" and report["note"] is None
     assert len(report["prompts"]) == 3 and report["rows"][-1]["kind"] == "total"
-    lines = speed_lines(golden_pair(KV_ONLY), session_facts, found, wish)
+    lines = speed_lines(golden_pair(KV_ONLY), session_facts, found, options)
     assert any("text equal in 3 of 3" in line for line in lines)
     assert not any("toy" in line for line in lines)

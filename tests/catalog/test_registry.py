@@ -166,8 +166,8 @@ def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(ro
     assert row.server and row.target and row.drafter and row.server.vllm and row.server.sglang
     block, gpus = row.fingerprints[0].block_size, str(row.server.tensor_parallel)
     words = shlex.split(row.server.vllm.command(row.target.id, row.drafter.id))
-    wish = json.loads(words[words.index("--speculative-config") + 1])
-    assert block and wish == {"method": "dflash", "model": row.drafter.id, "num_speculative_tokens": block - 1}
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert block and config == {"method": "dflash", "model": row.drafter.id, "num_speculative_tokens": block - 1}
     assert words[:3] == ["vllm", "serve", row.target.id]
     assert gpus == (words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1")
     words = shlex.split(row.server.sglang.command(row.target.id, row.drafter.id))

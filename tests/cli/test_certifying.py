@@ -36,11 +36,11 @@ def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[
     return report, heard
 
 
-def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
+def test_it_is_called_with_the_options_of_the_loaded_pair() -> None:
     plain = certifying.command(PAIR, LoadConfig(), False, NOBODY)
     assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json"]
     own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
-    wish = LoadConfig(
+    config = LoadConfig(
         dtype="bfloat16",
         device="cuda:1",
         quantize="bnb-nf4",
@@ -49,7 +49,7 @@ def test_it_is_asked_with_the_wishes_of_the_loaded_pair() -> None:
         fit_check=False,
         engine="fused",
     )
-    assert " ".join(certifying.command(own, wish, False, NOBODY)[4:]) == (
+    assert " ".join(certifying.command(own, config, False, NOBODY)[4:]) == (
         "owner/name --json --drafter /d --context 4096 --quantize bnb-nf4 --dtype bfloat16 --device cuda:1 "
         "--engine fused --allow-mismatch --no-fit-check --no-think"
     )

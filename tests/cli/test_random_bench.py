@@ -30,16 +30,16 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "target"), str(tmp_path / "drafter")
 
 
-def _run(model: str, wish: RandomOptions, machine: Machine | None = None) -> str:
+def _run(model: str, options: RandomOptions, machine: Machine | None = None) -> str:
     out = io.StringIO()
-    random_bench(model, wish, settings.load(), Console({"COLUMNS": "80"}, out, io.StringIO()), PLACE, machine)
+    random_bench(model, options, settings.load(), Console({"COLUMNS": "80"}, out, io.StringIO()), PLACE, machine)
     return out.getvalue()
 
 
 def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    wish = RandomOptions(drafter=folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
-    shown = _run(folders[0], wish)
+    options = RandomOptions(drafter=folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
+    shown = _run(folders[0], options)
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 35
     report = json.loads(file.read_text(encoding="utf-8"))
     assert [at["context"] for at in report["measured"]["at"]] == [30, 60]
@@ -58,12 +58,12 @@ def test_a_bundled_pair_is_called_a_toy() -> None:
 
 @pytest.mark.parametrize(("stored", "name"), [("fp8", "fp8 128x128"), ("int4-g32", "int4 g32")])
 def test_a_quantised_target_is_measured_as_it_would_be_stored(folders: tuple[str, str], stored: str, name: str) -> None:
-    wish = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, as_json=True)
-    found, plain = (json.loads(_run(folders[0], replace(wish, stored=each))) for each in (stored, None))
+    options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, as_json=True)
+    found, plain = (json.loads(_run(folders[0], replace(options, stored=each))) for each in (stored, None))
     assert (found["stored"], plain["stored"]) == (name, None)
     read, whole = (report["measured"]["at"][0]["ar_step"]["bytes"] for report in (found, plain))
     assert read < whole
-    assert name in _run(folders[0], replace(wish, stored=stored, as_json=False))
+    assert name in _run(folders[0], replace(options, stored=stored, as_json=False))
 
 
 def test_baselines_are_of_plain_weights(folders: tuple[str, str]) -> None:
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("options", "words"),
     [
         ({"acceptance": "9"}, "more than the drafter's block of 8"),
         ({"contexts": (505,)}, "context 505 is outside 1..504"),
@@ -110,9 +110,9 @@ def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, 
         ({"drafter": None}, "no drafter is known"),
     ],
 )
-def test_bad_wishes_are_one_line(folders: tuple[str, str], wish: dict[str, object], words: str) -> None:
+def test_bad_options_are_one_line(folders: tuple[str, str], options: dict[str, object], words: str) -> None:
     with pytest.raises(DFlashError, match=words):
-        _run(folders[0], RandomOptions(**{"drafter": folders[1], **wish}))  # type: ignore[arg-type]
+        _run(folders[0], RandomOptions(**{"drafter": folders[1], **options}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "x", "0.5", "3,,5", "nan", "1,2,3,4"])

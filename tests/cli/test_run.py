@@ -70,8 +70,8 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     assert request.limits.max_new_tokens == 9 and request.limits.stop == ("A", "B")
     assert (request.mode, request.block_size, request.thinking) == ("dflash", 3, True)
     assert [(m.role, m.content) for m in request.messages] == [("system", "sys"), ("user", "hi")]
-    (wish,) = opened.loads
-    assert (wish.dtype, wish.device, wish.quantize, wish.allow_mismatch, wish.draft) == (
+    (config,) = opened.loads
+    assert (config.dtype, config.device, config.quantize, config.allow_mismatch, config.draft) == (
         "bfloat16", "cuda:1", "bnb-nf4", True, True,
     )  # fmt: skip
 

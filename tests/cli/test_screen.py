@@ -99,7 +99,7 @@ def test_the_commands_answer_the_screen(
         assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1], "one note for each command"
         assert "2 messages of a chat with demo" in texts[4] and "Hello" not in texts[4]
         assert texts[5] == "now talking to demo-hybrid (toy pair)"
-        assert backend.conversation.wishes.sampling == {"top_k": 5} and len(backend.conversation.turns) == 2
+        assert backend.conversation.options.sampling == {"top_k": 5} and len(backend.conversation.turns) == 2
         assert "/set [NAME VALUE]" in backend.commands and not any(
             word.startswith("/quit") for word in backend.commands
         )

@@ -157,7 +157,7 @@ def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
     assert refused.code == 2 and "it does not know bnb-nf4 weights" in refused.err
 
 
-def test_plan_takes_bundled_pairs_folders_and_wishes(cli: Cli) -> None:
+def test_plan_takes_bundled_pairs_folders_and_options(cli: Cli) -> None:
     folder = bundled.FOLDER / "demo-hybrid"
     for argv in (("demo",), (str(folder / "target"), "--drafter", str(folder / "drafter"))):
         found = cli("plan", *argv, "--json").json

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_tiny_pair_is_measured_by_replays(hybrid: bool) -> None:
-    pair, wish, place = tiny_pair(hybrid), Measures((100, 300), (1, 4, 8), 64), random_run.gpu("auto", "auto")
+    pair, measures, place = tiny_pair(hybrid), Measures((100, 300), (1, 4, 8), 64), random_run.gpu("auto", "auto")
     gc.collect()
     before = torch.cuda.memory_allocated()
-    found = random_run.measure(pair, wish, place, lambda _text, _part: None)
+    found = random_run.measure(pair, measures, place, lambda _text, _part: None)
     gc.collect()
     assert place.dtype == torch.bfloat16 and found.peak is not None and found.peak > before
     assert torch.cuda.memory_allocated() == before, "baselines need the memory"
     for at in found.at:
         assert all(one.ms > 0 for one in (at.step, at.draft, at.inject, *at.verify.values(), *at.cycle.values()))
     stated = random_report.assumption((), (), 8)
-    report = random_report.random_report(pair, wish, place, found, stated, ())
+    report = random_report.random_report(pair, measures, place, found, stated, ())
     assert report["card"] == torch.cuda.get_device_name() == report["machine"]["gpus"][0]["name"]
-    assert "CUDA graph replays" in " ".join(random_report.random_lines(pair, wish, place, found, stated, ()))
+    assert "CUDA graph replays" in " ".join(random_report.random_lines(pair, measures, place, found, stated, ()))
 
 
 @pytest.mark.parametrize("kind", ["eager", "compiled", "reference"])

@@ -173,15 +173,15 @@ def _main() -> int:
     parser.add_argument("--only", default="", help="only those whose group or name has this in it")
     parser.add_argument("--list", action="store_true", help="print each as it ends")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.worker:
+    args = parser.parse_args()
+    if args.worker:
         _work()
         return 0
-    chosen = [case for case in islice(cases(), 0, None, asked.step) if asked.only in f"{case.group}: {case.name}"]
+    chosen = [case for case in islice(cases(), 0, None, args.step) if args.only in f"{case.group}: {case.name}"]
     found = []
     for verdict in outcomes(chosen):
         found.append(verdict)
-        if asked.list or not verdict.fine:
+        if args.list or not verdict.fine:
             sys.stdout.write(f"{verdict.outcome}\t{verdict.group}: {verdict.name}\t{verdict.said}\n")
             sys.stdout.flush()
     sys.stdout.write(table(found) + "\n")

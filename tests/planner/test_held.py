@@ -22,7 +22,7 @@ CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("where", "wish"),
+    ("where", "config"),
     [
         (CPU, LoadConfig(context=4096)),
         (CPU, LoadConfig(dtype="bfloat16", context=4096, draft=False)),
@@ -32,8 +32,8 @@ CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
         (CARD, LoadConfig(context=8192, exact=True)),
     ],
 )
-def test_it_is_what_the_plan_says_that_loading_takes(where: Machine, wish: LoadConfig) -> None:
-    found = plan(TARGET, DRAFTER, where, wish)
+def test_it_is_what_the_plan_says_that_loading_takes(where: Machine, config: LoadConfig) -> None:
+    found = plan(TARGET, DRAFTER, where, config)
     precision = found.load.drafter_precision
     loaded = replace(
         found.load,
@@ -44,7 +44,7 @@ def test_it_is_what_the_plan_says_that_loading_takes(where: Machine, wish: LoadC
     )
     facts = SessionFacts(
         target="target",
-        drafter="drafter" if wish.draft else None,
+        drafter="drafter" if config.draft else None,
         block_size=found.block_size or 1,
         has_tokenizer=True,
         load=loaded,

@@ -34,8 +34,8 @@ def pair(repo: str) -> tuple[ModelConfig, DrafterConfig]:
 
 def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:
     target, drafter = pair(repo)
-    wish: dict[str, Any] = {"dtype": "bfloat16", "bitsandbytes": None, "context": context, "block": 16 if draft else 1}
-    return memory.ledger(target, drafter if draft else None, Load(**(wish | changes)))
+    load: dict[str, Any] = {"dtype": "bfloat16", "bitsandbytes": None, "context": context, "block": 16 if draft else 1}
+    return memory.ledger(target, drafter if draft else None, Load(**(load | changes)))
 
 
 def line(ledger: Ledger, name: str) -> int:
@@ -174,8 +174,8 @@ def test_more_context_never_needs_less(
     repo: str, contexts: tuple[int, int], draft: bool, dtype: str, block: int
 ) -> None:
     small, more = contexts
-    wish: dict[str, Any] = {"draft": draft, "dtype": dtype, "block": block}
-    less_needed, more_needed = of(repo, small, **wish).total, of(repo, small + more, **wish).total
+    load: dict[str, Any] = {"draft": draft, "dtype": dtype, "block": block}
+    less_needed, more_needed = of(repo, small, **load).total, of(repo, small + more, **load).total
     assert less_needed is not None and more_needed is not None and less_needed <= more_needed
 
 

@@ -229,8 +229,8 @@ def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None
 def test_the_nearest_to_a_format_that_the_target_cannot_have_is_the_target_as_it_is() -> None:
     """A stored target that fits as it lies was told to fit in no format when it was to be rounded once more."""
     stored = read_model({**(shape("Qwen/Qwen3-8B") or {}), "quantization_config": USUAL["int4-g128"]}, "Qwen/Qwen3-8B")
-    wish, machine = LoadConfig(quantize="int8"), card(16 * GIB)
-    refused, near = plan(stored, DENSE_DRAFTER, machine, wish), nearest(stored, DENSE_DRAFTER, machine, wish)
+    config, machine = LoadConfig(quantize="int8"), card(16 * GIB)
+    refused, near = plan(stored, DENSE_DRAFTER, machine, config), nearest(stored, DENSE_DRAFTER, machine, config)
     assert not refused.fits and refused.reason == "int8 on top of int4 g128 is not supported"
     assert near is not None and near.load.quantize is None and near.stored == "int4 g128" and near.load.draft
 

@@ -11,9 +11,9 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import BusyError, CheckpointError, ContextError, DFlashError, UsageError
 from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits
+from dflash_local.service.chat_options import ChatOptions, merged, parse_setting
 from dflash_local.service.conversation import Answer, Conversation
 from dflash_local.service.service import Service
-from dflash_local.service.wishes import Wishes, merged, parse_setting
 from dflash_local.store import history
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
@@ -23,12 +23,14 @@ from tests.service.scripted import ScriptedFacts, ScriptedSession
 class Table:
     """A conversation over scripted sessions, kept in a folder."""
 
-    def __init__(self, folder: Path, session: ScriptedSession | None = None, wishes: Wishes | None = None) -> None:
+    def __init__(
+        self, folder: Path, session: ScriptedSession | None = None, options: ChatOptions | None = None
+    ) -> None:
         self.folder, self.session = folder / "chats", session or ScriptedSession()
         self.loads: list[tuple[str, bool]] = []
         self.warnings: list[str] = []
         recorder = Recorder(self.folder, self.warnings.append)
-        self.talk = Conversation(self.pair("one"), self.load, wishes or Wishes(), recorder)
+        self.talk = Conversation(self.pair("one"), self.load, options or ChatOptions(), recorder)
 
     @staticmethod
     def pair(name: str, drafter: bool = True) -> Pair:
@@ -108,7 +110,7 @@ def test_a_stopped_answer_keeps_what_came(tmp_path: Path) -> None:
 
 
 def test_regenerate_replaces_or_restores(tmp_path: Path) -> None:
-    table = Table(tmp_path, ScriptedSession(faults=[None, None, ContextError("no")]), Wishes({"seed": 7}))
+    table = Table(tmp_path, ScriptedSession(faults=[None, None, ContextError("no")]), ChatOptions({"seed": 7}))
     table.talk.open()
     with pytest.raises(UsageError, match="no reply"):
         table.talk.regenerate()
@@ -130,9 +132,9 @@ def test_taking_back_the_last_message_returns_it(table: Table) -> None:
         table.talk.take_back()
 
 
-def test_the_request_of_now_has_the_system_message_the_turns_and_the_wishes(table: Table) -> None:
+def test_the_request_of_now_has_the_system_message_the_turns_and_the_options(table: Table) -> None:
     table.talk.set_system("brief")
-    table.talk.wishes.limits = Limits(9)
+    table.talk.options.limits = Limits(9)
     finish(table.talk.answer("one"))
     assert [m.content for m in table.talk.request("two").messages] == ["brief", "one", "Hello, world!\n", "two"]
     again = table.talk.request()
@@ -144,13 +146,13 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one(table: Table) -> None:
         with pytest.raises(DFlashError):
             table.talk.change_model(table.pair(name))
         assert table.talk.pair.name == "one" and finish(table.talk.answer("hi")).text
-    table.talk.wishes.mode = "ar"
+    table.talk.options.mode = "ar"
     table.talk.change_model(table.pair("alone", drafter=False))
     assert table.loads[-1] == ("alone", False) and table.talk.pair.name == "alone"
 
 
-def test_the_models_own_sampling_holds_where_nothing_was_wished(tmp_path: Path) -> None:
-    table = Table(tmp_path, wishes=Wishes({"top_k": 3}))
+def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
+    table = Table(tmp_path, options=ChatOptions({"top_k": 3}))
     config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
     table.talk.change_model(Pair("own", tmp_path, tmp_path, bundled=False))
@@ -162,7 +164,7 @@ def test_the_models_own_sampling_holds_where_nothing_was_wished(tmp_path: Path) 
 def test_taking_up_and_starting_over(table: Table) -> None:
     finish(table.talk.answer("one"))
     table.talk.take_up(Chat("m", "be kind", (Turn("user", "old"),), False, 0, 0, 0))
-    assert table.talk.wishes.system == "be kind" and [turn.content for turn in table.talk.turns] == ["old"]
+    assert table.talk.options.system == "be kind" and [turn.content for turn in table.talk.turns] == ["old"]
     table.talk.start_over()
     assert table.talk.turns == [] and table.talk.last is None
     finish(table.talk.answer("new"))
@@ -187,7 +189,7 @@ def test_without_a_model_there_is_a_hint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name, value", [("thinking", "maybe"), ("top_k", "1.5"), ("temperature", "9")])
 def test_a_bad_setting_changes_nothing(name: str, value: str) -> None:
-    wishes = Wishes()
+    options = ChatOptions()
     with pytest.raises(UsageError):
-        parse_setting(wishes, name, value)
-    assert wishes == Wishes()
+        parse_setting(options, name, value)
+    assert options == ChatOptions()

@@ -17,9 +17,9 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
+from dflash_local.service.chat_options import ChatOptions  # noqa: E402
 from dflash_local.service.conversation import Conversation  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
-from dflash_local.service.wishes import Wishes  # noqa: E402
 from dflash_local.store.history import Recorder  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
 from tests.ui.pictures import FOLDER, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
@@ -35,7 +35,7 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     """The chat, the same by origin, and a race."""
     pair = find("demo")
     recorder = Recorder(None, lambda _text: None, keep=False)
-    talk = Conversation(pair, lambda _pair, _draft: service, Wishes({"temperature": 0.0}), recorder)
+    talk = Conversation(pair, lambda _pair, _draft: service, ChatOptions({"temperature": 0.0}), recorder)
     backend = ScriptedBackend(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
     backend.read = lambda: occupancy("cpu", {})
     stage = Stage(ChatApp(backend), backend, ScriptedSession())

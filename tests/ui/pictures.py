@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from dflash_local.errors import DFlashError
 from dflash_local.events import Piece, Step
 from dflash_local.planner.occupancy import Occupancy
-from dflash_local.service.wishes import Wishes
+from dflash_local.service.chat_options import ChatOptions
 from dflash_local.ui.offers import Offer
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
@@ -128,7 +128,7 @@ def draw(scene: Scene) -> str:
 
     colourless = os.environ.pop("NO_COLOR", None)
     try:
-        play(act, ScriptedSession(steps=steps()), scene.size, Wishes({"temperature": 0.0, "seed": 7}))
+        play(act, ScriptedSession(steps=steps()), scene.size, ChatOptions({"temperature": 0.0, "seed": 7}))
     finally:
         if colourless is not None:
             os.environ["NO_COLOR"] = colourless

@@ -15,9 +15,9 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.planner.occupancy import Occupancy
+from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.service import Service
-from dflash_local.service.wishes import Wishes
 from dflash_local.store.history import Recorder
 from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.app import ChatApp
@@ -131,7 +131,7 @@ def play(
     act: Play,
     session: ScriptedSession | None = None,
     size: tuple[int, int] = (120, 36),
-    wishes: Wishes | None = None,
+    options: ChatOptions | None = None,
     load: Callable[[Pair, bool], Service] | None = None,
     examples: Sequence[str] = (),
 ) -> Stage:
@@ -145,7 +145,7 @@ def play(
 
     pair = Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
     recorder = Recorder(None, lambda _text: None, keep=False)
-    conversation = Conversation(pair, load or scripted, wishes or Wishes(), recorder)
+    conversation = Conversation(pair, load or scripted, options or ChatOptions(), recorder)
     backend = ScriptedBackend(conversation, examples=examples)
     stage = Stage(ChatApp(backend), backend, session)
     look_no_more()

@@ -9,7 +9,7 @@ from textual.widgets import Collapsible, Static
 
 from dflash_local.errors import CheckpointError, ContextError, EngineError
 from dflash_local.events import Notice, Piece, Step
-from dflash_local.service.wishes import Wishes
+from dflash_local.service.chat_options import ChatOptions
 from tests.service.scripted import HELLO, ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -134,7 +134,7 @@ def test_regenerate_asks_with_a_fresh_seed_and_replaces_the_reply() -> None:
         await stage.idle(pilot)
         assert len(stage.chat.transcript.replies) == 1
 
-    stage = play(act, wishes=Wishes({"temperature": 1.0, "seed": 7}))
+    stage = play(act, options=ChatOptions({"temperature": 1.0, "seed": 7}))
     seeds = [request.sampling.seed for request in stage.session.requests]
     assert seeds[0] == 7 and seeds[1] != 7 and roles(stage) == ["user", "assistant"]
 
@@ -211,10 +211,10 @@ def test_the_meter_shows_speed_acceptance_positions_split_context_and_promise() 
 
 def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.conversation.wishes.mode = "ar"
+        stage.backend.conversation.options.mode = "ar"
         await stage.send("hi", pilot)
         assert "no drafts in this mode" in stage.screen_text
-        stage.backend.conversation.wishes.mode = "dflash"
+        stage.backend.conversation.options.mode = "dflash"
         await stage.send("hi", pilot)
         assert "AR here: 60.0, 2.00x" in stage.screen_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.catalog.bundled import Pair, find
+from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.service import Service
-from dflash_local.service.wishes import Wishes
 from tests.ui.stage import Stage, play
 
 
@@ -29,5 +29,5 @@ def test_a_chat_and_a_race_with_the_demo_pair() -> None:
         await pilot.press("escape")
         await stage.until(lambda: "identical: yes" in stage.screen_text, pilot)
 
-    stage = play(act, wishes=Wishes({"temperature": 0.0}), load=load)
+    stage = play(act, options=ChatOptions({"temperature": 0.0}), load=load)
     assert stage.backend.conversation.turns[-1].content.startswith("1, 2, 3")

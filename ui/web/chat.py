@@ -12,14 +12,14 @@ from gradio.components import Component
 from gradio.components.chatbot import ExampleMessage
 
 from dflash_local.errors import DFlashError
-from dflash_local.service.wishes import MAX_NEW_TOKENS, Wishes
+from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.exports import links
 from dflash_local.ui.web.figures import figures, one_line
 from dflash_local.ui.web.reply import Reply
-from dflash_local.ui.web.talk import shown, wishes_of
+from dflash_local.ui.web.talk import chat_options, shown
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 PULSE_S = 0.1  # the page is changed at most so often
@@ -140,7 +140,7 @@ class ChatTab:
     async def _ask(self, text: str, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
         try:
-            reply = visitor.talk.ask(text, self._wishes(given))
+            reply = visitor.talk.ask(text, self._options(given))
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
@@ -154,7 +154,7 @@ class ChatTab:
     async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
         try:
-            reply = visitor.talk.again(self._wishes(given))
+            reply = visitor.talk.again(self._options(given))
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
@@ -279,8 +279,8 @@ class ChatTab:
         """The prompts to begin with; a click sends one."""
         return [{"text": prompt} for prompt in self._backend.examples]
 
-    def _wishes(self, given: Given) -> Wishes:
-        return wishes_of(
+    def _options(self, given: Given) -> ChatOptions:
+        return chat_options(
             self._backend.resident,
             system=given[self.system] or "",
             mode=given[self.mode] or "",

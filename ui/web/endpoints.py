@@ -12,15 +12,15 @@ import gradio as gr
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Finished
 from dflash_local.request import Message, Request
+from dflash_local.service.chat_options import merged
 from dflash_local.service.conversation import summary
-from dflash_local.service.wishes import merged
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.contest import Contest
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.race import race_content, race_request
 from dflash_local.ui.web.reply import Reply
-from dflash_local.ui.web.talk import wishes_of
+from dflash_local.ui.web.talk import chat_options
 from dflash_local.ui.web.visitors import Visitors
 
 
@@ -54,17 +54,17 @@ def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
             temperature: 0 is greedy; null is the model's own, as for all that follow.
         """
         resident = backend.resident
-        wishes_given = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_tokens, "seed": seed}
+        given = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_tokens, "seed": seed}
         try:
-            wishes = wishes_of(resident, system, mode or "", thinking, block_size=block_size, **wishes_given)
+            options = chat_options(resident, system, mode or "", thinking, block_size=block_size, **given)
             head = (Message("system", system),) if system.strip() else ()
             asked = Request(
                 messages=(*head, *_messages(history), Message("user", message)),
-                sampling=merged(resident.model.sampling, wishes.sampling),
-                limits=wishes.limits,
-                mode=wishes.mode,
-                block_size=wishes.block_size,
-                thinking=wishes.thinking,
+                sampling=merged(resident.model.sampling, options.sampling),
+                limits=options.limits,
+                mode=options.mode,
+                block_size=options.block_size,
+                thinking=options.thinking,
             )
         except DFlashError as error:
             raise _told(error) from error

@@ -15,16 +15,16 @@ from gradio.components import Component
 from dflash_local.errors import DFlashError
 from dflash_local.events import Mode
 from dflash_local.request import Request, user_request
+from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Lane, Race
 from dflash_local.service.resident import Resident
-from dflash_local.service.wishes import merged
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.chat import line
 from dflash_local.ui.web.contest import NAMES, Contest, Replay, Track
 from dflash_local.ui.web.figures import NONE, rate
 from dflash_local.ui.web.jobs import Job
-from dflash_local.ui.web.talk import wishes_of
+from dflash_local.ui.web.talk import chat_options
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 TOKENS = 256
@@ -45,10 +45,10 @@ def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any,
     Raises:
         UsageError: a value is not allowed.
     """
-    wishes = wishes_of(resident, max_new_tokens=tokens, temperature=temperature or 0, seed=seed)
-    limits = wishes.limits if tokens else replace(wishes.limits, max_new_tokens=TOKENS)
+    options = chat_options(resident, max_new_tokens=tokens, temperature=temperature or 0, seed=seed)
+    limits = options.limits if tokens else replace(options.limits, max_new_tokens=TOKENS)
     own = replace(resident.model.sampling, temperature=0.0)
-    return user_request(prompt, sampling=merged(own, wishes.sampling), limits=limits, thinking=wishes.thinking)
+    return user_request(prompt, sampling=merged(own, options.sampling), limits=limits, thinking=options.thinking)
 
 
 class RaceTab:

@@ -11,9 +11,9 @@ from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.events import Piece
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, fresh_seed
+from dflash_local.service.chat_options import ChatOptions, merged, parse_setting
 from dflash_local.service.conversation import summary
 from dflash_local.service.resident import Resident
-from dflash_local.service.wishes import Wishes, merged, parse_setting
 from dflash_local.store import export
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
@@ -90,31 +90,31 @@ class Talk:
         with self._lock:
             return tuple(said.turn for said in self._said)
 
-    def ask(self, text: str, wishes: Wishes) -> Reply:
+    def ask(self, text: str, options: ChatOptions) -> Reply:
         """Send a message; it is taken back when no reply is kept.
 
         Raises:
             BusyError: a reply is on its way. UsageError: it cannot be sent so.
         """
         with self._lock:
-            self._begin(wishes)
+            self._begin(options)
             before = list(self._said)
             self._said.append(Notification(Turn("user", text), shown(text)))
-            return self._start(wishes, before, wishes.sampling)
+            return self._start(options, before, options.sampling)
 
-    def again(self, wishes: Wishes) -> Reply:
+    def again(self, options: ChatOptions) -> Reply:
         """The last reply once more, with a fresh seed; the old one stays when none comes.
 
         Raises:
             BusyError: a reply is on its way. UsageError: there is none to make again.
         """
         with self._lock:
-            self._begin(wishes)
+            self._begin(options)
             if not self._said or self._said[-1].turn.role != "assistant":
                 raise UsageError("there is no reply to make again")
             before = list(self._said)
             self._said.pop()
-            return self._start(wishes, before, {**wishes.sampling, "seed": fresh_seed()})
+            return self._start(options, before, {**options.sampling, "seed": fresh_seed()})
 
     def take_back(self) -> str:
         """Forget the last message of the user and its reply; returns the message.
@@ -181,18 +181,18 @@ class Talk:
         write = export.to_json if form == "json" else export.to_markdown
         return write(self._resident.model.name, self._system, self.turns)
 
-    def _begin(self, wishes: Wishes) -> None:
+    def _begin(self, options: ChatOptions) -> None:
         self._refuse_when_busy()
-        self._system = wishes.system
+        self._system = options.system
 
     def _refuse_when_busy(self) -> None:
         if self.busy:
             raise BusyError("a reply is on its way", "Stop ends it")
 
-    def _start(self, wishes: Wishes, before: list[Notification], sampling: dict[str, float | int]) -> Reply:
+    def _start(self, options: ChatOptions, before: list[Notification], sampling: dict[str, float | int]) -> Reply:
         """Ask for a reply to what was said; ``before`` is what was said when nothing comes of it."""
         try:
-            request = self._request(wishes, sampling)
+            request = self._request(options, sampling)
         except DFlashError:
             self._said = before
             raise
@@ -208,15 +208,15 @@ class Talk:
         self._job = Job(work, reply.stop)
         return reply
 
-    def _request(self, wishes: Wishes, sampling: dict[str, float | int]) -> Request:
-        head = (Message("system", wishes.system),) if wishes.system.strip() else ()
+    def _request(self, options: ChatOptions, sampling: dict[str, float | int]) -> Request:
+        head = (Message("system", options.system),) if options.system.strip() else ()
         return Request(
             messages=(*head, *(said.turn.message for said in self._said)),
             sampling=merged(self._resident.model.sampling, sampling),
-            limits=wishes.limits,
-            mode=wishes.mode,
-            block_size=wishes.block_size,
-            thinking=wishes.thinking,
+            limits=options.limits,
+            mode=options.mode,
+            block_size=options.block_size,
+            thinking=options.thinking,
         )
 
     def _settle(self, reply: Reply, before: list[Notification]) -> None:
@@ -254,19 +254,19 @@ def _content(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def wishes_of(
+def chat_options(
     resident: Resident, system: str = "", mode: str = "", thinking: bool | None = None, **numbers: Any
-) -> Wishes:
+) -> ChatOptions:
     """What the fields of the page ask for; an empty one leaves the model's own.
 
     Raises:
         UsageError: a value is not allowed.
     """
     model = resident.model
-    wishes = Wishes(mode=model.mode, thinking=model.thinking if thinking is None else thinking, system=system)
+    options = ChatOptions(mode=model.mode, thinking=model.thinking if thinking is None else thinking, system=system)
     if mode:
-        wishes = replace(wishes, mode=mode)  # type: ignore[arg-type]  # Request checks it
+        options = replace(options, mode=mode)  # type: ignore[arg-type]  # Request checks it
     for name, value in numbers.items():
         if value not in (None, ""):
-            wishes = replace(wishes, **parse_setting(wishes, name, str(value).strip()))
-    return wishes
+            options = replace(options, **parse_setting(options, name, str(value).strip()))
+    return options

@@ -60,7 +60,7 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self.backend = backend
         self.conversation = backend.conversation
-        self.readings = Readings(mode=self.conversation.wishes.mode, state="loading")
+        self.readings = Readings(mode=self.conversation.options.mode, state="loading")
         self.commands = {**backend.commands, **{usage: about for usage, (about, _) in OWN.items()}}
         self._board = Board(self, self.conversation, self.readings)
         self._inbox = Inbox()
@@ -192,7 +192,7 @@ class ChatScreen(Screen[None]):
         self.memory.look()
         if facts is not None:
             self.readings.load(facts)
-            self.readings.mode = self.conversation.wishes.mode
+            self.readings.mode = self.conversation.options.mode
         else:
             self.readings.state = "no model is loaded"
 
@@ -238,7 +238,7 @@ class ChatScreen(Screen[None]):
         self._view = ReplyView(self._by_origin)
         await self.transcript.add(self._view)
         self.transcript.anchor()
-        self.readings.begin(self.conversation.wishes.mode)
+        self.readings.begin(self.conversation.options.mode)
         self.begin(lambda: self._listen(ask), then)
 
     def _listen(self, ask: Callable[[], Answer]) -> Answer:
@@ -289,7 +289,7 @@ class ChatScreen(Screen[None]):
             if self.conversation.turns != before or self.conversation.facts is not loaded:
                 await self.transcript.offer(() if self.conversation.turns else self.backend.examples)
             self.readings.state = "ready" if self.conversation.facts is not None else "no model is loaded"
-            self.readings.mode = self.conversation.wishes.mode
+            self.readings.mode = self.conversation.options.mode
 
         if not self.begin(lambda: self.backend.execute(line), then):
             self.composer.put(line)

@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A body, read.
 
     Attributes:
@@ -87,7 +87,7 @@ def limits(fields: Fields, default: int = MAX_NEW_TOKENS) -> Limits:
     return Limits(given.pop() if given else default, tuple(texts))
 
 
-def manner(fields: Fields, model: Model) -> dict[str, Any]:
+def generation_options(fields: Fields, model: Model) -> dict[str, Any]:
     """Our own fields, ``mode`` and ``block_size``, and vLLM's ``return_token_ids``, as fields of a ``Request``."""
     mode = fields.text("mode") or model.mode
     if mode not in ("dflash", "ar"):

@@ -25,7 +25,7 @@ SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking")
 
 
 @dataclass(slots=True)
-class Wishes:
+class ChatOptions:
     """What the user changed; all else is the model's own default.
 
     ``sampling`` holds only the fields that were set, so that they outlive a change of model.
@@ -48,8 +48,8 @@ def merged(defaults: SamplingParams, changed: Mapping[str, float | int]) -> Samp
     return replace(defaults, **changed)  # type: ignore[arg-type]  # SamplingParams checks its fields
 
 
-def parse_setting(wishes: Wishes, name: str, value: str) -> Mapping[str, Any]:
-    """What ``/set name value`` changes: fields of ``Wishes``.
+def parse_setting(options: ChatOptions, name: str, value: str) -> Mapping[str, Any]:
+    """What ``/set name value`` changes: fields of ``ChatOptions``.
 
     Raises:
         UsageError: the value is not allowed.
@@ -57,15 +57,15 @@ def parse_setting(wishes: Wishes, name: str, value: str) -> Mapping[str, Any]:
     if name == "thinking":
         return {"thinking": _switch(value)}
     if name == "max_new_tokens":
-        return {"limits": replace(wishes.limits, max_new_tokens=_number(name, value, int))}
+        return {"limits": replace(options.limits, max_new_tokens=_number(name, value, int))}
     if name == "stop":
-        return {"limits": replace(wishes.limits, stop=() if value == "off" else (*wishes.limits.stop, value))}
+        return {"limits": replace(options.limits, stop=() if value == "off" else (*options.limits.stop, value))}
     if name == "block_size":
         return {"block_size": None if value == "auto" else _number(name, value, int)}
     if name == "seed" and value == "random":
-        return {"sampling": {key: old for key, old in wishes.sampling.items() if key != "seed"}}
+        return {"sampling": {key: old for key, old in options.sampling.items() if key != "seed"}}
     kind = int if name in ("seed", "top_k") else float
-    changed = {**wishes.sampling, name: _number(name, value, kind)}
+    changed = {**options.sampling, name: _number(name, value, kind)}
     merged(SamplingParams(), changed)  # refuses what is out of range
     return {"sampling": changed}
 
