@@ -14,7 +14,7 @@ from typing import Any, Literal
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 
-GREEDY_BELOW = 1e-5  # a temperature under this is greedy (RELIABILITY EN-15)
+GREEDY_BELOW = 1e-5  # a temperature under this is greedy
 MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**64 - 1
 MAX_NEW_TOKENS = 1_000_000

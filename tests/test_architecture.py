@@ -1,4 +1,4 @@
-"""The rules of the house, read off the source with ``ast``: floors, torch-free rooms, habits."""
+"""The rules of the tree, read off the source with ``ast``: floors, torch-free rooms, habits."""
 
 from __future__ import annotations
 

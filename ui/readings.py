@@ -162,7 +162,7 @@ class Readings:
 
 
 def precision(dtype: str) -> str:
-    """How strong the promise of equal text is with this number format (ARCHITECTURE 3)."""
+    """How strong the promise of equal text is with this number format: docs/exactness.md."""
     name = dtype.removeprefix("torch.")
     short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
     return f"{short}: exact" if name == "float32" else f"{short}: up to near-ties"

@@ -1,6 +1,6 @@
 """Is a token the target's choice, a near-tie, or a bug: scores both ways, measured noise, thresholds.
 
-RELIABILITY L4: the threshold is measured, never chosen. Knows rows of logits, nothing of sessions.
+The threshold is measured, never chosen (docs/exactness.md). Knows rows of logits, nothing of sessions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.request import SamplingParams
 
 Verdict = Literal["identical", "near-tie", "BUG"]
-CAP = 0.5  # noise of good engines is 0 to 0.25, rollback bugs measured 0.6 to 2.4 (ENGINE 11.2)
+CAP = 0.5  # noise of good engines is 0 to 0.25, rollback bugs measured 0.6 to 2.4
 FLOAT32_CAP = 1e-3
 PERCENTILE = 0.999
 ENOUGH_POSITIONS = 10_000
@@ -76,7 +76,7 @@ class Noise:
 
     @property
     def enough(self) -> bool:
-        """True when the percentile stands on as many positions as L4 asks for."""
+        """True when the percentile stands on ``ENOUGH_POSITIONS``."""
         return self.positions >= ENOUGH_POSITIONS
 
     def threshold(self, rounding: float, params: SamplingParams) -> float:

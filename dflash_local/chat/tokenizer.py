@@ -222,7 +222,7 @@ class Tokenizer:
         return self._ids.get(text)
 
     def check_probes(self, probes: Mapping[str, Sequence[int]]) -> None:
-        """Compare encodings with recorded ones (RELIABILITY CK-22): CheckpointError on the first difference."""
+        """Compare encodings with recorded ones: CheckpointError on the first difference."""
         for text, expected in probes.items():
             ids = self.encode(text)
             if ids != list(expected):

@@ -34,7 +34,7 @@ class AddedToken:
 
     @property
     def control(self) -> bool:
-        """True when user text that spells this token must not become it (RELIABILITY CK-21)."""
+        """True when user text that spells this token must not become it."""
         return self.special or (len(self.text) > 2 and self.text[0] + self.text[-1] in ("<>", "[]"))
 
 

@@ -64,7 +64,7 @@ for _name in COMMANDS:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the process's exit code (ARCHITECTURE 3) and never raises."""
+    """Run one command; returns the process's exit code (``errors.py``) and never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = set(itertools.takewhile(lambda word: word != "--", arguments))
     make_unbreakable()

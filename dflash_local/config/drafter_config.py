@@ -146,7 +146,7 @@ class DrafterConfig:
         )
 
     def with_attention_factor(self, attention_factor: float | None) -> DrafterConfig:
-        """The same drafter with another rope amplitude (ENGINE.md 1.6); None changes nothing."""
+        """The same drafter with another rope amplitude; None changes nothing."""
         if attention_factor is None:
             return self
         return replace(self, rope=replace(self.rope, attention_factor=attention_factor))
@@ -264,7 +264,7 @@ def _attention_pattern(
     Causality: top-level ``is_causal``, else ``dflash_config.causal``, else by type: a sliding layer is
     causal inside the block, a full one is not. ``layer_types`` missing with ``use_swa``: all sliding,
     none causal. With ``layer_types`` given the window is read from the raw JSON whatever
-    ``use_sliding_window`` says, since transformers' Qwen3Config drops it (ENGINE.md 0.2, 1.4).
+    ``use_sliding_window`` says, since transformers' Qwen3Config drops it.
     """
     given = fields.optional_list("layer_types", MAX_LAYERS)
     windowed = given is None and bool(fields.optional_flag("use_swa"))

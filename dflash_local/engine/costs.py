@@ -14,7 +14,7 @@ from dflash_local.engine.runner import Runner
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.fixed_routing import FixedRouting
 
-LENGTHS = (1, 4, 6, 8, 12, 16)  # ENGINE 8.1; and the trained block
+LENGTHS = (1, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many

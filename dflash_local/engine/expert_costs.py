@@ -36,7 +36,7 @@ class ExpertCosts:
     """Costs measured at load, corrected by the experts that a session's own cycles take.
 
     A cycle reads each expert that any of its rows takes once, so its time is a part that depends on its rows alone and
-    one in proportion to the number of different experts (ENGINE 4.2). It costs what was measured, plus the time of the
+    one in proportion to the number of different experts. It costs what was measured, plus the time of the
     experts that its rows take more than they did then, or less. What an expert costs is measured by itself, with two
     routings of the same rows: across numbers of rows, other work grows along with the experts.
 

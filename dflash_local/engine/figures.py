@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dflash_local.engine.cycle import Cycle
 from dflash_local.events import Mode, Stats
 
-ALARM_CYCLES = 64  # acceptance is judged over this many cycles (ARCHITECTURE 4)
+ALARM_CYCLES = 64  # acceptance is judged over this many cycles
 
 
 def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """How a token is chosen from logits: penalties, temperature, filters, shared noise.
 
 The drafter and the verifier use the same noise, so the same seed gives the same text with any
-drafter, any block length, or none (ENGINE 2.3 iii). Knows rows of logits, nothing of models.
+drafter, any block length, or none. Knows rows of logits, nothing of models.
 """
 
 from __future__ import annotations

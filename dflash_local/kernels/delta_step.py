@@ -1,4 +1,4 @@
-"""Gated-DeltaNet for a block of rows with exact rollback, as three launches a layer (ENGINE 3.6).
+"""Gated-DeltaNet for a block of rows with exact rollback, as three launches a layer.
 
 What a cycle read is kept raw (the recurrent log). The next cycle first commits the rows that were kept to the state,
 one by one, then runs its own rows in registers and stores nothing of them but their log. So the state is read once

@@ -1,4 +1,4 @@
-"""Which keys a block's rows see: windows, causality inside the block, the draft window (ENGINE.md 1.4).
+"""Which keys a block's rows see: windows, causality inside the block, the draft window.
 
 Owns the additive masks, made once per kind; a layer that sees everything gets none.
 """

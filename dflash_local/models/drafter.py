@@ -1,4 +1,4 @@
-"""The DFlash drafter: one class for every published checkpoint, plain PyTorch (ENGINE.md 1.2 to 1.5).
+"""The DFlash drafter: one class for every published checkpoint, plain PyTorch.
 
 A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and
 values projected from the target's taps. It has no embedding and no head: both are the target's.
@@ -22,8 +22,7 @@ from dflash_local.models.rope import RopeTable, rotate
 def drafter_dtype(target_dtype: torch.dtype) -> torch.dtype:
     """The dtype to run a drafter in behind a target of ``target_dtype``.
 
-    float16 becomes bfloat16: the fusion of the taps overflows float16 and acceptance falls to nothing
-    (ENGINE.md 0.2 rule 4).
+    float16 becomes bfloat16: the fusion of the taps overflows float16 and acceptance falls to nothing.
     """
     return torch.bfloat16 if target_dtype == torch.float16 else target_dtype
 
@@ -74,7 +73,7 @@ class Drafter:
         dtype: torch.dtype = torch.float32,
         attention_factor: float | None = None,
     ) -> Drafter:
-        """Read a drafter. ``attention_factor`` overrides the rope amplitude (Kimi-K2.5: ENGINE.md 1.6).
+        """Read a drafter. ``attention_factor`` overrides the rope amplitude (Kimi-K2.5 needs one).
 
         Raises:
             CheckpointError: config, tensor names, shapes or values are not a DFlash drafter's.

@@ -1,6 +1,6 @@
 """The pair's contract: a drafter and a target that belong together, checked before a weight moves.
 
-Works on configs and headers alone (ARCHITECTURE.md 4, CK-10 to CK-16). Torch-free.
+Works on configs and headers alone. Torch-free.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_pair(
 
 
 def check_tokenizer_size(facts: TargetFacts, size: int) -> None:
-    """Refuse a tokenizer with ids beyond the target's embedding (CK-10); fewer ids are padding."""
+    """Refuse a tokenizer with ids beyond the target's embedding; fewer ids are padding."""
     if size > facts.embedding_rows:
         raise PairError(
             f"the tokenizer has {size} ids, the target's embedding {facts.embedding_rows} rows",

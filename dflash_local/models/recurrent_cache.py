@@ -1,7 +1,7 @@
 """State of the recurrent layers and its exact rollback: committed state, raw recurrent log, commit.
 
 A verify leaves the committed state untouched and records each token's raw inputs (the log);
-committing m tokens applies the first m of them, one by one (ENGINE 3.6). Knows nothing of layers.
+committing m tokens applies the first m of them, one by one. Knows nothing of layers.
 """
 
 from __future__ import annotations

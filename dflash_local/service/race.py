@@ -17,7 +17,7 @@ from dflash_local.service.service import Ticket
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
-NEAR_TIE = 0.5  # a larger margin counts as no near-tie anywhere (ARCHITECTURE 3)
+NEAR_TIE = 0.5  # a larger margin counts as no near-tie anywhere (docs/exactness.md)
 
 
 @dataclass(frozen=True, slots=True)

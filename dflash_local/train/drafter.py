@@ -1,4 +1,4 @@
-"""The drafter as a trainable module: the mathematics of ENGINE 1.2 over many anchors at once, and its recipe (10.1).
+"""The drafter as a trainable module: ``models.drafter`` over many anchors at once, and its recipe.
 
 Tensor names are the published ones. It knows the target only through taps, embeddings and head.
 """

@@ -1,4 +1,4 @@
-"""A differentiable Gated-DeltaNet layer in block form (ENGINE 3.2), for training only; no cache, no rollback."""
+"""A differentiable Gated-DeltaNet layer in block form, for training only; no cache, no rollback."""
 
 from __future__ import annotations
 

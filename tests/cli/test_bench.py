@@ -74,7 +74,7 @@ def test_a_smaller_block_is_used(cli: Cli, prompts: Path) -> None:
         (("--block-size", "65"), "block_size 65"),
     ],
 )
-def test_ui_02_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str) -> None:
+def test_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str) -> None:
     done = cli("bench", *PAIR, *extra)
     assert done.code == 2 and word in done.err and done.out == ""
 

@@ -124,7 +124,7 @@ def test_a_bug_under_json_is_an_object_on_each_stream(cli: Cli, broken: None) ->
         (("--prompt-ids", "1,2", "--report", "."), "is a folder", 2),
     ],
 )
-def test_ui_02_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str, code: int) -> None:
+def test_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str, code: int) -> None:
     done = cli("certify", *golden(KV_ONLY), *extra)
     assert done.code == code and word in done.err and done.out == ""
     assert "Traceback" not in done.err

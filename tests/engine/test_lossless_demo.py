@@ -1,4 +1,4 @@
-"""EN-26: L3 and L4 (a) of RELIABILITY 2.2 on the trained demo pairs, and equality in every mode.
+"""EN-26 (docs/test-ids.md): L3 and L4 (a) on the trained demo pairs, and equality in every mode.
 
 L1 and L2 stand in test_lossless_greedy.py and test_lossless_sampling.py; L4 (b) is ``dflash certify``.
 """

@@ -1,4 +1,4 @@
-"""L1 (RELIABILITY 2.2): with any drafter and block size the ids equal the target's own, float32."""
+"""L1 (docs/test-ids.md): with any drafter and block size the ids equal the target's own, float32."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ def test_en_13_en_14_state_after_all_or_nothing_equals_the_autoregressive_one(fa
     for wrong_every in (0, 1):
         decode(target, prompt, NEW, Oracle(VOCAB, text, wrong_every), 8)
         for got, expected in zip(caches(), want, strict=True):
-            # GEMMs of one row and of eight may differ in the last bits on a CPU (ENGINE.md, house decisions).
+            # GEMMs of one row and of eight may differ in the last bits on a CPU.
             assert (got - expected).abs().max() < 1e-5

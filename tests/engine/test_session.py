@@ -1,4 +1,4 @@
-"""EN ids of RELIABILITY.md on whole requests: limits, stops, cancel, faults, seeds, reuse."""
+"""EN ids of docs/test-ids.md on whole requests: limits, stops, cancel, faults, seeds, reuse."""
 
 from __future__ import annotations
 

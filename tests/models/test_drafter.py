@@ -67,7 +67,7 @@ def checkpoint_tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
 
 
 def naive(tensors: dict[str, torch.Tensor], cfg: DrafterConfig, taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """ENGINE.md 1.2 word for word in float64: explicit concatenation, dense mask, repeated key heads."""
+    """The published forward, word for word in float64: explicit concatenation, dense mask, repeated key heads."""
     weights = {name: tensor.double() for name, tensor in tensors.items()}
     taps, x, n, rows, half = taps.double(), x.double(), len(taps), len(x), cfg.head_dim // 2
 
@@ -263,7 +263,7 @@ def test_draft_window_keeps_last_rows_at_absolute_positions():
 
 
 def test_attention_factor_override_changes_the_amplitude():
-    """Kimi-K2.5: config gives 1.0, the drafter was trained with 0.1 ln 64 + 1 (ENGINE.md 1.6)."""
+    """Kimi-K2.5: config gives 1.0, the drafter was trained with 0.1 ln 64 + 1."""
     kimi = {"type": "yarn", "factor": 64, "original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 1}
     cfg = config(rope_scaling=kimi)
     assert cfg.rope.attention_factor == 1.0

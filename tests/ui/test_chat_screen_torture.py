@@ -1,4 +1,4 @@
-"""What must not harm the chat screen: hostile text, pastes, sizes, floods, faults (RELIABILITY UI-01 to UI-14)."""
+"""What must not harm the chat screen: hostile text, pastes, sizes, floods, faults (UI-01 to UI-14)."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Jobs:
                 result = work()
             except DFlashError as known:
                 error = known
-            except Exception as fault:  # as in the service's worker: the screen must not be left waiting (UI-14)
+            except Exception as fault:  # as in the service's worker: the screen must not be left waiting
                 what = f"unexpected failure: {type(fault).__name__}: {fault}"
                 error = EngineError(what, "the conversation goes on")
                 error.__cause__ = fault

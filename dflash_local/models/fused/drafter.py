@@ -1,4 +1,4 @@
-"""The drafter over static buffers: context rows and a block of drafts as fixed lists of launches (ENGINE 1.2 to 1.5).
+"""The drafter over static buffers: context rows and a block of drafts as fixed lists of launches.
 
 Borrows the target's embedding and position, and its head unless it is given one of its own. Drafts are only proposed,
 so its matrices and its head may be coarser than the checkpoint's. Its weights are ``models.drafter_weights``'.

@@ -1,4 +1,4 @@
-"""A Gated-DeltaNet layer: a block with exact rollback, a long prompt, snapshots to return to (ENGINE 3.6)."""
+"""A Gated-DeltaNet layer: a block with exact rollback, a long prompt, snapshots to return to."""
 
 from __future__ import annotations
 

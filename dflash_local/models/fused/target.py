@@ -41,7 +41,7 @@ class FusedTarget:
     """A loaded target with room for ``context`` tokens and one block behind them. Batch 1.
 
     In exact mode every block, also of one row, is computed as ``rows`` rows over the same splits of the cache, so
-    that a row's bits do not depend on how many rows its block has (ENGINE 11.3). The caches may be of a coarser
+    that a row's bits do not depend on how many rows its block has. The caches may be of a coarser
     dtype than the rest (float8_e4m3fn): plain and drafted decoding read the same caches.
 
     Attributes:
