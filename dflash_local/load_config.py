@@ -70,7 +70,7 @@ class LoadOption:
         former_name: still understood in its place. former_values: words that are still understood, and their choices.
         planned: the memory plan depends on it. needs_fused: no other engine knows more than its default.
         compared: two loads that differ in it are different; else it only matters while loading.
-        unsaid: values that go without saying, besides the default.
+        not_shown: values that go without saying, besides the default.
     """
 
     name: str
@@ -90,7 +90,7 @@ class LoadOption:
     planned: bool = True
     needs_fused: bool = False
     compared: bool = True
-    unsaid: tuple[str, ...] = ()
+    not_shown: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -189,7 +189,7 @@ class LoadConfig:
         choices=("auto", *DRAFTER_PRECISIONS),
         metavar="NAME",
         former_name="draft_side",
-        unsaid=("full",),
+        not_shown=("full",),
     )
     kv_cache: str = _option(
         "auto", "fp8: half the memory of a context; replies change.", choices=("auto", "fp8"), needs_fused=True
@@ -200,7 +200,7 @@ class LoadConfig:
         "auto: what it takes to fit. The same bits.",
         choices=("auto", *OFFLOADS),
         needs_fused=True,
-        unsaid=("none",),
+        not_shown=("none",),
     )
     draft_window: int | None = _option(
         None,
@@ -242,8 +242,8 @@ class LoadConfig:
     @property
     def needs_fused(self) -> str:
         """The option that only the fused engine knows, as a command line spells it; empty when none is given."""
-        asked = (option for option in LOAD_OPTIONS.values() if option.needs_fused)
-        found = (each.name for each in asked if getattr(self, each.name) not in (each.default, *each.unsaid))
+        fused_options = (option for option in LOAD_OPTIONS.values() if option.needs_fused)
+        found = (each.name for each in fused_options if getattr(self, each.name) not in (each.default, *each.not_shown))
         return next((self._spelled(name) for name in found), "")
 
     @property
@@ -263,12 +263,12 @@ class LoadConfig:
 
     def described(self, beside: Collection[str] = ()) -> list[str]:
         """What is worth saying of a load, for people: ``exact``, ``kv cache fp8``; the fields ``beside`` left out."""
-        said = []
+        parts = []
         for name, option in LOAD_OPTIONS.items():
             value, words = getattr(self, name), name.replace("_", " ")
-            if name not in beside and option.compared and value not in (option.default, *option.unsaid):
-                said.append(words if option.kind is bool else f"{words} {value}")
-        return said
+            if name not in beside and option.compared and value not in (option.default, *option.not_shown):
+                parts.append(words if option.kind is bool else f"{words} {value}")
+        return parts
 
     def unlike(self, loaded: LoadConfig) -> list[str]:
         """The options that ask for another load than ``loaded``, as a command line spells them."""

@@ -75,11 +75,13 @@ def tasks(pair: RandomPair, context: int, place: Place) -> list[Task]:
 
 
 def run_all(
-    tasks: Sequence[Task], say: Callable[[str, float], None] = lambda _text, _part: None, limit_s: float = LIMIT_S
+    tasks: Sequence[Task],
+    progress: Callable[[str, float], None] = lambda _text, _part: None,
+    limit_s: float = LIMIT_S,
 ) -> Iterator[Baseline]:
     """One process after the other."""
     for index, task in enumerate(tasks):
-        say(NAMES[task.kind], index / len(tasks))
+        progress(NAMES[task.kind], index / len(tasks))
         yield run_one(task, limit_s)
 
 

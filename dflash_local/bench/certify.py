@@ -188,13 +188,13 @@ def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial, oracle: p
 
 def _plain_check(trials: Sequence[_Trial], dtype: torch.dtype, skipped: str) -> PlainCheck:
     """Plain transformers runs other kernels over the whole text at once, so its noise is measured apart."""
-    asked = [(trial, p.plain) for trial in trials for p in trial.positions if p.plain is not None]
-    if not asked:
+    compared = [(trial, p.plain) for trial in trials for p in trial.positions if p.plain is not None]
+    if not compared:
         return PlainCheck(0, 0, 0, 0.0, None, skipped or "no greedy reply")
-    noise = measure([look.noise for _, look in asked if look.short == 0], dtype)
-    other = [(trial, look) for trial, look in asked if look.short > 0]
+    noise = measure([look.noise for _, look in compared if look.short == 0], dtype)
+    other = [(trial, look) for trial, look in compared if look.short > 0]
     beyond = sum(not agrees(look, noise, trial.case.sampling) for trial, look in other)
-    return PlainCheck(len(asked), len(other), beyond, max(look.short for _, look in asked), noise, skipped)
+    return PlainCheck(len(compared), len(other), beyond, max(look.short for _, look in compared), noise, skipped)
 
 
 def _run(session: Session, trial: _Trial, noise: Noise) -> Run:

@@ -24,7 +24,7 @@ from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precis
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
-from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models import drafter_weights
 from dflash_local.models.fused import weights as target_weights
@@ -118,7 +118,7 @@ def filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict
     assumed: dict[str, Any] = {}
     for name, value in chain(inferred.items() if isinstance(inferred, Mapping) else (), defaults.items()):
         outer, _, inner = name.rpartition(".")
-        if _is_said(kept, inner):
+        if _is_present(kept, inner):
             continue
         place = kept.setdefault(outer, {}) if outer else kept
         place[inner] = assumed[name] = value
@@ -129,7 +129,7 @@ def _known(value: Any) -> Any:
     return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, Mapping) else value
 
 
-def _is_said(config: Mapping[str, Any], key: str) -> bool:
+def _is_present(config: Mapping[str, Any], key: str) -> bool:
     """True where a value stands, perhaps at the other schema's place."""
     nested = [config.get(part) for part in ("dflash_config", "text_config", "rope_parameters")]
     return any(key in place for place in (config, *(part for part in nested if isinstance(part, Mapping))))
@@ -162,12 +162,12 @@ def build(
     dtype: torch.dtype,
     precision: str = "auto",
     exact: bool = False,
-    say: Say = lambda text, part: None,
+    progress: Progress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
     """A runner over random weights, made where they lie, and how it drafts (``engine.drafter_precision``).
 
     Args:
-        say: hears of the choice of kernels, and the share that is done.
+        progress: called with the step of the choice of kernels, and the share that is done.
 
     Raises:
         UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
@@ -180,7 +180,7 @@ def build(
     drafter = FusedDrafter(pair.config, parts, target)
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()
-    choose_configs([*weights.measured, *drafter.products], block, say, timer)
-    choose_experts(weights.parts, block, exact, say, timer)
+    choose_configs([*weights.measured, *drafter.products], block, progress, timer)
+    choose_experts(weights.parts, block, exact, progress, timer)
     chosen = choose_precision(drafter, precision, block, timer=timer)
     return FusedRunner(target, drafter, context), chosen

@@ -248,8 +248,8 @@ def _spans(at: AtContext, stated: Assumption) -> Iterator[str]:
 def _lengths(pair: RandomPair, stated: Assumption) -> str:
     """Where the acceptance lengths come from, and whose they are."""
     if stated.origin != "published":
-        said = "given on the command line" if stated.origin == "given" else "assumed, none is published for this pair"
-        return f"At N: projected tok/s, N / cycle; these acceptance lengths are {said}."
+        origin = "given on the command line" if stated.origin == "given" else "assumed, none is published for this pair"
+        return f"At N: projected tok/s, N / cycle; these acceptance lengths are {origin}."
     of = ", ".join(sorted({each.generation or "unknown" for each in stated.lengths}))
     sources = ", ".join(sorted({each.source.partition(":")[0] for each in stated.lengths}))
     here = "" if of == pair.generation else f" while the shapes here are {pair.generation or 'unknown'}"

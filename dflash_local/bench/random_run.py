@@ -153,7 +153,7 @@ def machine(place: Place) -> Machine:
     return Machine(torch.cuda.get_device_name(place.device), "cuda", total, free, "", str(place.device))
 
 
-def measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[str, float], None]) -> Found:
+def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Found:
     """Build the pair and measure it; everything is freed at the end.
 
     Raises:
@@ -166,7 +166,7 @@ def measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[s
             if on_gpu:
                 stack.enter_context(torch.cuda.device(place.device))
                 torch.cuda.reset_peak_memory_stats()
-            return _measure(pair, measures, place, say)
+            return _measure(pair, measures, place, progress)
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
             f"{pair.target} with random weights ran out of the device's memory",
@@ -178,27 +178,27 @@ def measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[s
             torch.cuda.empty_cache()
 
 
-def _measure(pair: RandomPair, measures: Measures, place: Place, say: Callable[[str, float], None]) -> Found:
-    say("the card's bandwidth", 0.0)
+def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Found:
+    progress("the card's bandwidth", 0.0)
     copy, read = bandwidth(place)
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
-    say(f"random weights of {pair.target}", 0.05)
+    progress(f"random weights of {pair.target}", 0.05)
     runner, chosen = build(
         pair,
         measures.room,
         place.device,
         place.dtype,
         measures.drafter_precision,
-        say=lambda text, part: say(text, 0.1 + 0.3 * part),
+        progress=lambda text, part: progress(text, 0.1 + 0.3 * part),
     )
     prefill = None
     if measures.prefill:
-        say(f"a prompt of {measures.prefill:,} tokens", 0.4)
+        progress(f"a prompt of {measures.prefill:,} tokens", 0.4)
         prefill = prefill_s(runner, measures.prefill)
     at = []
     for index, context in enumerate(measures.contexts):
-        say(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
+        progress(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
         at.append(at_context(runner, context, measures.rows, place, measures.routing))
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)

@@ -34,10 +34,10 @@ def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
     Raises:
         UsageError: none that was asked for can run this; says why the first of them cannot.
     """
-    asked = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
-    able = [candidate for candidate in asked if candidate.refusal is None]
-    if not able and asked[0].refusal is not None:
-        raise asked[0].refusal
+    considered = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
+    able = [candidate for candidate in considered if candidate.refusal is None]
+    if not able and considered[0].refusal is not None:
+        raise considered[0].refusal
     return next((candidate.name for candidate in able if candidate.preferred()), able[0].name)
 
 

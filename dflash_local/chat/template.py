@@ -145,8 +145,8 @@ def render(
         prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context, cancelled)
         tools = None
     if tokenizer.template is None:
-        told = in_system(messages, prompt) if prompt else messages
-        text = "\n\n".join(message.content for message in told)
+        shown = in_system(messages, prompt) if prompt else messages
+        text = "\n\n".join(message.content for message in shown)
         ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
         return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
@@ -156,11 +156,11 @@ def render(
         **{name: text for name, text in _special_texts(tokenizer) if text},
     }
 
-    def ask(conversation: Sequence[Message]) -> list[str]:
+    def render_texts(conversation: Sequence[Message]) -> list[str]:
         entries = [_as_dict(message, concealer) for message in conversation]
-        return _ask(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation, cancelled)
+        return _render_texts(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation, cancelled)
 
-    texts = rendered_with(ask, messages, prompt)
+    texts = rendered_with(render_texts, messages, prompt)
     ids = tokenizer.encode_rendering(texts[0], concealer.reveal, context, cancelled)
     history = tokenizer.encode_rendering(texts[1], concealer.reveal, None, cancelled) if len(texts) > 1 else []
     stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
@@ -216,7 +216,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _ask(
+def _render_texts(
     template: str,
     arguments: dict[str, Any],
     now: datetime,

@@ -19,10 +19,10 @@ _HELD: list[Any] = []  # the one tokenizer, after ``load``
 def answer(request: bytes) -> bytes:
     """Do what the line asks for: ``load`` a tokenizer.json, or ``encode`` UTF-8 text."""
     head, _, data = request.partition(b"\n")
-    asked = json.loads(head)
-    if asked["do"] == "load":
-        return json.dumps(load(data, asked["tokens"])).encode()
-    return encode(data.decode("utf-8"), asked["limit"])
+    command = json.loads(head)
+    if command["do"] == "load":
+        return json.dumps(load(data, command["tokens"])).encode()
+    return encode(data.decode("utf-8"), command["limit"])
 
 
 def load(data: bytes, tokens: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dflash_local.errors import UsageError
 from dflash_local.request import Message, ToolCall
 
 SHARE = 2  # of the context one part in so many may go to tools: the rest is for the conversation and the reply
-_ASKED = "For each function call, return a json object with function name and arguments within "
+_CALL_FORMAT = "For each function call, return a json object with function name and arguments within "
 _PROMPT = f"""\
 # Tools
 
@@ -28,7 +28,7 @@ You are provided with function signatures within <tools></tools> XML tags:
 %s
 </tools>
 
-{_ASKED}{OPEN}{CLOSE} XML tags:
+{_CALL_FORMAT}{OPEN}{CLOSE} XML tags:
 {OPEN}
 {{"name": <function-name>, "arguments": <args-json-object>}}
 {CLOSE}"""
@@ -88,7 +88,7 @@ def rendered_with(
         return render(messages)
     try:
         texts = render(in_system(messages, prompt))
-        if _ASKED in texts[0]:
+        if _CALL_FORMAT in texts[0]:
             return texts
     except UsageError:
         if messages[0].role == "system":

@@ -66,20 +66,20 @@ def _rate(device: torch.device) -> float | None:
 
 def judged(found: CardFigures, paging: bool) -> Finding:
     """The finding on what was measured. ``paging``: the system may move a card's memory to the host (WSL2)."""
-    said, remedies = [found.name], []
+    lines, remedies = [found.name], []
     if found.rate is None:
-        said.append("too little memory is free to measure the read rate")
+        lines.append("too little memory is free to measure the read rate")
     elif found.specified is None:
-        said.append(f"reads {found.rate / 1e9:.0f} GB/s (no figure of its data sheet is known)")
+        lines.append(f"reads {found.rate / 1e9:.0f} GB/s (no figure of its data sheet is known)")
     else:
-        said.append(f"reads {found.rate / 1e9:.0f} of {found.specified / 1e9:.0f} GB/s")
+        lines.append(f"reads {found.rate / 1e9:.0f} of {found.specified / 1e9:.0f} GB/s")
         if found.rate < SLOW * found.specified:
             remedies.append(_slow(paging))
-    said.append(f"peak {byte_size(found.peak)}" + (f" of {byte_size(found.planned)} planned" if found.planned else ""))
+    lines.append(f"peak {byte_size(found.peak)}" + (f" of {byte_size(found.planned)} planned" if found.planned else ""))
     if found.planned and found.peak > OVER_PLAN * found.planned:
         remedies.append("it took more memory than planned: give a shorter --context, and report the figures")
     state: State = "warning" if remedies else "ok"
-    return Finding("card", state, "; ".join(said), "; ".join(remedies), _figures(found))
+    return Finding("card", state, "; ".join(lines), "; ".join(remedies), _figures(found))
 
 
 def _slow(paging: bool) -> str:

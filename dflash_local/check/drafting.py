@@ -69,8 +69,8 @@ def judged(lengths: dict[str, float | None], pair: Pair) -> Finding:
     band = TOY_BAND if pair.toy else pair.acceptance_band or UNKNOWN_BAND
     trained = [name for name in TRAINED.get(pair.thinking or "", tuple(known)) if name in known] or list(known)
     best = max(known[name] for name in trained)
-    said = ", ".join(f"{length:.2f} ({name})" if len(known) > 1 else f"{length:.2f}" for name, length in known.items())
-    text = f"acceptance length {said} over {PROMPTS} prompts, expected at least {band:g}"
+    means = ", ".join(f"{length:.2f} ({name})" if len(known) > 1 else f"{length:.2f}" for name, length in known.items())
+    text = f"acceptance length {means} over {PROMPTS} prompts, expected at least {band:g}"
     figures = {"acceptance_length": lengths, "band": band, "band_known": pair.toy or pair.acceptance_band is not None}
     if best >= band:
         return Finding("drafter", "ok", text, "", figures)

@@ -102,8 +102,8 @@ class LayerReport:
         same = [part for part in self.parts if part.name == first.name]
         both = all(part.error > self.bar for part in same)
         only = "" if both else f" in {'prompts' if first.path == 'prompt' else 'blocks'} only"
-        told = f"{first.error:.2g} where rounding explains {self.bar:.2g}"
-        text = f"{first.name} differs{only}: {told if isfinite(first.error) else 'numbers that are not finite'}"
+        excess = f"{first.error:.2g} where rounding explains {self.bar:.2g}"
+        text = f"{first.name} differs{only}: {excess if isfinite(first.error) else 'numbers that are not finite'}"
         return Finding("layers", "failed", text, REMEDY, figures)
 
 

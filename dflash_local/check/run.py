@@ -65,8 +65,8 @@ def guarded(subject: Subject, run: Callable[[], Finding]) -> Finding:
         torch.cuda.empty_cache()
         return Finding(subject, "skipped", "too little memory is free for it", "a shorter --context leaves some")
     except Exception as error:  # a fault of the check must not end the load that it is part of
-        said = str(error).partition("\n")[0]
-        return Finding(subject, "warning", f"the check itself failed: {type(error).__name__}: {said}", REPORT)
+        message = str(error).partition("\n")[0]
+        return Finding(subject, "warning", f"the check itself failed: {type(error).__name__}: {message}", REPORT)
 
 
 def checked_now(session: Session, pair: Pair, path: Path | None, planned: int | None, progress: Progress) -> Report:

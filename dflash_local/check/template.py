@@ -48,10 +48,10 @@ def check_template(session: Session) -> Finding:
     if doubts:
         return Finding("template", "warning", "; ".join(doubts), "compare it with the target's own files", figures)
     opening = tokenizer.decode(rendered.ids[rendered.stable :], skip_special=False)
-    said = (
+    summary = (
         f"two turns in {len(rendered.ids)} tokens, a reply begins after {opening!r} and ends with {' or '.join(stops)}"
     )
-    return Finding("template", "ok", said, "", figures)
+    return Finding("template", "ok", summary, "", figures)
 
 
 def _dropped(text: str) -> str:

@@ -88,7 +88,7 @@ class Family:
         window: ``sliding_window`` where it is not told; null is none. window_flag: it counts only with
             ``use_sliding_window``.
         attention_bias: what that flag is where it is not told; None for a family without it. mlp_bias: it knows the
-            flag. kv_heads_told: where their number is missing it is not known; else there are as many as query heads.
+            flag. kv_heads_required: where their number is missing it is not known; else as many as query heads.
         partial_rotary_factor: share of a head that rotates where it is not told; None for a family that rotates all.
         split_projections: of Gated DeltaNet, each a tensor of its own.
         tied: ``tie_word_embeddings`` where it is not told. activation: key and value where it is not told.
@@ -111,7 +111,7 @@ class Family:
     latent: bool = False
     attention_bias: bool | None = False
     mlp_bias: bool = False
-    kv_heads_told: bool = True
+    kv_heads_required: bool = True
     partial_rotary_factor: float | None = None
     split_projections: bool = True
     experts: Experts | None = None
@@ -130,7 +130,7 @@ class Family:
 
 
 TABLE = (
-    Family("llama", ("LlamaForCausalLM",), ("llama",), mlp_bias=True, kv_heads_told=False),
+    Family("llama", ("LlamaForCausalLM",), ("llama",), mlp_bias=True, kv_heads_required=False),
     Family(
         "mistral",
         ("MistralForCausalLM",),

@@ -87,8 +87,8 @@ def quantization_settings(top: Fields, text: Fields) -> Fields:
 
 
 def _tied(wrapper: Fields | None, values: Values, family: Family) -> bool:
-    told = None if wrapper is None else wrapper.optional_flag("tie_word_embeddings")
-    return bool(values.get("tie_word_embeddings", family.tied) if told is None else told)
+    value = None if wrapper is None else wrapper.optional_flag("tie_word_embeddings")
+    return bool(values.get("tie_word_embeddings", family.tied) if value is None else value)
 
 
 def _stored_dtype(*places: Mapping[str, Any]) -> str:
@@ -144,7 +144,7 @@ def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mix
     scalar = None if family.score_scalar is None else values.get("query_pre_attn_scalar", family.score_scalar)
     return AttentionConfig(
         num_heads=heads,
-        num_kv_heads=values.needed("num_key_value_heads") if family.kv_heads_told else _kv_heads(values, heads),
+        num_kv_heads=values.needed("num_key_value_heads") if family.kv_heads_required else _kv_heads(values, heads),
         head_dim=head_dim,
         rotary_dim=_rotary_dim(head_dim, values, family),
         gated=family.gated,
@@ -173,8 +173,8 @@ def _kv_heads(values: Values, heads: int) -> int:
 def _rotary_dim(head_dim: int, values: Values, family: Family) -> int:
     if family.partial_rotary_factor is None:
         return head_dim
-    told = _rope_values(values).get("partial_rotary_factor") or values.get("partial_rotary_factor")
-    return int(head_dim * (told or family.partial_rotary_factor))
+    value = _rope_values(values).get("partial_rotary_factor") or values.get("partial_rotary_factor")
+    return int(head_dim * (value or family.partial_rotary_factor))
 
 
 def _attention_bias(values: Values, family: Family) -> bool:
@@ -182,10 +182,10 @@ def _attention_bias(values: Values, family: Family) -> bool:
 
 
 def _latent_attention(values: Values, family: Family) -> LatentAttentionConfig:
-    told_none = "q_lora_rank" in values.values and values.values["q_lora_rank"] is None
+    is_null = "q_lora_rank" in values.values and values.values["q_lora_rank"] is None
     return LatentAttentionConfig(
         num_heads=values.needed("num_attention_heads"),
-        q_lora_rank=None if told_none else values.needed("q_lora_rank"),
+        q_lora_rank=None if is_null else values.needed("q_lora_rank"),
         kv_lora_rank=values.needed("kv_lora_rank"),
         qk_nope_head_dim=values.needed("qk_nope_head_dim"),
         qk_rope_head_dim=values.needed("qk_rope_head_dim"),
@@ -241,5 +241,5 @@ def _experts(values: Values) -> int:
 def _shared(experts: Experts, values: Values, width: int) -> int:
     if experts.shared is None:
         return 0
-    told = int(values.get(experts.shared, 0))
-    return told * width if experts.shared.startswith("n_") else told
+    value = int(values.get(experts.shared, 0))
+    return value * width if experts.shared.startswith("n_") else value

@@ -48,7 +48,7 @@ class Replaying(Runner, Protocol):
 
 
 @torch.inference_mode()
-def measure_costs(runner: Replaying, block: int, say: Callable[[float], None] = lambda _part: None) -> None:
+def measure_costs(runner: Replaying, block: int, progress: Callable[[float], None] = lambda _part: None) -> None:
     """Fill ``runner.costs``: medians in milliseconds, at about a thousand committed tokens; and ``runner.experts``.
 
     The runner must be fresh. Tokens are varied, committed ones and anchors: what a mixture of experts reads follows
@@ -67,7 +67,7 @@ def measure_costs(runner: Replaying, block: int, say: Callable[[float], None] = 
     costs, distinct = {}, {}
     with runner.idle(ids[:length]):
         for index, rows in enumerate(lengths):
-            say(index / len(lengths))
+            progress(index / len(lengths))
             costs[rows], distinct[rows] = _measured(runner, rows, ids[length:])
         if runner.num_experts is not None:
             ms = _of_an_expert(runner, block, ids[length:])

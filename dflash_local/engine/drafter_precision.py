@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.errors import UsageError
-from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.timing import KernelTimer, replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -82,7 +82,7 @@ def choose_precision(
     drafter: FusedDrafter,
     name: str,
     rows: int,
-    say: Say = lambda text, part: None,
+    progress: Progress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> ChosenPrecision:
     """Give a drafter, fresh from loading, the precision that was asked for; ``auto`` measures and chooses.
@@ -91,7 +91,7 @@ def choose_precision(
     ``auto`` is ``full`` without CUDA and in float32.
 
     Args:
-        rows: verified in a cycle. say, timer: see ``choose_configs``.
+        rows: verified in a cycle. progress, timer: see ``choose_configs``.
 
     Raises:
         UsageError: not for this target. torch.OutOfMemoryError: a precision that was asked for by name does not fit.
@@ -101,11 +101,11 @@ def choose_precision(
     if precision is not None:
         apply(drafter, precision)
         if name != "full":
-            choose_configs(drafter.products, rows, say, timer)
+            choose_configs(drafter.products, rows, progress, timer)
         return ChosenPrecision(name, {})
     if target.device.type != "cuda" or target.dtype == torch.float32:
         return ChosenPrecision("full", {})
-    return _measured(drafter, rows, say, timer or KernelTimer())
+    return _measured(drafter, rows, progress, timer or KernelTimer())
 
 
 def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
@@ -133,7 +133,7 @@ def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) ->
         drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
-def _measured(drafter: FusedDrafter, rows: int, say: Say, timer: KernelTimer) -> ChosenPrecision:
+def _measured(drafter: FusedDrafter, rows: int, progress: Progress, timer: KernelTimer) -> ChosenPrecision:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
     max_seq_len = min(MAX_SEQ_LEN, target.capacity)
@@ -151,7 +151,7 @@ def _measured(drafter: FusedDrafter, rows: int, say: Say, timer: KernelTimer) ->
             if DRAFTER_PRECISIONS[name].weights == "8bit":
                 drafter.quantize()
             _use_head(drafter, DRAFTER_PRECISIONS[name].head, coarse)
-            choose_configs(drafter.products, rows, say, timer)
+            choose_configs(drafter.products, rows, progress, timer)
             times[name] = draft_ms()
             best = name if times[best] - times[name] >= GAIN * cycle_ms else best
     except torch.OutOfMemoryError:

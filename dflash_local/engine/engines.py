@@ -14,7 +14,7 @@ from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
 from dflash_local.errors import DoesNotFitError, KernelError
-from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.load_config import FUSED, REFERENCE
 
 SLOWER = "the fused engine's kernels do not run here, so the reference engine does, which is slower"
@@ -31,7 +31,7 @@ class Engine:
     """
 
     candidate: Callable[[CheckedPair], Candidate]
-    load: Callable[[CheckedPair, Say], tuple[Runner, tuple[str, ...]]]
+    load: Callable[[CheckedPair, Progress], tuple[Runner, tuple[str, ...]]]
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -40,7 +40,7 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def load_runner(pair: CheckedPair, say: Say) -> tuple[Runner, tuple[str, ...]]:
+def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[str, ...]]:
     """The runner of the chosen engine. Where the fused one's kernels fail, ``auto`` takes the reference engine.
 
     Returns:
@@ -57,7 +57,7 @@ def load_runner(pair: CheckedPair, say: Say) -> tuple[Runner, tuple[str, ...]]:
     if name == REFERENCE and pair.config.engine == "auto" and on_gpu and ENGINES[FUSED].candidate(pair).refusal is None:
         why = load_fused.why_slow(pair.where.device, pair.facts.model.dense)
     try:
-        runner, notices = ENGINES[name].load(pair, say)
+        runner, notices = ENGINES[name].load(pair, progress)
     except KernelError as error:
         if name != FUSED or pair.config.engine != "auto" or pair.config.needs_fused:
             raise
@@ -68,7 +68,7 @@ def load_runner(pair: CheckedPair, say: Say) -> tuple[Runner, tuple[str, ...]]:
     if on_gpu:
         torch.cuda.empty_cache()
     try:
-        runner, notices = ENGINES[REFERENCE].load(pair, say)
+        runner, notices = ENGINES[REFERENCE].load(pair, progress)
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
             f"{SLOWER}: {why}; and the device has no memory for it",

@@ -81,7 +81,7 @@ class FusedRunner:
         self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
-        self._said = ""
+        self._reported_fault = ""
         self.costs: Mapping[int, float] = {}
         self.experts: MeasuredExperts | None = None
         self._replayed = "cycle"  # the name of what ``replay`` records
@@ -168,10 +168,12 @@ class FusedRunner:
 
     def notice(self) -> str:
         """Something the user should know, once; empty when there is nothing."""
-        fault, said = self._graphs.fault, self._said
-        self._said = fault
+        fault, before = self._graphs.fault, self._reported_fault
+        self._reported_fault = fault
         return (
-            "" if fault == said else f"no CUDA graph could be recorded ({fault}): replies are slower than they could be"
+            ""
+            if fault == before
+            else f"no CUDA graph could be recorded ({fault}): replies are slower than they could be"
         )
 
     def set_block(self, block: int) -> None:

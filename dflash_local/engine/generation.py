@@ -51,8 +51,8 @@ class Generation:
         self.limit = min(request.limits.max_new_tokens, room)
         self.emitted = 0
         self.control = self._control()
-        self.drafts = self.control is None or self.control.length > 1  # as last told
-        self.told: set[bool] = set()
+        self.drafts = self.control is None or self.control.length > 1  # as last announced
+        self.announced: set[bool] = set()
         self.figures = Figures(
             session.runner.name, request.mode, self.block, self.seed, whole_only=self.control is not None
         )
@@ -76,15 +76,15 @@ class Generation:
     def events(self) -> Iterator[Event]:
         """PrefillProgress*, Started, (Step | Notice)*, Finished."""
         prompt = self.rendered.ids
-        told = prompt if self.request.return_token_ids else ()
+        prompt_ids = prompt if self.request.return_token_ids else ()
         if self.limit == 0:
-            yield Started(len(prompt), 0, 0.0, told)
+            yield Started(len(prompt), 0, 0.0, prompt_ids)
             yield self._finish("length")
             return
         reused = self.session.reuse(prompt, self.drafting)
         first = yield from self._prefill(reused)
         self.figures.prefilled()
-        yield Started(len(prompt), reused, self.figures.prefill_s, told)
+        yield Started(len(prompt), reused, self.figures.prefill_s, prompt_ids)
         if first is None:
             yield self._finish("cancelled")
             return
@@ -168,7 +168,7 @@ class Generation:
         if not self.drafting:
             return
         if self.control is not None:
-            yield from self._tell(self.control)
+            yield from self._drafting_notice(self.control)
         if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
             self.block, self.control = 1, None
             self.runner.set_block(1)
@@ -185,15 +185,15 @@ class Generation:
                 "warning",
             )
 
-    def _tell(self, control: VerifyLength) -> Iterator[Event]:
-        """Say that drafting stops or comes back, once each."""
+    def _drafting_notice(self, control: VerifyLength) -> Iterator[Event]:
+        """A notice that drafting stops or comes back, once each."""
         drafts = control.length > 1
         if drafts == self.drafts:
             return
         self.drafts = drafts
-        if drafts in self.told:
+        if drafts in self.announced:
             return
-        self.told.add(drafts)
+        self.announced.add(drafts)
         rows = control.length if drafts else control.rival()
         corrected = ", corrected by the experts taken since" if self.runner.experts is not None else ""
         figures = (

@@ -59,8 +59,8 @@ def load(
 
 
 def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], None] | None) -> Session:
-    say = progress or (lambda _: None)
-    say(LoadProgress("checking", 0.0))
+    notify = progress or (lambda _: None)
+    notify(LoadProgress("checking", 0.0))
     where = placement(config.device, config.dtype, config.bitsandbytes)
     target_files = Checkpoint.open(pair.target)
     drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and config.draft else None
@@ -75,10 +75,10 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
     checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config)
-    runner, notices = load_runner(checked, lambda stage, fraction: say(LoadProgress(stage, fraction)))
+    runner, notices = load_runner(checked, lambda stage, fraction: notify(LoadProgress(stage, fraction)))
     if tokenizer is not None:
         tokenizer.check()
-    say(LoadProgress("ready", 1.0))
+    notify(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
     loaded = replace(

@@ -59,7 +59,7 @@ def why_slow(device: str, dense: bool) -> str:
     return str(fault or "")
 
 
-def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
+def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
     """Stream both models' weights, reserve the caches, and choose the products by measurement.
 
     Returns:
@@ -74,10 +74,10 @@ def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRun
         if fault is not None:
             raise KernelError(fault.message, f"{fault.hint}; or use --engine reference")
     with triton_trial.named_compile_errors():
-        return _load(pair, say)
+        return _load(pair, progress)
 
 
-def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
+def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
     facts, contract = pair.facts, pair.contract
     config = pair.config
     device, dtype = torch.device(pair.where.device), pair.where.dtype
@@ -87,7 +87,7 @@ def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRu
     narrow = precision is not None and precision.weights == "8bit"
     parts: DrafterWeights | None = None
     if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
-        say("drafter", 0.05)
+        progress("drafter", 0.05)
         parts = coded(_drafter_weights(pair, device, dtype, notices))
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -96,7 +96,7 @@ def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRu
         facts,
         device,
         dtype,
-        lambda part: say("target", 0.1 + 0.6 * part),
+        lambda part: progress("target", 0.1 + 0.6 * part),
         host_embedding="embedding" in offloaded,
     )
     settle_torch(target_parameters(facts.model).total, device)
@@ -116,28 +116,34 @@ def _load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[FusedRu
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
     if contract is not None and pair.drafter_files is not None:
-        say("drafter", 0.7)
+        progress("drafter", 0.7)
         parts = parts or _drafter_weights(pair, device, dtype, notices)
         drafter = FusedDrafter(_drafter_config(pair), parts, target, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
-    say("measuring", 0.85)
+    progress("measuring", 0.85)
     timer = KernelTimer()
-    choose_configs([*weights.measured, *stored], target.rows, lambda text, part: say(text, 0.85 + 0.03 * part), timer)
-    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: say(text, 0.88), timer)
+    choose_configs(
+        [*weights.measured, *stored], target.rows, lambda text, part: progress(text, 0.85 + 0.03 * part), timer
+    )
+    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(
-            drafter, config.drafter_precision, target.rows, lambda text, part: say(text, 0.88 + 0.02 * part), timer
+            drafter,
+            config.drafter_precision,
+            target.rows,
+            lambda text, part: progress(text, 0.88 + 0.02 * part),
+            timer,
         )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
     notices += [timer.notice] if timer.notice else []
     notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])
     _reserve(runner, config.drafter_precision)
-    measure_costs(runner, block, lambda part: say("recording", 0.9 + 0.1 * part))
+    measure_costs(runner, block, lambda part: progress("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
 
 

@@ -20,15 +20,15 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
     return engine_rule.reference(pair.config.needs_fused)
 
 
-def load(pair: CheckedPair, say: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:
+def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:
     """The runner, and notices of the load."""
-    say("target", 0.1)
+    progress("target", 0.1)
     model = load_target(pair.target_files, pair.facts, pair.where)
     settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
     target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
     if pair.contract is None or pair.drafter_files is None:
         return ReferenceRunner(target, None, pair.context), ()
-    say("drafter", 0.8)
+    progress("drafter", 0.8)
     drafter = Drafter.load(
         pair.drafter_files,
         device=target.device,

@@ -32,7 +32,7 @@ COMPILE_S = 3.0  # of one kernel, of many that are compiled side by side
 MAX_FAILURES = 6  # after which the rest of a group is left out
 BAD = ("wrong", "fault", "hang")
 ONCE = "on this card, once"
-Say = Callable[[str, float], None]  # what is being done, and how much of all is done (0..1)
+Progress = Callable[[str, float], None]  # what is being done, and how much of all is done (0..1)
 
 
 class Trial(Protocol):
@@ -94,12 +94,16 @@ class TrialsImpossibleError(Exception):
 
 
 def try_kernels(
-    trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say, handler: Path = HANDLER
+    trials: Iterable[Trial],
+    device: torch.device,
+    record: KernelRecord,
+    progress: Progress,
+    handler: Path = HANDLER,
 ) -> None:
     """Enter a verdict for every kernel that has none.
 
     Args:
-        say: hears what is done, and the share that is done. handler: what the child runs.
+        progress: called with what is done, and the share that is done. handler: what the child runs.
 
     Raises:
         TrialsImpossibleError: the child cannot use the device.
@@ -113,12 +117,12 @@ def try_kernels(
     failures: Counter[object] = Counter()
     failed: set[object] = set()
     try:
-        say(f"compiling {len(new)} kernels {ONCE}", 0.0)
+        progress(f"compiling {len(new)} kernels {ONCE}", 0.0)
         _begin(process, device)
         with suppress(WorkerError):  # each is compiled again by its own trial
-            _ask(process, Request.of(device, new, True), TRIAL_S + COMPILE_S * len(new))
+            _request(process, Request.of(device, new, True), TRIAL_S + COMPILE_S * len(new))
         for number, trial in enumerate(new):
-            say(f"trying kernel {number + 1} of {len(new)} {ONCE}", number / len(new))
+            progress(f"trying kernel {number + 1} of {len(new)} {ONCE}", number / len(new))
             verdict: Verdict = "untried"
             if failures[trial.group] < MAX_FAILURES and trial.configuration not in failed:
                 _begin(process, device)  # where a new child is due: that it does not start is no kernel's fault
@@ -137,19 +141,19 @@ def try_kernels(
 def _begin(process: WorkerProcess, device: torch.device) -> None:
     """Start a child that uses the device: a later failure is a kernel's."""
     try:
-        _ask(process, Request.of(device, (), True), TRIAL_S)
+        _request(process, Request.of(device, (), True), TRIAL_S)
     except (WorkerError, MissingDependencyError) as error:
         raise TrialsImpossibleError("the child process that tries kernels does not start") from error
 
 
 def _verdict(process: WorkerProcess, trial: Trial, device: torch.device) -> Verdict:
     try:
-        return cast(Verdict, _ask(process, Request.of(device, (trial,), False), TRIAL_S))
+        return cast(Verdict, _request(process, Request.of(device, (trial,), False), TRIAL_S))
     except WorkerError as error:
         return "hang" if error.late else "fault"
 
 
-def _ask(process: WorkerProcess, request: Request, seconds: float) -> object:
+def _request(process: WorkerProcess, request: Request, seconds: float) -> object:
     answer = json.loads(process.request(pickle.dumps(request), Limits(seconds)))
     if "unable" in answer:
         raise TrialsImpossibleError(answer["unable"])

@@ -62,8 +62,8 @@ def explained(error: Exception) -> KernelError:
         if not software.c_compiler(None).headers:
             return KernelError("Triton cannot compile kernels: Python.h is missing", software.INSTALL_HEADERS)
         return KernelError("Triton cannot compile kernels: the C compiler failed", software.INSTALL_COMPILER)
-    said = (str(error).strip().splitlines() or [""])[-1]
-    return KernelError(f"Triton cannot compile kernels: {type(error).__name__}: {said}", UPGRADE)
+    message = (str(error).strip().splitlines() or [""])[-1]
+    return KernelError(f"Triton cannot compile kernels: {type(error).__name__}: {message}", UPGRADE)
 
 
 @contextmanager

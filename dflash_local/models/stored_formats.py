@@ -29,12 +29,12 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
         return dtype_of(f"{module}.{name}") == dtype
 
     def format_of(module: str) -> WeightFormat:
-        told = quantization.rule(module)
-        if isinstance(told, StoredPlain):
-            return weight_format(told)
+        rule = quantization.rule(module)
+        if isinstance(rule, StoredPlain):
+            return weight_format(rule)
         if dtype_of(f"{module}.weight") in FLOATS or dtype_of(together(module)) in FLOATS:
             return UNQUANTIZED
-        stored = next((each for each in (told, *quantization.formats) if holds(module, each)), told)
+        stored = next((each for each in (rule, *quantization.formats) if holds(module, each)), rule)
         if stored is None or isinstance(stored, StoredPlain):
             return UNQUANTIZED
         scales = next((name for name in stored.scale_names if f"{module}.{name}" in checkpoint.tensors), "")

@@ -16,7 +16,7 @@ from dflash_local.planner.hardware import SMI_TIMEOUT_S, find_probe
 from dflash_local.planner.software import release, version_of
 from dflash_local.planner.torch_build import too_old
 
-Ask = Callable[[Sequence[str]], "str | None"]
+RunProbe = Callable[[Sequence[str]], "str | None"]
 
 MIB = 2**20
 FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free", "mig.mode.current", "compute_cap")
@@ -43,7 +43,7 @@ class Accelerator:
     is_amd: bool = False
 
 
-def ask(command: Sequence[str]) -> str | None:
+def run_probe(command: Sequence[str]) -> str | None:
     """The output of a probe; None when it is not installed, fails or hangs."""
     path = find_probe(command[0])
     if path is None:
@@ -57,12 +57,12 @@ def ask(command: Sequence[str]) -> str | None:
     return done.stdout
 
 
-def nvidia(asking: Ask = ask) -> tuple[Accelerator, ...]:
+def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
     """Every NVIDIA device, MIG slices in place of the GPU they divide."""
-    answer = asking(("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
+    answer = probe(("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
     if answer is None:  # a driver that does not know every field refuses the whole question
-        told_by_all = ",".join(FIELDS[:-OPTIONAL])
-        answer = asking(("nvidia-smi", f"--query-gpu={told_by_all}", "--format=csv,noheader,nounits"))
+        common = ",".join(FIELDS[:-OPTIONAL])
+        answer = probe(("nvidia-smi", f"--query-gpu={common}", "--format=csv,noheader,nounits"))
     found: list[Accelerator] = []
     divided: set[int] = set()
     for line in (answer or "").splitlines():
@@ -74,7 +74,7 @@ def nvidia(asking: Ask = ask) -> tuple[Accelerator, ...]:
         found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free), capability=capability))
         if extra[:1] == ["Enabled"]:
             divided.add(int(index))
-    return _with_slices(found, divided, asking(("nvidia-smi", "-L"))) if divided else tuple(found)
+    return _with_slices(found, divided, probe(("nvidia-smi", "-L"))) if divided else tuple(found)
 
 
 def visible(devices: Sequence[Accelerator], value: str | None) -> tuple[Accelerator, ...]:
@@ -122,9 +122,9 @@ def cuda_major() -> int | None:
     return None
 
 
-def amd(asking: Ask = ask) -> tuple[Accelerator, ...]:
+def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
     """AMD devices as rocm-smi tells them; a best effort, not tried on every version of it."""
-    answer = asking(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
+    answer = probe(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
     try:
         cards = json.loads(answer or "{}")
     except ValueError:

@@ -86,10 +86,10 @@ def probe_torch() -> TorchFacts | None:
     problem = ""
     if torch.version.cuda or torch.version.hip:
         try:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            problem = str(told[0].message) if told and not count else ""
+            problem = str(warned[0].message) if warned and not count else ""
             gpus = tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
         except (RuntimeError, AssertionError) as error:
             problem = str(error)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, hardware, nvrtc_files
-from dflash_local.planner.accelerators import Accelerator, Ask
+from dflash_local.planner.accelerators import Accelerator, RunProbe
 from dflash_local.planner.cards import card_memory, find_card, is_old
 
 GIB = 2**30
@@ -61,7 +61,7 @@ class Machine:
 def this_machine(
     device: str = "auto",
     environ: Mapping[str, str] | None = None,
-    asking: Ask = accelerators.ask,
+    probe: RunProbe = accelerators.run_probe,
     given_back: Mapping[str, int] | None = None,
 ) -> Machine:
     """The device a run here would use: the GPU with most free memory, unless ``device`` says another.
@@ -80,7 +80,7 @@ def this_machine(
     if device == "mps":
         return _with(_mps("asked for"), back)
     hidden = (environ or {}).get("CUDA_VISIBLE_DEVICES")
-    everything = accelerators.nvidia(asking)
+    everything = accelerators.nvidia(probe)
     seen = accelerators.visible(everything, hidden)
     wanted = device.startswith("cuda") or device == "balanced"
     problem = accelerators.unusable(seen[0].driver) if seen else ""
@@ -90,7 +90,7 @@ def this_machine(
         problem = f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
     elif problem:
         problem = f"{seen[0].name}: {problem}"
-    amd = () if everything else accelerators.amd(asking)
+    amd = () if everything else accelerators.amd(probe)
     if amd and accelerators.has_rocm():
         return _gpu(amd, device, back)
     if amd:
@@ -147,12 +147,12 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:
     """A device with sizes the driver does not tell filled in, and labelled so."""
-    memory, free, told = gpu.memory, gpu.free, ""
+    memory, free, note = gpu.memory, gpu.free, ""
     if memory is None:
-        memory, free, told = _untold(gpu.name)
+        memory, free, note = _nominal(gpu.name)
     elif free is None:
-        free, told = round(memory * NOMINAL_SHARE), "nominal memory"
-    why, device = "; ".join(filter(None, (why, told))), f"cuda:{index}"
+        free, note = round(memory * NOMINAL_SHARE), "nominal memory"
+    why, device = "; ".join(filter(None, (why, note))), f"cuda:{index}"
     compiler = nvrtc_files.is_there(accelerators.cuda_major())
     return Machine(gpu.name, "cuda", memory, free, why, device, _has_kernels(gpu), compiler)
 
@@ -167,7 +167,7 @@ def _has_kernels(gpu: Accelerator) -> bool:
     return not is_old(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
 
 
-def _untold(name: str) -> tuple[int, int, str]:
+def _nominal(name: str) -> tuple[int, int, str]:
     """Memory of a GPU whose driver tells none: the known card's, else the main memory it then shares."""
     nominal = find_card(name)
     if nominal is not None:

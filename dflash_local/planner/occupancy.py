@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_local.planner import accelerators, hardware
-from dflash_local.planner.accelerators import Accelerator, Ask
+from dflash_local.planner.accelerators import Accelerator, RunProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Occupancy:
 
 
 def occupancy(
-    device: str, environ: Mapping[str, str], server: int | None = None, asking: Ask = accelerators.ask
+    device: str, environ: Mapping[str, str], server: int | None = None, probe: RunProbe = accelerators.run_probe
 ) -> Occupancy:
     """What is used now of the memory of ``device``; may take as long as nvidia-smi does.
 
@@ -36,7 +36,7 @@ def occupancy(
     if device == "cpu":
         return _main_memory(server)
     if device == "balanced" or device.partition(":")[0] == "cuda":
-        return _gpus(device, environ if server is None else _variables(server), asking)
+        return _gpus(device, environ if server is None else _variables(server), probe)
     return Occupancy()
 
 
@@ -50,19 +50,19 @@ def _main_memory(server: int | None) -> Occupancy:
     return Occupancy(used, hardware.memory().total, "this process" if server is None else "dflash serve")
 
 
-def _gpus(device: str, environ: Mapping[str, str], asking: Ask) -> Occupancy:
-    seen = accelerators.visible(accelerators.nvidia(asking), environ.get("CUDA_VISIBLE_DEVICES"))
-    seen = seen or accelerators.amd(asking)
+def _gpus(device: str, environ: Mapping[str, str], probe: RunProbe) -> Occupancy:
+    seen = accelerators.visible(accelerators.nvidia(probe), environ.get("CUDA_VISIBLE_DEVICES"))
+    seen = seen or accelerators.amd(probe)
     number = device.partition(":")[2] or "0"
     if device != "balanced":
         seen = seen[int(number) :][:1] if number.isdecimal() else ()
-    if not seen or not all(map(_is_told, seen)):
+    if not seen or not all(map(_has_sizes, seen)):
         return Occupancy()
     used = sum((gpu.memory or 0) - (gpu.free or 0) for gpu in seen)
     return Occupancy(used, sum(gpu.memory or 0 for gpu in seen), "the GPU" if len(seen) == 1 else f"{len(seen)} GPUs")
 
 
-def _is_told(gpu: Accelerator) -> bool:
+def _has_sizes(gpu: Accelerator) -> bool:
     return gpu.memory is not None and gpu.free is not None
 
 

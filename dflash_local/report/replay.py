@@ -128,25 +128,25 @@ def _was_fused(entry: Mapping[str, Any]) -> bool:
 
 
 def _machine(entry: Mapping[str, Any], then: Mapping[str, Any]) -> Machine:
-    told = _mapping(then.get("machine"))
-    kind, memory, free = told.get("kind"), told.get("memory"), told.get("free")
+    recorded = _mapping(then.get("machine"))
+    kind, memory, free = recorded.get("kind"), recorded.get("memory"), recorded.get("free")
     if kind not in KINDS or not _is_size(memory) or not _is_size(free):
         raise Unreadable("the report tells no machine for it")
     return Machine(
-        name=str(told.get("name", ""))[:100],
+        name=str(recorded.get("name", ""))[:100],
         kind=kind,
         memory=memory,
         free=free,
         why="as reported",
-        device=str(told.get("device", "auto"))[:20],
+        device=str(recorded.get("device", "auto"))[:20],
         kernels=entry.get("kernels") is not False,
         compiler=entry.get("compiler") is not False,
     )
 
 
 def _load(entry: Mapping[str, Any]) -> LoadConfig:
-    asked = _mapping(entry.get("asked"))
-    given = {name: asked[name] for name in LOAD_OPTIONS if name in asked}
+    requested = _mapping(entry.get("asked"))
+    given = {name: requested[name] for name in LOAD_OPTIONS if name in requested}
     try:
         return LoadConfig(**given)
     except (TypeError, ValueError) as error:

@@ -157,7 +157,7 @@ class Racer:
         self._ticket: Ticket | None = None
         self._cancelled = False
 
-    def run(self, heard: Callable[[Mode, Event], None] = lambda _mode, _event: None) -> Race:
+    def run(self, on_event: Callable[[Mode, Event], None] = lambda _mode, _event: None) -> Race:
         """Both replies, each alone on the machine, without drafting first.
 
         Raises:
@@ -166,7 +166,7 @@ class Racer:
         short = replace(self._request.limits, max_new_tokens=min(WARM_UP_TOKENS, self._request.limits.max_new_tokens))
         for mode in MODES:  # what is paid once (first kernels, memory) would be charged to the first
             self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
-        ar, dflash = (self._lane(replace(self._request, mode=mode), heard) for mode in MODES)
+        ar, dflash = (self._lane(replace(self._request, mode=mode), on_event) for mode in MODES)
         return self._with_margin(Race(self.seed, ar, dflash))
 
     def cancel(self) -> None:
@@ -197,14 +197,14 @@ class Racer:
             return replace(race, over=rows[at].logprob - min(known.values()))
         return replace(race, margin=rows[at].logprob - drafted)
 
-    def _lane(self, request: Request, heard: Callable[[Mode, Event], None]) -> Lane:
+    def _lane(self, request: Request, on_event: Callable[[Mode, Event], None]) -> Lane:
         self._ticket = ticket = self._service.submit(request)
         if self._cancelled:
             ticket.cancel()
         steps: list[Step] = []
         finished: Finished | None = None
         for event in ticket.events():
-            heard(request.mode, event)
+            on_event(request.mode, event)
             if isinstance(event, Step):
                 steps.append(event)
             elif isinstance(event, Finished):

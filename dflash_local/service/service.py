@@ -213,10 +213,10 @@ class Service:
             if ticket not in self._waiting:
                 return
             self._waiting.remove(ticket)
-            self._tell_positions()
+            self._notify_positions()
         ticket.publish(nothing_done(self._session.facts, ticket.request))
 
-    def _tell_positions(self) -> None:
+    def _notify_positions(self) -> None:
         for index, ticket in enumerate(self._waiting):
             ticket.publish(Queued(index + (self._running is not None)))
 
@@ -251,7 +251,7 @@ class Service:
                     return None
                 self._changed.wait()
             self._running = self._waiting.popleft()
-            self._tell_positions()
+            self._notify_positions()
             return self._running
 
     def _serve(self, ticket: Ticket) -> TracebackType | None:
@@ -275,19 +275,19 @@ class Service:
 
     def _answer_again(self, ticket: Ticket, lost: Outcome, load_again: Callable[[], Session]) -> Outcome:
         """Load the pair afresh; a request whose reply had not begun is answered then."""
-        said = lost.error.message if lost.error is not None else ""
-        ticket.publish(Notice(f"{said}; the pair is loaded again", "warning"))
+        cause = lost.error.message if lost.error is not None else ""
+        ticket.publish(Notice(f"{cause}; the pair is loaded again", "warning"))
         self._reloaded = True
         try:
             self._session.close()
             self._session = load_again()
         except (DFlashError, RuntimeError, MemoryError, OSError) as fault:
             message, hint = (fault.message, fault.hint) if isinstance(fault, DFlashError) else (str(fault), "")
-            error = EngineError(f"{said}; it cannot be loaded again: {message}", hint or "start the program again")
+            error = EngineError(f"{cause}; it cannot be loaded again: {message}", hint or "start the program again")
             return Outcome(error, None, True, lost.started)
         if not lost.started:
             return self._answer(ticket)
-        return Outcome(DeviceLostError(f"{said}; the pair was loaded again", "send it again"), None, False, True)
+        return Outcome(DeviceLostError(f"{cause}; the pair was loaded again", "send it again"), None, False, True)
 
     def _answer(self, ticket: Ticket) -> Outcome:
         """Publish a request's events."""

@@ -48,7 +48,7 @@ class FileDownload:
 
     Attributes:
         url: its lasting address at the endpoint (a redirect's target expires); ``headers`` go with it.
-        tell: takes a line about trouble on the way. done: bytes received.
+        notify: takes a line about trouble on the way. done: bytes received.
     """
 
     name: str
@@ -56,7 +56,7 @@ class FileDownload:
     headers: dict[str, str] = field(repr=False)
     commit: str
     size: int
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     done: int = 0
 
 

@@ -84,7 +84,7 @@ class HubClient:
             DownloadError: no such answer after all tries, or one that must not be followed.
         """
         download: FileDownload | None = _HERE.download
-        response = self.ask(send, request, self.patience.first_tries, **options)
+        response = self.send_patiently(send, request, self.patience.first_tries, **options)
         if download and request.method == "GET" and response.status_code in (200, 206):
             self._refuse_wrong_length(response, download)
             response.stream = resuming(
@@ -92,7 +92,7 @@ class HubClient:
             )
         return response
 
-    def ask(self, send: Callable[..., Any], request: Any, tries: int, **options: Any) -> Any:
+    def send_patiently(self, send: Callable[..., Any], request: Any, tries: int, **options: Any) -> Any:
         """One request, tried again while there is no answer or the server is busy."""
         http, patience = http_library(), self.patience
         silence = patience.stall_s if options.get("stream") else patience.answer_s
@@ -124,7 +124,7 @@ class HubClient:
     ) -> Any:
         """The rest of a file from ``start``, asked for at its lasting address; any body but that is refused."""
         request = build("GET", download.url, headers={**download.headers, "Range": f"bytes={start}-"})
-        response = self.ask(send, request, 1, stream=True, follow_redirects=True)
+        response = self.send_patiently(send, request, 1, stream=True, follow_redirects=True)
         if response.status_code not in (200, 206):
             response.close()
             raise of_status(response.status_code, download.name, self.endpoint)
@@ -137,10 +137,10 @@ class HubClient:
             response.close()
             raise NotTheFile(WEB_PAGE)
         whole = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        said = whole[2] if whole else response.headers.get("Content-Length", "")
-        if said.isdigit() and int(said) != download.size:
+        announced = whole[2] if whole else response.headers.get("Content-Length", "")
+        if announced.isdigit() and int(announced) != download.size:
             response.close()
-            raise NotTheFile(f"has {int(said):,} bytes instead of {download.size:,}")
+            raise NotTheFile(f"has {int(announced):,} bytes instead of {download.size:,}")
 
     def leaving(self, request: Any) -> None:
         """Before every hop: may it go there, and may the token go with it?"""
@@ -188,12 +188,12 @@ class HubClient:
         for name in ("X-Xet-Hash", "X-HF-Warning"):  # see above; huggingface_hub would print the other
             headers.pop(name, None)
         if download and response.request.method == "HEAD" and response.status_code < 400:
-            self._check_told(headers, download)
+            self._check_commit(headers, download)
         page = response.status_code == 200 and "text/html" in headers.get("Content-Type", "").lower()
         if page and download is None:
             raise DownloadError(f"the answer of {self.endpoint} {WEB_PAGE}", "open a browser, then try again")
 
-    def _check_told(self, headers: Any, download: FileDownload) -> None:
+    def _check_commit(self, headers: Any, download: FileDownload) -> None:
         """What huggingface_hub takes for a file's name in the cache and for its size."""
         commit, size = headers.get("X-Repo-Commit"), headers.get("X-Linked-Size", "")
         if commit is None and "text/html" in headers.get("Content-Type", "").lower():
@@ -202,9 +202,9 @@ class HubClient:
             if not _ETAG.fullmatch(headers.get(name, "x")):
                 raise DownloadError(f"{self.endpoint} sent a malformed {name} for {download.name}", "check HF_ENDPOINT")
         if commit not in (None, download.commit):
-            told = f"commit {commit}" if is_commit(commit) else "a malformed commit"
+            sent = f"commit {commit}" if is_commit(commit) else "a malformed commit"
             raise DownloadError(
-                f"{self.endpoint} sent {download.name} of {told}, not of {download.commit}", "check HF_ENDPOINT"
+                f"{self.endpoint} sent {download.name} of {sent}, not of {download.commit}", "check HF_ENDPOINT"
             )
         if size.isdigit() and int(size) != download.size:
             raise NotTheFile(f"has {int(size):,} bytes instead of {download.size:,}")

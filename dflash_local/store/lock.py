@@ -61,13 +61,13 @@ def exclusive(
         BusyError: held by another, and ``wait`` is False. Interrupted: cancelled while waiting.
     """
     lock = None if folder is None else _Lock(folder, repo, purpose)
-    told = False
+    notified = False
     while lock is not None and not lock.take():
         if not wait:
             raise BusyError(f"{repo} is being pulled or removed by {_who(lock.holder)}", "wait until it has finished")
-        if not told and on_wait is not None:
+        if not notified and on_wait is not None:
             on_wait(lock.holder.pid if lock.holder else None)
-        told = True
+        notified = True
         if cancelled is not None and cancelled():
             raise Interrupted("interrupted while waiting for another dflash")
         time.sleep(POLL_S)

@@ -95,7 +95,7 @@ class _Current:
             if failures >= patience.tries:
                 raise DownloadError(f"{trouble.message} (given up after {failures} tries)", trouble.hint) from trouble
             share = at / max(download.size, 1)
-            download.tell(f"{trouble.message}; going on at {share:.0%} (try {failures + 1} of {patience.tries})")
+            download.notify(f"{trouble.message}; going on at {share:.0%} (try {failures + 1} of {patience.tries})")
             self.line.pause(patience.pause(failures))
             try:
                 self._continue(at)

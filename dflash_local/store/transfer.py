@@ -67,8 +67,8 @@ class Transfer:
         self._totals: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._downloads: dict[str, list[FileDownload]] = {}
-        self._told: dict[str, int] = {}
-        self._said: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
+        self._reported: dict[str, int] = {}
+        self._messages: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
 
     def expect(self, repo: str, total: int, proven: Sequence[ManifestFile] = ()) -> None:
         """Say how many bytes a repo has in all, and which of its files need no work."""
@@ -104,37 +104,37 @@ class Transfer:
             end = time.monotonic() + STOP_S
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
-        self._tell_progress(final=True)
+        self._report_progress(final=True)
 
     def _listen(self, count: int) -> None:
         """Pass on what the threads say until ``count`` files are done."""
         due = 0.0
         while count:
             if time.monotonic() >= due:
-                self._tell_progress()
+                self._report_progress()
                 due = time.monotonic() + TICK_S
             if self._cancelled():
                 raise Interrupted("stopped")
             try:
-                said = self._said.get(timeout=TICK_S)
+                message = self._messages.get(timeout=TICK_S)
             except queue.Empty:
                 continue
-            if isinstance(said, Notice):
-                self._on_event(said)
+            if isinstance(message, Notice):
+                self._on_event(message)
                 continue
             count -= 1
-            if said.error is not None:
-                raise said.error
-            if said.record is None:
-                raise DownloadError(f"the download of {said.task.file.path} ended in a fault of this program")
-            self.records[said.task.repo][said.record.path] = said.record
+            if message.error is not None:
+                raise message.error
+            if message.record is None:
+                raise DownloadError(f"the download of {message.task.file.path} ended in a fault of this program")
+            self.records[message.task.repo][message.record.path] = message.record
 
-    def _tell_progress(self, final: bool = False) -> None:
+    def _report_progress(self, final: bool = False) -> None:
         for repo, total in self._totals.items():
             done = self._before[repo] + sum(download.done for download in self._downloads.get(repo, ()))
             done = min(total, done)
-            if done != self._told.get(repo) or (final and repo not in self._told):
-                self._told[repo] = done
+            if done != self._reported.get(repo) or (final and repo not in self._reported):
+                self._reported[repo] = done
                 self._on_event(PullProgress(repo, done, total))
 
     def _download(self, task: DownloadTask) -> FileDownload:
@@ -143,10 +143,10 @@ class Transfer:
         url = huggingface_hub.hf_hub_url(task.repo, task.file.path, revision=task.commit, endpoint=self._hub.endpoint)
         headers = {"Authorization": f"Bearer {self._hub.token}"} if self._hub.token else {}
         name = f"{task.file.path} of {task.repo}"
-        return FileDownload(name, url, headers, task.commit, task.file.size, self._tell)
+        return FileDownload(name, url, headers, task.commit, task.file.size, self._warn)
 
-    def _tell(self, text: str) -> None:
-        self._said.put(Notice(text, "warning"))
+    def _warn(self, text: str) -> None:
+        self._messages.put(Notice(text, "warning"))
 
     # In the threads
 
@@ -169,14 +169,14 @@ class Transfer:
                         error, task.repo, self._hub.endpoint, with_token, file=file, revision=task.commit
                     )
                 finally:
-                    self._said.put(outcome)
+                    self._messages.put(outcome)
 
     def _obtained(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
         """The record of the file, fetched if it is not there, and once more if it is not what it should be."""
         reason: NotTheFile | None = None
         for _ in range(2):
             if reason is not None:
-                self._tell(f"{download.name} {reason}: fetched again")
+                self._warn(f"{download.name} {reason}: fetched again")
             download.done = 0
             try:
                 return self._proven(task, download)

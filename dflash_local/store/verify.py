@@ -47,11 +47,11 @@ def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int]
                 git.update(piece)
             read += len(piece)
             on_piece(read)
-    told, found = (file.blob, git.hexdigest()) if git else (file.sha256, sha256.hexdigest())
-    if found != told:
+    expected, found = (file.blob, git.hexdigest()) if git else (file.sha256, sha256.hexdigest())
+    if found != expected:
         if head.lstrip().lower().startswith(_WEB_PAGE):
             raise NotTheFile(WEB_PAGE)
-        raise NotTheFile(f"is damaged: its checksum is {found[:12]}..., the Hub lists {str(told)[:12]}...")
+        raise NotTheFile(f"is damaged: its checksum is {found[:12]}..., the Hub lists {str(expected)[:12]}...")
     return ManifestFile(file.path, file.size, sha256.hexdigest(), entry.blob.name, entry.mtime_ns)
 
 
@@ -100,9 +100,9 @@ def check_generation(cache: Cache, drafter: str, commit: str, known: Sequence[Fi
     if not known or any(fingerprint.matches(found) for fingerprint in known):
         return
     nearest = min(known, key=lambda fingerprint: len(_differences(fingerprint, found)))
-    told = "; ".join(_differences(nearest, found))
+    differences = "; ".join(_differences(nearest, found))
     raise PairError(
-        f"{drafter} is no known drafter of {target}: {told}",
+        f"{drafter} is no known drafter of {target}: {differences}",
         "it may have been retrained: update dflash-local, or accept it with --allow-mismatch",
     )
 

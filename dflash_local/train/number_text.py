@@ -11,14 +11,14 @@ from dflash_local.train.words import NAMES, NUMBER_WORDS, WORDS
 _MOST_NUMBERS = 100
 
 
-def _said(rng: Random, number: int) -> str:
+def _in_words(rng: Random, number: int) -> str:
     if number in NUMBER_WORDS and rng.random() < 0.2:
         return NUMBER_WORDS[number]
     return str(number)
 
 
 def _count_request(rng: Random, start: int, end: int, step: int) -> str:
-    first, last = _said(rng, start), _said(rng, end)
+    first, last = _in_words(rng, start), _in_words(rng, end)
     down = end < start
     by = f" by {step}" if step > 1 and rng.random() < 0.6 else f" in steps of {step}" if step > 1 else ""
     if not down and start == 1 and rng.random() < 0.7:
@@ -79,10 +79,10 @@ def _markdown(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 def _multiplication(rng: Random) -> tuple[str, str]:
     number, rows = rng.randint(1, 20), 10 if rng.random() < 0.5 else rng.randint(4, 12)
     tail = "" if rows == 10 and rng.random() < 0.7 else rng.choice((f" up to {rows}", f" with {rows} rows"))
-    said = _said(rng, number)
+    base = _in_words(rng, number)
     request = rng.choice((
-        f"show the multiplication table of {said}", f"make a multiplication table for {said}",
-        f"write the {said} times table", f"show me the times table of {said}", f"make a table of multiples of {said}",
+        f"show the multiplication table of {base}", f"make a multiplication table for {base}",
+        f"write the {base} times table", f"show me the times table of {base}", f"make a table of multiples of {base}",
     )) + tail
     table = _markdown(("n", f"{number} x n"), [(str(i), str(number * i)) for i in range(1, rows + 1)])
     return request, f"Here is the multiplication table of {number}:\n\n{table}"

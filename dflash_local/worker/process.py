@@ -190,7 +190,7 @@ class _Watch:
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, cancelled: Callable[[], bool]) -> None:
         self.late = self.cancelled = False
-        self._process, self._until, self._asked = process, time.monotonic() + seconds, cancelled
+        self._process, self._until, self._is_cancelled = process, time.monotonic() + seconds, cancelled
         self._done = threading.Event()
         self._lock = threading.Lock()  # so that nothing is killed once the answer is there
         self._thread = threading.Thread(target=self._look, name="dflash-worker-watch", daemon=True)
@@ -209,7 +209,7 @@ class _Watch:
             with self._lock:
                 if self._done.is_set():
                     return
-                self.cancelled = self._asked()
+                self.cancelled = self._is_cancelled()
                 self.late = not self.cancelled and time.monotonic() > self._until
                 if self.cancelled or self.late:
                     self._process.kill()

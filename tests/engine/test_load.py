@@ -291,12 +291,12 @@ def test_times_that_changed_since_the_choice_are_a_notice_of_the_load(
     timers: list[KernelTimer] = []
     monkeypatch.setattr(timing, "repeat", lambda work, seconds: None)
 
-    def choose_configs(layers: object, rows: int, say: object, timer: KernelTimer) -> None:
+    def choose_configs(layers: object, rows: int, progress: object, timer: KernelTimer) -> None:
         timers.append(timer)
         timer.agrees(100.0, lambda: None, lambda: now)
 
     monkeypatch.setattr(load_fused, "choose_configs", choose_configs)
-    monkeypatch.setattr(load_fused, "choose_experts", lambda parts, rows, exact, say, timer: timers.append(timer))
+    monkeypatch.setattr(load_fused, "choose_experts", lambda parts, rows, exact, progress, timer: timers.append(timer))
     session = load(find("demo"), LoadConfig(device="cpu", engine="fused"))
     first, second = timers
     assert first is second, "one for a load"

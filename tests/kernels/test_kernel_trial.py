@@ -201,12 +201,12 @@ def test_a_child_that_does_not_start_gives_no_verdicts(tmp_path: Path, record: K
 
 
 def test_an_interrupted_trial_keeps_what_is_known_and_ends_its_child(record: KernelRecord, answers: _Answers) -> None:
-    def say(text: str, part: float) -> None:
+    def progress(text: str, part: float) -> None:
         if text.startswith("trying kernel 2"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, say)
+        try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, progress)
     assert len(KernelRecord(record.path.parent, record.facts).verdicts) == 1 and answers.closed == 1  # type: ignore[union-attr]
 
 

@@ -20,7 +20,7 @@ from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import PLAIN
 from dflash_local.kernels.kernel_record import KernelRecord
-from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
+from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.fused import expert_choice
@@ -52,7 +52,7 @@ def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatc
     """The trials of a card on which all kernels are right and the last that is measured is the fastest."""
     found: list[Trial] = []
 
-    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
         new = [trial for trial in trials if trial.kernel not in record.verdicts]
         found.extend(new)
         record.verdicts |= {trial.kernel: "right" for trial in new}
@@ -72,7 +72,7 @@ def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatc
 def judged(monkeypatch: pytest.MonkeyPatch, verdict_of: Any) -> None:
     """Trials end as a function of them says; None: untried so far."""
 
-    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
         record.verdicts |= {trial.kernel: verdict_of(trial) for trial in trials}
 
     monkeypatch.setattr(expert_choice, "try_kernels", try_kernels)
@@ -80,7 +80,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, verdict_of: Any) -> None:
 
 def test_every_kernel_that_may_be_launched_is_tried_before(asked: list[Trial], record: KernelRecord) -> None:
     heard: list[str] = []
-    (found,) = choose_expert_kernels([layer(biased=True)], 16, say=lambda text, part: heard.append(text))
+    (found,) = choose_expert_kernels([layer(biased=True)], 16, progress=lambda text, part: heard.append(text))
     assert asked[0] == RouteTrial(Mixture(EXPERTS, 2), True) and heard == ["measuring experts"]
     products = [trial.spec for trial in asked if isinstance(trial, ExpertTrial)]
     for rows, configs in found.configs.items():

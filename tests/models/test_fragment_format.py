@@ -20,7 +20,7 @@ from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord
-from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError
+from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError
 from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
@@ -54,7 +54,7 @@ def record(tmp_path: Path) -> KernelRecord:
 def card(record: KernelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where kernels run and were tried; products stay PyTorch's, since activations lie on the CPU."""
 
-    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
         record.verdicts |= {trial.kernel: "right" for trial in trials if trial.kernel not in record.verdicts}
 
     for module in (fragment_format, kernel_choice):
@@ -361,7 +361,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     finish([layer])
     verdicts = itertools.chain(["hang", "fault", "wrong"], itertools.repeat("untried"))
 
-    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, say: Say) -> None:
+    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
         record.verdicts |= {trial.kernel: next(verdicts) for trial in trials if trial.kernel not in record.verdicts}
 
     monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)

@@ -13,7 +13,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, cards, hardware, machine, nvrtc_files
-from dflash_local.planner.accelerators import Accelerator, Ask
+from dflash_local.planner.accelerators import Accelerator, RunProbe
 from dflash_local.planner.plan import plan
 
 MIB = 2**20
@@ -36,7 +36,7 @@ def main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "version_of", lambda package: "2.11.0+cu130" if package == "torch" else None)
 
 
-def answers(query: str | None, listing: str | None = "", amd: str | None = None) -> Ask:
+def answers(query: str | None, listing: str | None = "", amd: str | None = None) -> RunProbe:
     """A runner of nvidia-smi and rocm-smi that answers as told."""
 
     def ask(command: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from dflash_local.planner import hardware
-from dflash_local.planner.accelerators import Ask
+from dflash_local.planner.accelerators import RunProbe
 from dflash_local.planner.occupancy import Occupancy, occupancy
 
 MIB = 2**20
@@ -20,7 +20,7 @@ SPARK = "0, GPU-ccc, NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A]\n"
 AMD = '{"card0": {"VRAM Total Memory (B)": "1000", "VRAM Total Used Memory (B)": "400", "Card Series": "x"}}'
 
 
-def answers(nvidia: str | None, amd: str | None = None) -> Ask:
+def answers(nvidia: str | None, amd: str | None = None) -> RunProbe:
     def ask(command: Sequence[str]) -> str | None:
         return amd if command[0] == "rocm-smi" else nvidia
 
@@ -60,18 +60,18 @@ def test_on_a_gpu_it_is_what_the_driver_says(
     device: str, hidden: str | None, used: int | None, total: int | None
 ) -> None:
     environ = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
-    found = occupancy(device, environ, asking=answers(TWO))
+    found = occupancy(device, environ, probe=answers(TWO))
     assert found.used == (None if used is None else used * MIB) and found.total == (total and total * MIB)
 
 
 @pytest.mark.parametrize("nvidia", [None, "", SPARK, "Unable to determine the device handle\n"])
 def test_what_nobody_tells_is_not_guessed(nvidia: str | None) -> None:
-    assert occupancy("cuda:0", {}, asking=answers(nvidia)) == Occupancy()
-    assert occupancy("mps", {}, asking=answers(nvidia)) == Occupancy() == occupancy("", {}, asking=answers(nvidia))
+    assert occupancy("cuda:0", {}, probe=answers(nvidia)) == Occupancy()
+    assert occupancy("mps", {}, probe=answers(nvidia)) == Occupancy() == occupancy("", {}, probe=answers(nvidia))
 
 
 def test_amd_devices_are_asked_where_there_is_no_other() -> None:
-    assert occupancy("cuda:0", {}, asking=answers(None, AMD)) == Occupancy(400, 1000, "the GPU")
+    assert occupancy("cuda:0", {}, probe=answers(None, AMD)) == Occupancy(400, 1000, "the GPU")
 
 
 def test_the_variables_of_the_process_that_holds_the_pair_count() -> None:

@@ -21,7 +21,7 @@ from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpCon
 from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial, trial_of
 from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, experts_down, experts_swiglu
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
-from dflash_local.kernels.kernel_trial import Say, Trial, TrialsImpossibleError, try_kernels
+from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
@@ -50,14 +50,14 @@ def choose_expert_kernels(
     layers: Sequence[Layer],
     rows: int,
     exact: bool = False,
-    say: Say = lambda text, part: None,
+    progress: Progress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> list[ExpertKernels]:
     """The fastest right kernels for each layer of a model on one device, for up to so many rows.
 
     Args:
-        exact: the same configuration for any number of rows. say: called with what is done, and with the fraction done
-            (0..1). timer: of this load; a new one where it is None.
+        exact: the same configuration for any number of rows. progress: called with what is done, and the fraction
+            done (0..1). timer: of this load; a new one where it is None.
 
     Raises:
         KernelError: no kernel takes a layer's experts here; says why.
@@ -73,10 +73,10 @@ def choose_expert_kernels(
     record = record_of(device)
     record.impossible = ""
     try:
-        try_kernels((trial for group in groups.values() for trial in group.trials), device, record, say)
+        try_kernels((trial for group in groups.values() for trial in group.trials), device, record, progress)
     except TrialsImpossibleError as error:
         record.impossible = str(error)
-    say("measuring experts", 1.0)
+    progress("measuring experts", 1.0)
     chosen = {kind: group.chosen(record) for kind, group in groups.items()}
     return [chosen[_kind(layer)] for layer in layers]
 

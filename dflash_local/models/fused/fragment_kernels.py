@@ -18,7 +18,7 @@ from dflash_local.kernels.few_row_trial import FewRowTrial, trials_of
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict, record_of
-from dflash_local.kernels.kernel_trial import Say, TrialsImpossibleError, try_kernels
+from dflash_local.kernels.kernel_trial import Progress, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
@@ -54,11 +54,11 @@ def product_of(weight: object, paired: bool) -> Product | None:
         return None
 
 
-def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part: None) -> None:
+def try_new(products: Iterable[Product], rows: int, progress: Progress = lambda text, part: None) -> None:
     """Try the kernels that products of up to ``rows`` rows may use and that nobody has tried on this card.
 
     Args:
-        products: on one device. say: called with what is done, and with the fraction done (0..1).
+        products: on one device. progress: called with what is done, and with the fraction done (0..1).
     """
     each = [(weight, paired) for weight, paired in products if not _unmet(weight)]
     if not each:
@@ -67,7 +67,7 @@ def try_new(products: Iterable[Product], rows: int, say: Say = lambda text, part
     record = record_of(device)
     record.impossible = ""
     try:
-        try_kernels((trial for product in each for trial in _trials(product, rows)), device, record, say)
+        try_kernels((trial for product in each for trial in _trials(product, rows)), device, record, progress)
     except TrialsImpossibleError as error:
         record.impossible = str(error)
 
@@ -140,9 +140,9 @@ def why_none(products: Sequence[Product]) -> str:
 def why_failed(record: KernelRecord, kernels: Collection[str]) -> str:
     """Why none of some kernels is used, in words for a user: their verdicts, or why there are none."""
     verdicts = Counter(record.verdicts.get(kernel) for kernel in kernels)
-    told = [f"{verdicts[verdict]} {words}" for verdict, words in FAILED.items() if verdicts[verdict]]
-    if told:
-        return f"of {len(kernels)} kernels {', '.join(told)} on this card ({REPORT})"
+    failed = [f"{verdicts[verdict]} {words}" for verdict, words in FAILED.items() if verdicts[verdict]]
+    if failed:
+        return f"of {len(kernels)} kernels {', '.join(failed)} on this card ({REPORT})"
     return record.impossible or f"no kernel gave the right product on this card ({REPORT})"
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.kernel_trial import Say
+from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
@@ -24,7 +24,7 @@ from dflash_local.models.fused.moe import MoEWeights
 def choose_configs(
     layers: Sequence[Linear | GateUp],
     rows: int,
-    say: Say = lambda text, part: None,
+    progress: Progress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> dict[tuple[int, int], KernelConfig | None]:
     """Measure every shape once with ``rows`` rows and give each layer the fastest product.
@@ -33,7 +33,7 @@ def choose_configs(
     library's product is kept.
 
     Args:
-        say: called with what takes long and is done once for a card, and with the fraction done (0..1).
+        progress: called with what takes long and is done once for a card, and with the fraction done (0..1).
         timer: of this load; a new one where it is None.
 
     Returns:
@@ -41,8 +41,8 @@ def choose_configs(
     """
     chosen: dict[tuple[int, int], KernelConfig | None] = {}
     groups = by_kind(layer for layer in layers if runs_kernels(layer.weight))
-    fragment_kernels.try_new([product for members in groups if (product := _product(members[0]))], rows, say)
-    say("measuring", 1.0)
+    fragment_kernels.try_new([product for members in groups if (product := _product(members[0]))], rows, progress)
+    progress("measuring", 1.0)
     timer = timer or KernelTimer()
     for members in groups:
         others = [layer for group in groups if group is not members for layer in group]
@@ -57,7 +57,7 @@ def choose_experts(
     parts: Iterable[object],
     rows: int,
     exact: bool,
-    say: Say = lambda text, part: None,
+    progress: Progress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> None:
     """The kernels of mixtures of experts among the parts of a model's layers, for blocks of so many rows.
@@ -65,7 +65,7 @@ def choose_experts(
     Without CUDA nothing is chosen, and PyTorch's products are kept.
 
     Args:
-        exact: a row has the same bits in a block of any number of rows. say, timer: see ``choose_configs``.
+        exact: a row has the same bits in a block of any number of rows. progress, timer: see ``choose_configs``.
 
     Raises:
         KernelError: no kernel takes the experts of a layer; says why.
@@ -77,7 +77,7 @@ def choose_experts(
         Layer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
         for part in mixtures
     ]
-    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, say, timer), strict=True):
+    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, progress, timer), strict=True):
         part.experts.kernels = kernels
 
 
