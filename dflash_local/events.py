@@ -128,7 +128,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is processed. ``reused_tokens`` of it were still in the caches; its ids come when asked for."""
+    """The prompt is processed. ``reused_tokens`` of it were still in the caches; its ids come on request."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -146,7 +146,7 @@ class Step:
         drafted: tokens proposed. accepted: of these, accepted by the target, uncut: a stop or a limit may leave
             some of them out of ``token_ids``. rows: rows the target verified.
         t_s: seconds since the request started.
-        logprobs: one for each of ``token_ids`` when the request asked for them, else none.
+        logprobs: one for each of ``token_ids`` when the request has them, else none.
         drafts: cycles that proposed the drafted tokens: one, or more where a slow reader got several as one.
         experts: different routed experts of a layer that the rows took, the mean of all layers; None where that was not
             looked at, as in most cycles.

@@ -248,7 +248,7 @@ class LoadConfig:
 
     @property
     def bitsandbytes(self) -> str | None:
-        """The format that bitsandbytes is asked for; None where it is not."""
+        """The format that bitsandbytes quantises to; None without it."""
         return self.quantize if self.quantize in BITSANDBYTES else None
 
     def arguments(self, beside: LoadConfig | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user asks for: messages, sampling parameters and limits, checked in this one place.
+"""A request: messages, sampling parameters and limits, checked in this one place.
 
 The CLI, the endpoint and the screens all build a ``Request``; nothing below re-validates it.
 """

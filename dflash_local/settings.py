@@ -139,7 +139,7 @@ class Settings:
     an option of the command line over both.
 
     Attributes:
-        load_config: how pairs are loaded where a command is not told.
+        load_config: how pairs are loaded where a command has no options of its own.
         safe: begin with the slowest way of running, which needs least of the machine.
     """
 

@@ -143,9 +143,9 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _token(found: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": text, "logprob": finite(value), "bytes": _bytes(text)} for _, text, value in found.top]
-    return {"token": found.text, "logprob": finite(found.logprob), "bytes": _bytes(found.text), "top_logprobs": top}
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": text, "logprob": finite(value), "bytes": _bytes(text)} for _, text, value in token.top]
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": _bytes(token.text), "top_logprobs": top}
 
 
 def _bytes(text: str) -> list[int] | None:

@@ -76,16 +76,16 @@ class CompletionReply:
         chunk = {**self._head(), "object": self.kind, "choices": [choice]}
         return {**chunk, "usage": None} if self._parsed.include_usage else chunk
 
-    def _columns(self, found: list[TokenLogprob]) -> dict[str, Any]:
+    def _columns(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
         """OpenAI's older form: one list for each thing told of the tokens."""
         offsets = []
-        for token in found:
+        for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token.text)
         return {
-            "tokens": [token.text for token in found],
-            "token_logprobs": [finite(token.logprob) for token in found],
-            "top_logprobs": [_top(token) for token in found],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [finite(token.logprob) for token in tokens],
+            "top_logprobs": [_top(token) for token in tokens],
             "text_offset": offsets,
         }
 

@@ -144,7 +144,7 @@ class Fields:
         return max(-HUGE, min(HUGE, value))  # an integer may be larger than any float
 
     def refuse(self, key: str, hint: str, harmless: Sequence[object] = ()) -> None:
-        """A field that is not supported, unless it asks for what happens anyway."""
+        """A field that is not supported, unless its value is what happens anyway."""
         value = self.take(key)
         self._refused.add(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):

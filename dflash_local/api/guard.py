@@ -49,8 +49,8 @@ class Rules:
         hosts: names a Host header may carry, in lower case, besides the loopback ones. Any port will do:
             a page that rebinds a name of its own to this address still sends that name.
         any_address: literal addresses are fine too; no name can be rebound to one.
-        token: asked for as ``Authorization: Bearer``, or as the password that a browser asks its user for;
-            None asks nothing.
+        token: required as ``Authorization: Bearer``, or as the password that a browser asks its user for;
+            None requires nothing.
         read_s: seconds from the first byte of a request to the last.
     """
 

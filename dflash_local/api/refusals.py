@@ -34,7 +34,7 @@ class Refusal(DFlashError):
 
 
 class FieldError(UsageError):
-    """A field of a request body that is wrong, unknown or asks for what is not done here."""
+    """A field of a request body that is wrong, unknown or not supported here."""
 
     def __init__(self, param: str, message: str, hint: str = "", code: str | None = None) -> None:
         super().__init__(message, hint)

@@ -51,7 +51,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process is asked: text and drafter configurations as a checkpoint would hold them.
+    """What a process measures: text and drafter configurations as a checkpoint would hold them.
 
     Attributes:
         context: tokens committed before the timed ones.

@@ -87,7 +87,7 @@ def certify(
     """Run the plan and explain every difference.
 
     Args:
-        progress: told what is being done and how far it is (0..1).
+        progress: called with what is being done and how far it is (0..1).
         plant: gives the proposer to run instead of the session's, from the prompt and AR's reply.
         load_plain: gives the target as transformers loads it, where the session holds none; beside the session.
 

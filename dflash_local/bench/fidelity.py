@@ -142,20 +142,20 @@ def log_probs(session: Session, target: Target, prompt: Sequence[int], reply: Se
         session.reset()
 
 
-def rows(found: Sequence[Distance]) -> list[Row]:
+def rows(distances: Sequence[Distance]) -> list[Row]:
     """A row for each kind in order of appearance, and one for all when there are several."""
-    kinds = list(dict.fromkeys(one.kind for one in found))
-    by_kind = [_row(kind, [one for one in found if one.kind == kind]) for kind in kinds]
-    return [*by_kind, _row(TOTAL, found)] if len(kinds) > 1 else by_kind
+    kinds = list(dict.fromkeys(one.kind for one in distances))
+    by_kind = [_row(kind, [one for one in distances if one.kind == kind]) for kind in kinds]
+    return [*by_kind, _row(TOTAL, distances)] if len(kinds) > 1 else by_kind
 
 
-def _row(kind: str, found: Sequence[Distance]) -> Row:
-    divergences = torch.tensor([one.kl for one in found], dtype=torch.float64)
+def _row(kind: str, distances: Sequence[Distance]) -> Row:
+    divergences = torch.tensor([one.kl for one in distances], dtype=torch.float64)
     return Row(
         kind=kind,
-        positions=len(found),
+        positions=len(distances),
         mean_kl=float(divergences.mean()),
         median_kl=float(divergences.quantile(0.5)),
         p99_kl=float(divergences.quantile(0.99)),
-        top_1=sum(one.agrees for one in found) / len(found),
+        top_1=sum(one.agrees for one in distances) / len(distances),
     )

@@ -21,7 +21,7 @@ def fidelity_report(
     original: Pair,
     original_facts: SessionFacts,
     texts: Sequence[Scored],
-    found: Sequence[Distance],
+    distances: Sequence[Distance],
 ) -> dict[str, Any]:
     """Every figure, and what both targets are."""
     return finite(
@@ -34,7 +34,7 @@ def fidelity_report(
                 "load": asdict(original_facts.load),
             },
             "kept_bytes": kept_bytes(texts),
-            "rows": [asdict(row) for row in rows(found)],
+            "rows": [asdict(row) for row in rows(distances)],
             "prompts": [
                 {"kind": text.kind, "prompt_tokens": len(text.prompt), "tokens": len(text.reply)} for text in texts
             ],
@@ -52,14 +52,14 @@ def fidelity_lines(
     facts: SessionFacts,
     original_facts: SessionFacts,
     texts: Sequence[Scored],
-    found: Sequence[Distance],
+    distances: Sequence[Distance],
 ) -> list[str]:
     """The table and what the figures are."""
     lines = [
         f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, "
         f"against the original in {original_facts.formats} ({original_facts.engine} engine)",
         "",
-        *table(TITLES, [_cells(row) for row in rows(found)]),
+        *table(TITLES, [_cells(row) for row in rows(distances)]),
         "",
         "KL: of the original's next-token distribution to the quantised one's, in nats, over the whole vocabulary; "
         "top-1: positions with the same likeliest token",

@@ -26,7 +26,7 @@ class Oracle:
     """Plain transformers' opinion of a session's greedy replies.
 
     Args:
-        target: of the session, whose own model is asked where it has one.
+        target: of the session, whose own model is used where it has one.
         load: gives the model where it has none; called once, when it is first needed.
     """
 

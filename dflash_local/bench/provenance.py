@@ -1,6 +1,6 @@
 """Where figures come from: machine, versions, and the identity of the model folders.
 
-No names of hosts or users, so that a report can be handed in as it is. Torch only through the
+No names of hosts or users, so that a report can be published as it is. Torch only through the
 hardware probe.
 """
 
@@ -34,7 +34,7 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """A model folder: its name, its hub revision when the folder tells it, and what it holds."""
+    """A model folder: its name, its hub revision when the folder records it, and what it holds."""
 
     name: str
     revision: str | None
@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, as the system tells it."""
+    """Its name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

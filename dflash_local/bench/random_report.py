@@ -13,7 +13,7 @@ import torch
 from dflash_local.bench import provenance
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import RandomPair
-from dflash_local.bench.random_run import KEPT, AtContext, Figure, Found, Measures, Place
+from dflash_local.bench.random_run import KEPT, AtContext, Figure, Measured, Measures, Place
 from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
 from dflash_local.catalog.row import Published
 from dflash_local.planner.cards import find_bandwidth
@@ -76,7 +76,12 @@ def card(place: Place) -> str:
 
 
 def random_report(
-    pair: RandomPair, measures: Measures, place: Place, found: Found, stated: Assumption, baselines: Sequence[Baseline]
+    pair: RandomPair,
+    measures: Measures,
+    place: Place,
+    measured: Measured,
+    stated: Assumption,
+    baselines: Sequence[Baseline],
 ) -> dict[str, Any]:
     """Every figure."""
     specified = find_bandwidth(card(place))
@@ -95,7 +100,7 @@ def random_report(
             "target": pair.target,
             "drafter": pair.drafter,
             "generation": pair.generation,
-            "drafter_precision": found.drafter_precision,
+            "drafter_precision": measured.drafter_precision,
             "block_size": pair.config.block_size,
             "dtype": str(place.dtype).removeprefix("torch."),
             "device": str(place.device),
@@ -103,23 +108,23 @@ def random_report(
             "assumed": {**pair.assumed, "rows_folded_in_a_cycle": KEPT, "acceptance": stated.origin},
             "measured": {
                 "replays": place.replays,
-                "bandwidth": {"copy": found.copy, "read": found.read, "unit": "bytes/s"},
+                "bandwidth": {"copy": measured.copy, "read": measured.read, "unit": "bytes/s"},
                 "prefill": None
-                if found.prefill_s is None
+                if measured.prefill_s is None
                 else {
                     "tokens": measures.prefill,
-                    "s": found.prefill_s,
-                    "tokens_per_s": measures.prefill / found.prefill_s,
+                    "s": measured.prefill_s,
+                    "tokens_per_s": measures.prefill / measured.prefill_s,
                 },
                 "routing": None if pair.model.dense else measures.routing,
-                "at": [_measured(at, found.bandwidth, specified) for at in found.at],
-                "peak_bytes": found.peak,
-                "products": found.products,
-                "notices": list(found.notices),
+                "at": [_measured(at, measured.bandwidth, specified) for at in measured.at],
+                "peak_bytes": measured.peak,
+                "products": measured.products,
+                "notices": list(measured.notices),
                 "baselines": [asdict(baseline) for baseline in baselines],
             },
             "specified": {"bandwidth": None if specified is None else specified * GIGA, "unit": "bytes/s"},
-            "projected": [_projected(at, stated) for at in found.at],
+            "projected": [_projected(at, stated) for at in measured.at],
         }
     )
 
@@ -165,7 +170,7 @@ def random_lines(
     pair: RandomPair,
     measures: Measures,
     place: Place,
-    found: Found,
+    measured: Measured,
     stated: Assumption,
     baselines: Sequence[Baseline],
     width: int = 80,
@@ -177,28 +182,28 @@ def random_lines(
     texts = [
         f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
         f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "
-        f"drafter precision {found.drafter_precision}",
-        f"bandwidth: {found.bandwidth / GIGA:.0f} GB/s measured here, "
+        f"drafter precision {measured.drafter_precision}",
+        f"bandwidth: {measured.bandwidth / GIGA:.0f} GB/s measured here, "
         + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
     ]
     if not pair.model.dense:
         texts.append(f"routing of a block's rows to experts: {measures.routing}, set for the measurement")
     lines = _folded(texts, width)
-    for at in found.at:
-        lines += ["", *_table(at, found.bandwidth, specified, stated), *_folded(_spans(at, stated), width)]
+    for at in measured.at:
+        lines += ["", *_table(at, measured.bandwidth, specified, stated), *_folded(_spans(at, stated), width)]
         if at.experts:
             counts = ", ".join(f"{count:.1f} at {rows}" for rows, count in sorted(at.experts.items()))
             lines += _folded([f"different experts of a layer by verified rows, measured: {counts}"], width)
-    plain = f"plain decoding, projected: {1e3 / found.at[0].step.ms:.0f} tok/s"
-    if found.prefill_s:
-        rate = measures.prefill / found.prefill_s
-        plain = f"prefill of {measures.prefill} tokens, measured: {found.prefill_s:.2f} s, {rate:.0f} tok/s; {plain}"
+    plain = f"plain decoding, projected: {1e3 / measured.at[0].step.ms:.0f} tok/s"
+    if measured.prefill_s:
+        rate = measures.prefill / measured.prefill_s
+        plain = f"prefill of {measures.prefill} tokens, measured: {measured.prefill_s:.2f} s, {rate:.0f} tok/s; {plain}"
     how = "CUDA graph replays" if place.device.type == "cuda" else "runs by the host's clock, without kernels"
     legend = (
         f"ms, verify: measured, medians of {place.replays} {how}; GB: weights, keys, values and states read; "
         f"measured, specified: share of those bandwidths (verify: of the measured one). {_lengths(pair, stated)}"
     )
-    lines += _folded([plain, *map(_baseline, baselines), *found.notices, legend, *_assumed(pair), NOTE], width)
+    lines += _folded([plain, *map(_baseline, baselines), *measured.notices, legend, *_assumed(pair), NOTE], width)
     return [*lines, f"({TOY})"] if pair.toy else lines
 
 
@@ -269,9 +274,9 @@ def _value(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
-def _baseline(found: Baseline) -> str:
-    if found.reason:
-        return f"{found.name}: not measured, {found.reason}"
-    parts = [f"{found.step_ms:.2f} ms a token"] if found.step_ms is not None else []
-    parts += [f"{found.cycle_ms:.2f} ms a cycle of {found.rows}"] if found.cycle_ms is not None else []
-    return f"{found.name}, measured at {found.context} tokens: {', '.join(parts)}"
+def _baseline(baseline: Baseline) -> str:
+    if baseline.reason:
+        return f"{baseline.name}: not measured, {baseline.reason}"
+    parts = [f"{baseline.step_ms:.2f} ms a token"] if baseline.step_ms is not None else []
+    parts += [f"{baseline.cycle_ms:.2f} ms a cycle of {baseline.rows}"] if baseline.cycle_ms is not None else []
+    return f"{baseline.name}, measured at {baseline.context} tokens: {', '.join(parts)}"

@@ -99,7 +99,7 @@ class AtContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Measured:
     """Everything measured.
 
     Attributes:
@@ -129,7 +129,7 @@ def rows_of(block: int, published: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def gpu(device: str, dtype: str) -> Place:
-    """The GPU that was asked for.
+    """The requested GPU.
 
     Raises:
         UsageError: there is none, or the fused engine's kernels do not run on it.
@@ -153,7 +153,7 @@ def machine(place: Place) -> Machine:
     return Machine(torch.cuda.get_device_name(place.device), "cuda", total, free, "", str(place.device))
 
 
-def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Found:
+def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Measured:
     """Build the pair and measure it; everything is freed at the end.
 
     Raises:
@@ -178,7 +178,7 @@ def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callab
             torch.cuda.empty_cache()
 
 
-def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Found:
+def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Measured:
     progress("the card's bandwidth", 0.0)
     copy, read = bandwidth(place)
     if place.device.type == "cuda":
@@ -203,7 +203,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Calla
     peak = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)
     runner.close()
-    return Found(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
+    return Measured(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
 
 
 def bandwidth(place: Place) -> tuple[float, float]:

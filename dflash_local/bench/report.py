@@ -156,13 +156,13 @@ def _verdict(run: Run) -> str:
     return f"{run.verdict}: {_divergence(run.divergence)}"
 
 
-def _divergence(found: Divergence) -> str:
+def _divergence(divergence: Divergence) -> str:
     sides = []
-    for token, text in ((found.ar_id, found.ar_text), (found.dflash_id, found.dflash_text)):
+    for token, text in ((divergence.ar_id, divergence.ar_text), (divergence.dflash_id, divergence.dflash_text)):
         shown = "the end" if token is None else str(token)
         sides.append(f"{shown} {text!r}" if text is not None else shown)
-    margin = "at a filter's border" if found.border else f"margin {number(found.margin, 4)}"
-    return f"token {found.index} is {sides[0]} without, {sides[1]} with drafting; {margin}"
+    margin = "at a filter's border" if divergence.border else f"margin {number(divergence.margin, 4)}"
+    return f"token {divergence.index} is {sides[0]} without, {sides[1]} with drafting; {margin}"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -92,13 +92,13 @@ def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) 
     ids = [prompt_ids(session, prompt, options.thinking) for prompt in prompts]
     for mode in BOTH:
         write(session, _request(ids[0], mode, options, WARM_UP_TOKENS))
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for number, (prompt, rendered) in enumerate(zip(prompts, ids, strict=True)):
         options.progress(f"prompt {number + 1} of {len(prompts)}", number / len(prompts))
         order = BOTH if number % 2 == 0 else BOTH[::-1]
         written = {mode: write(session, _request(rendered, mode, options, options.max_new_tokens)) for mode in order}
-        found.append(Comparison(prompt, rendered, written["ar"], written["dflash"]))
-    return found
+        comparisons.append(Comparison(prompt, rendered, written["ar"], written["dflash"]))
+    return comparisons
 
 
 def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: int) -> Request:
@@ -106,41 +106,41 @@ def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: in
     return Request(prompt_ids=ids, limits=Limits(tokens), mode=mode, block_size=block)
 
 
-def rows(found: Sequence[Comparison]) -> list[Row]:
+def rows(comparisons: Sequence[Comparison]) -> list[Row]:
     """A row for each kind in order of appearance, and one for all when there are several."""
-    kinds = list(dict.fromkeys(one.prompt.kind for one in found))
-    by_kind = [_row(kind, [one for one in found if one.prompt.kind == kind]) for kind in kinds]
-    return [*by_kind, _row(TOTAL, found)] if len(kinds) > 1 else by_kind
+    kinds = list(dict.fromkeys(one.prompt.kind for one in comparisons))
+    by_kind = [_row(kind, [one for one in comparisons if one.prompt.kind == kind]) for kind in kinds]
+    return [*by_kind, _row(TOTAL, comparisons)] if len(kinds) > 1 else by_kind
 
 
-def _row(kind: str, found: Sequence[Comparison]) -> Row:
-    lengths = [length for one in found for length in one.dflash.stats.acceptance_lengths]
-    turns = [one.dflash.stats.turn_acceptance_length for one in found]
+def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
+    lengths = [length for one in comparisons for length in one.dflash.stats.acceptance_lengths]
+    turns = [one.dflash.stats.turn_acceptance_length for one in comparisons]
     cards = [turn for turn in turns if turn is not None]
-    ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in _sides(found))
-    ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in _sides(found))
-    expected = [one for one in found if one.prompt.answer is not None]
+    ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in _sides(comparisons))
+    ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in _sides(comparisons))
+    expected = [one for one in comparisons if one.prompt.answer is not None]
     return Row(
         kind=kind,
-        prompts=len(found),
-        tokens=sum(len(one.dflash.ids) for one in found),
-        cycles=sum(len(one.dflash.cycles) for one in found),
+        prompts=len(comparisons),
+        tokens=sum(len(one.dflash.ids) for one in comparisons),
+        cycles=sum(len(one.dflash.cycles) for one in comparisons),
         mean_acceptance_length=sum(lengths) / len(lengths) if lengths else None,
         turn_acceptance_length=sum(cards) / len(cards) if cards else None,
         acceptance_per_position=acceptance_per_position(
-            [(cycle.drafted, cycle.accepted) for one in found for cycle in one.dflash.cycles]
+            [(cycle.drafted, cycle.accepted) for one in comparisons for cycle in one.dflash.cycles]
         ),
         ar_tokens_per_s=ar_after / ar_s if ar_s else 0.0,
         dflash_tokens_per_s=dflash_after / dflash_s if dflash_s else 0.0,
         ar_decode_s=ar_s,
         dflash_decode_s=dflash_s,
         ratio=ar_s / dflash_s if dflash_s else None,
-        equal=sum(one.equal for one in found),
+        equal=sum(one.equal for one in comparisons),
         answers=len(expected),
         ar_right=sum(bool(one.right(one.ar)) for one in expected),
         dflash_right=sum(bool(one.right(one.dflash)) for one in expected),
     )
 
 
-def _sides(found: Sequence[Comparison]) -> tuple[list[Written], list[Written]]:
-    return [one.ar for one in found], [one.dflash for one in found]
+def _sides(comparisons: Sequence[Comparison]) -> tuple[list[Written], list[Written]]:
+    return [one.ar for one in comparisons], [one.dflash for one in comparisons]

@@ -26,14 +26,16 @@ TITLES = (
 )
 
 
-def speed_report(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], options: SpeedOptions) -> dict[str, Any]:
+def speed_report(
+    pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions
+) -> dict[str, Any]:
     """Every figure, per kind and per prompt."""
     return finite(
         {
             **header("dflash bench", pair, facts),
             "block_size": options.block_size or facts.block_size,
             "max_new_tokens": options.max_new_tokens,
-            "rows": [asdict(row) for row in rows(found)],
+            "rows": [asdict(row) for row in rows(comparisons)],
             "prompts": [
                 {
                     "kind": one.prompt.kind,
@@ -42,7 +44,7 @@ def speed_report(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], o
                     "ar": _written(one, one.ar),
                     "dflash": _written(one, one.dflash),
                 }
-                for one in found
+                for one in comparisons
             ],
         }
     )
@@ -65,9 +67,9 @@ def _written(one: Comparison, written: Written) -> dict[str, Any]:
     }
 
 
-def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], options: SpeedOptions) -> list[str]:
+def speed_lines(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions) -> list[str]:
     """The table, the acceptance of each position, and what the figures are."""
-    figures = rows(found)
+    figures = rows(comparisons)
     last = figures[-1]
     block = options.block_size or facts.block_size
     lines = [
@@ -81,7 +83,7 @@ def speed_lines(pair: Pair, facts: SessionFacts, found: Sequence[Comparison], op
         "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
         "ratio: decode time of AR / DFlash in this run",
     ]
-    lines += [f"notice: {notice}" for notice in sorted({n for one in found for n in one.dflash.notices})]
+    lines += [f"notice: {notice}" for notice in sorted({n for one in comparisons for n in one.dflash.notices})]
     return [*lines, f"({TOY})"] if pair.toy else lines
 
 

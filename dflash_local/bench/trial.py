@@ -1,6 +1,6 @@
 """One request on a session, gathered: ids, cycles, text and figures; and its prompt as ids.
 
-Every trial starts with cold caches, so that two of them differ in nothing but what was asked for.
+Every trial starts with cold caches, so that two of them differ in nothing but the request.
 """
 
 from __future__ import annotations

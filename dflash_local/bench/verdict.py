@@ -24,7 +24,7 @@ ENOUGH_POSITIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One pass's opinion on one emitted token and its rival, in perturbed scores.
+    """One pass's scores of one emitted token and its rival, in perturbed scores.
 
     Attributes:
         best: the pass's own choice. short: how far the emitted token's score is below that of the
@@ -45,7 +45,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """An emitted token as the passes see it; ``plain`` is None where plain transformers was not asked.
+    """An emitted token as the passes see it; ``plain`` is None where plain transformers was not run.
 
     The rival is what AR wrote here, or else would write: the single-row pass's choice. It may be the
     token itself.

@@ -1,6 +1,6 @@
 """Which engine runs a pair. Knows no torch and no device.
 
-The planner asks it before anything is loaded, the engine when it loads; so both give the same answer.
+The planner applies it before anything is loaded, the engine when it loads; so both choose the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that is asked whether it runs a pair.
+    """An engine, and whether it runs a pair.
 
     Attributes:
         refusal: why it cannot, as the error that says so; None when it can.
-        preferred: True where ``auto`` takes it before the candidates behind it; asked only if there is no refusal.
+        preferred: True where ``auto`` takes it before the candidates behind it; evaluated only if there is no refusal.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Candidate:
 
 
 def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
-    """The name of the engine that was asked for; ``auto`` takes the first of those that can which is preferred here.
+    """The name of the requested engine; ``auto`` takes the first of those that can which is preferred here.
 
     Raises:
-        UsageError: none that was asked for can run this; says why the first of them cannot.
+        UsageError: none that was requested can run this; says why the first of them cannot.
     """
     considered = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
     able = [candidate for candidate in considered if candidate.refusal is None]
@@ -63,7 +63,7 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, e
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
-        bitsandbytes: the format that it is asked for. dtype: float32, bfloat16 or float16.
+        bitsandbytes: the format it is to have. dtype: float32, bfloat16 or float16.
         device: as a session names it. target: of ``config.fused_support.fused_refusal``. experts: the target has some.
     """
     if bitsandbytes is not None:

@@ -1,4 +1,4 @@
-"""What tells generations of one drafter repository apart, read from its raw config.json.
+"""What distinguishes generations of one drafter repository, read from its raw config.json.
 
 Tolerant: what is absent or malformed is None here, and an error only when the drafter is loaded.
 """

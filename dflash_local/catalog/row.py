@@ -67,7 +67,7 @@ class Variant:
         kept_16_bits: parts that the recipe leaves in 16 bits, besides what every recipe leaves so (norms, convolutions,
             the b and a of Gated-DeltaNet, routers).
         size_gib: of the repository's files, vision and multi-token-prediction parts included.
-        licence: of the repository, where it is told.
+        licence: of the repository, where it is known.
     """
 
     repo: str

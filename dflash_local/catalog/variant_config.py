@@ -1,6 +1,6 @@
 """What a pre-quantised target's config.json says of its weights, as far as the registry knows the recipe.
 
-Sizes follow from it before a download; a checkpoint that is here tells of itself.
+Sizes follow from it before a download; a checkpoint that is here is read itself.
 """
 
 from __future__ import annotations

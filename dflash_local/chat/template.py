@@ -119,15 +119,15 @@ def render(
 ) -> Rendered:
     """Ids of a conversation, ready for the reply.
 
-    Where the template takes no tools they, their calls and their results are told in words (``tool_prompt``).
+    Where the template takes no tools they, their calls and their results are written as text (``tool_prompt``).
 
     Args:
         thinking: passed as ``enable_thinking``, always.
         tools: JSON schemas of functions that the model may call.
-        now: what ``strftime_now`` tells the template; the present by default.
+        now: what ``strftime_now`` returns in the template; the present by default.
         context: ids that the session holds. Tools in words that would take more than half of them are left out,
             with a notice.
-        cancelled: asked all the while; True ends it.
+        cancelled: polled all the while; True ends it.
 
     Raises:
         UsageError: the template refuses the conversation (its own words are given), or nothing is left.

@@ -1,4 +1,4 @@
-"""Ids to text that is safe to show: whole characters, channels told apart, nothing of a stop string.
+"""Ids to text that is safe to show: whole characters, channels separated, nothing of a stop string.
 
 The result depends on the ids alone, never on how they were grouped into pushes: a reply is the same text
 with any block length. Stop strings are looked for in the text of each channel as the user sees it, one
@@ -84,7 +84,7 @@ class TextStream:
         return self._emit(pieces)
 
     def text(self, channel: Channel = "final") -> str:
-        """All text of a channel that was handed out so far."""
+        """All text of a channel that was returned so far."""
         return "".join(self._texts[channel])
 
     def _spans(self, token_id: int) -> list[Span]:

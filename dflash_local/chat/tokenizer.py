@@ -123,7 +123,7 @@ class Tokenizer:
 
         Args:
             limit: no more ids than this are wanted.
-            cancelled: asked while the child works; True ends it.
+            cancelled: polled while the child works; True ends it.
 
         Raises:
             ContextError: there are more ids than ``limit``, which may be known from the text's length alone.

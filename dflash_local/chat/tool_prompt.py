@@ -35,7 +35,7 @@ You are provided with function signatures within <tools></tools> XML tags:
 
 
 def tool_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What tells a model of its tools; empty without any.
+    """The prompt that describes its tools to a model; empty without any.
 
     Raises:
         UsageError: a schema is nested too deep to be written.

@@ -1,6 +1,6 @@
 """The fused target part by part against transformers' layers, whose weights are read one layer at a time.
 
-Each part of the reference gets the fused engine's own input, so that a part that differs is told from those behind it.
+Each part of the reference gets the fused engine's own input, so that only the part at fault differs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def check(session: Session, pair: Pair, planned: int | None, progress: Progress)
 
     Args:
         planned: bytes that the plan says the card holds at most, where one was made.
-        progress: told what is being checked and how far it is (0..1).
+        progress: called with what is being checked and how far it is (0..1).
 
     Raises:
         DFlashError: what is neither the checkpoint's fault nor the engine's: interrupted, say.
@@ -84,7 +84,7 @@ def checked_once(
     """What was found before, good or not; at the first load of a pair what is found now.
 
     Args:
-        load: as it was asked for. cache: the folder that reports lie in.
+        load: as it was requested. cache: the folder that reports lie in.
     """
     path = path_of(cache, facts_of(pair, load))
     return remembered(path) or checked_now(session, pair, path, planned, progress)

@@ -27,7 +27,7 @@ def shown(value: object) -> str:
 
 
 class UnknownValue(CheckpointError):
-    """A needed value is not told: a checkpoint is incomplete, or a shape of the registry is known in part."""
+    """A required value is missing: a checkpoint is incomplete, or a shape of the registry is known in part."""
 
     def __init__(self, name: str, where: str) -> None:
         super().__init__(f"{where}: {name} is missing", "the checkpoint is incomplete; pull it again")

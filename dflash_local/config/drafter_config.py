@@ -185,7 +185,7 @@ class DrafterConfig:
         return shapes
 
     def fingerprint(self) -> dict[str, object]:
-        """The fields by which a registry tells generations of one repository apart."""
+        """The fields by which a registry distinguishes generations of one repository."""
         window = next((w for w in self.windows if w is not None), None)
         return {
             "layers": self.num_layers,

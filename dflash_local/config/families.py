@@ -46,7 +46,7 @@ def alternating(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 
 def fourth_full(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Gated DeltaNet, and full attention in the last of every four layers, or of as many as are told."""
+    """Gated DeltaNet, and full attention in the last of every four layers, or of as many as are given."""
     every = values.get("full_attention_interval") or 4
     return tuple(LINEAR if (layer + 1) % every else FULL for layer in range(layers))
 
@@ -60,7 +60,7 @@ class Experts:
         first_dense: ``first_k_dense_replace`` layers are dense.
         shared: of the width of the expert that every token takes; as many times the width of a routed one where it is
             ``n_shared_experts``. bias: experts and router have biases. scoring: what makes probabilities of the
-            router's logits. norm_topk_prob: what that flag is where it is not told; None for a family without it, whose
+            router's logits. norm_topk_prob: that flag where it is not given; None for a family without it, whose
             weights of the chosen experts always sum to one.
         interleaved, router: as of ``MoEConfig``. clamped_swiglu: in place of ``hidden_act``.
     """
@@ -85,16 +85,16 @@ class Family:
     Attributes:
         model_types: that a configuration may carry; the first is the text model's.
         layer_types: that its targets may mix. pattern: of them, where they are not listed.
-        window: ``sliding_window`` where it is not told; null is none. window_flag: it counts only with
+        window: ``sliding_window`` where it is not given; null is none. window_flag: it counts only with
             ``use_sliding_window``.
-        attention_bias: what that flag is where it is not told; None for a family without it. mlp_bias: it knows the
+        attention_bias: what that flag is where it is not given; None for a family without it. mlp_bias: it knows the
             flag. kv_heads_required: where their number is missing it is not known; else as many as query heads.
-        partial_rotary_factor: share of a head that rotates where it is not told; None for a family that rotates all.
+        partial_rotary_factor: share of a head that rotates where it is not given; None for a family that rotates all.
         split_projections: of Gated DeltaNet, each a tensor of its own.
-        tied: ``tie_word_embeddings`` where it is not told. activation: key and value where it is not told.
+        tied: ``tie_word_embeddings`` where it is not given. activation: key and value where it is not given.
         scaled_embedding: by the root of ``hidden_size``.
-        soft_caps: of scores and of logits, where they are not told; null is none. None for a family without them.
-        score_scalar: ``query_pre_attn_scalar`` where it is not told: scores are divided by its root, not by that of a
+        soft_caps: of scores and of logits, where they are not given; null is none. None for a family without them.
+        score_scalar: ``query_pre_attn_scalar`` where it is not given: scores are divided by its root, not by that of a
             head's dimensions. None for a family without it.
     """
 

@@ -1,6 +1,6 @@
 """A target's text model as features: of the whole, and of each layer. Names follow the published configurations.
 
-Whoever builds, plans or loads a layer asks its features; the family's name decides nothing behind ``read_model``.
+Building, planning and loading a layer read its features; the family's name decides nothing behind ``read_model``.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class MoEConfig:
     """A mixture of experts.
 
     Attributes:
-        num_experts_per_tok: None where it is not told. intermediate_size: of a routed expert.
+        num_experts_per_tok: None where it is not given. intermediate_size: of a routed expert.
         shared_intermediate_size: of the expert that every token takes; 0 is none. shared_gate: its result is weighed
             by a sigmoid of the token. expert_bias, router_bias: of their products.
         activation: a word of transformers' ``hidden_act``, whose result multiplies up's; or both in one.
@@ -212,8 +212,8 @@ class ModelConfig:
     Attributes:
         source: where it was read, for messages. family: for screens and for the loader's own tables; no feature is
             read off it later.
-        rms_norm_eps: None where it is not told. norm_plus_one: norms count their weight from zero and round after it.
-        rope: None where it is not told, or of a kind that only transformers computes. rope_type: its kind in any case.
+        rms_norm_eps: None where it is not given. norm_plus_one: norms count their weight from zero and round after it.
+        rope: None where it is not given, or of a kind that only transformers computes. rope_type: its kind in any case.
         stored_dtype: of the published weights. quantization: how they are quantised; None for plain ones.
         embedding_scale: what embeddings are multiplied by. final_logit_softcap: as of attention's scores.
         inferred: of the values that sizes and limits depend on, names of those that are likely but quoted by no source.
@@ -259,7 +259,7 @@ class ModelConfig:
         """``rms_norm_eps``, for who must compute with it.
 
         Raises:
-            UnknownValue: it is not told.
+            UnknownValue: it is not given.
         """
         if self.rms_norm_eps is None:
             raise UnknownValue("rms_norm_eps", self.source)
@@ -270,7 +270,7 @@ class ModelConfig:
         """``rope``, for who must compute with it.
 
         Raises:
-            UnknownValue: it is not told, or of a kind that only transformers computes.
+            UnknownValue: it is not given, or of a kind that only transformers computes.
         """
         if self.rope is None:
             raise UnknownValue("rope_theta", self.source)

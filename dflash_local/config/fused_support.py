@@ -24,7 +24,7 @@ ACTIVATION = "silu"
 
 
 def fused_refusal(model: ModelConfig) -> str:
-    """Why the fused engine cannot run a target; empty when it can. What no source tells is no reason."""
+    """Why the fused engine cannot run a target; empty when it can. What no source states is no reason."""
     if reason := _first(_unknown_kind, model):
         return reason
     if model.quantization is not None and model.quantization.unread:

@@ -23,11 +23,11 @@ class Values:
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """Names of the values that were asked for and are inferred."""
+        """Names of the values that were requested and are inferred."""
         return tuple(sorted(self._used))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, or the default where it is not told."""
+        """The value, or the default where it is not given."""
         found = self.values.get(name)
         if found is None:
             return default
@@ -39,7 +39,7 @@ class Values:
         """A whole number.
 
         Raises:
-            UnknownValue: it is not told.
+            UnknownValue: it is not given.
         """
         found = self.get(name)
         if found is None:

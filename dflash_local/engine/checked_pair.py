@@ -1,4 +1,4 @@
-"""A pair that passed its checks, as engines are asked whether they take it and get it to load."""
+"""A pair that passed its checks, which engines accept or refuse, and load."""
 
 from __future__ import annotations
 

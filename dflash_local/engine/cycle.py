@@ -22,7 +22,7 @@ class Snapshot(Protocol):
 class Cycle:
     """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
 
-    ``likelihoods`` belong to ``ids`` when they were asked for. ``experts``: different routed experts of a layer that
+    ``likelihoods`` belong to ``ids`` when they were requested. ``experts``: different routed experts of a layer that
     the rows took, the mean of all layers; None where that was not looked at.
     """
 

@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_lost(error: BaseException) -> bool:
-    """True where nothing more can be asked of the device's context: after a suspend, or a kernel that went wrong."""
+    """True where the device's context is unusable: after a suspend, or a kernel that went wrong."""
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(word in str(error) for word in LOST)

@@ -85,7 +85,7 @@ def choose_precision(
     progress: Progress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> ChosenPrecision:
-    """Give a drafter, fresh from loading, the precision that was asked for; ``auto`` measures and chooses.
+    """Give a drafter, fresh from loading, the requested precision; ``auto`` measures and chooses.
 
     The products of a precision that is not full are chosen here; those of the full one are the caller's, before.
     ``auto`` is ``full`` without CUDA and in float32.
@@ -94,7 +94,7 @@ def choose_precision(
         rows: verified in a cycle. progress, timer: see ``choose_configs``.
 
     Raises:
-        UsageError: not for this target. torch.OutOfMemoryError: a precision that was asked for by name does not fit.
+        UsageError: not for this target. torch.OutOfMemoryError: a precision that was requested by name does not fit.
     """
     target = drafter.target
     precision = precision_of(name, target.vocab_size)

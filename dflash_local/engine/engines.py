@@ -1,4 +1,4 @@
-"""The engines: what each of them refuses and how it loads a pair, in the order in which ``auto`` asks them."""
+"""The engines: what each of them refuses and how it loads a pair, in the order in which ``auto`` tries them."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
 
 
 def chosen_engine(pair: CheckedPair) -> str:
-    """The name of the engine that was asked for, or of the one that ``auto`` takes.
+    """The name of the requested engine, or of the one that ``auto`` takes.
 
     Raises:
-        UsageError: none of those that were asked takes the pair; says why.
+        UsageError: none of the requested ones takes the pair; says why.
     """
     return engine_rule.choose(pair.config.engine, [engine.candidate(pair) for engine in ENGINES.values()])

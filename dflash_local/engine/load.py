@@ -36,7 +36,7 @@ def load(
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
         DoesNotFitError: the device ran out of memory. DeviceLostError: it failed.
-        KernelError: kernels that were asked for fail. DriverError: torch has none for this card.
+        KernelError: kernels that were requested fail. DriverError: torch has none for this card.
         UsageError: options this machine or family cannot take.
     """
     try:

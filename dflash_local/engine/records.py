@@ -19,7 +19,7 @@ class Record(Generic[Mark]):
     """One cycle's: ``mark`` is what it was launched with.
 
     Attributes:
-        experts: ``FusedTarget.distinct_experts`` behind it, [mixtures, launches]; None where that was not asked for.
+        experts: ``FusedTarget.distinct_experts`` behind it, [mixtures, launches]; None where that was not requested.
         count: ids emitted; 0 after the end, ``kernels.accept.NOT_FINITE`` when the logits were not finite.
         accepted: drafts that were right. rows: verified. ids: the target's choices, of which ``count`` are emitted.
     """

@@ -1,7 +1,7 @@
 """What a session needs of a runner: the seam between requests and engines.
 
-A runner holds one token sequence: ``ids``, of which all but the last (the anchor) get committed. It is asked for
-cycles one by one and may be ahead of what it has handed out. Nothing here says where the target lives.
+A runner holds one token sequence: ``ids``, of which all but the last (the anchor) get committed. It returns
+cycles one by one and may be ahead of what it has returned. Nothing here says where the target lives.
 """
 
 from __future__ import annotations

@@ -46,15 +46,15 @@ class Session:
         call, whatever it is, leaves the engine as it was.
 
         Args:
-            cancelled: asked while the prompt is prepared, between cycles and between prompt chunks; True ends the
+            cancelled: polled while the prompt is prepared, between cycles and between prompt chunks; True ends the
                 reply there.
 
         Raises:
             ContextError: the prompt is longer than the context.
-            UsageError: the request asks for what this pair cannot do.
+            UsageError: the pair cannot do what the request needs.
             CheckpointError: the chat template or the tokenizer cannot take the prompt.
             EngineError: (from the iterator) the engine broke; caches are dropped, the next request starts cold.
-            DoesNotFitError: (from the iterator) memory ran out; a notice tells the context that holds from then on.
+            DoesNotFitError: (from the iterator) memory ran out; a notice names the context that holds from then on.
             DeviceLostError: (from the iterator) nothing of this session can be used any more.
         """
         try:

@@ -70,7 +70,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the child is asked.
+    """What the child is to compile or try.
 
     Attributes:
         few_row: source of the few-row kernels. experts: sources of the experts'.

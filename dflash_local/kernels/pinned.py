@@ -1,4 +1,4 @@
-"""Pinned host memory of exactly the size that is asked for; torch's own allocator of it takes the next power of two."""
+"""Pinned host memory of exactly the requested size; torch's own allocator of it takes the next power of two."""
 
 from __future__ import annotations
 

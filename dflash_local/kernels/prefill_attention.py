@@ -1,4 +1,4 @@
-"""Attention of a prompt's many rows over the cache: the library's, which is told nothing of a cache's own format.
+"""Attention of a prompt's many rows over the cache: the library's, which knows nothing of a cache's own format.
 
 Nor of sinks, which it does not know: a key of its own stands for them, with a value of zero.
 """

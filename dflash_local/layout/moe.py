@@ -85,10 +85,10 @@ class MoELayout:
         """Routed experts of a token.
 
         Raises:
-            ValueError: it is not told; the fused engine refuses such a model before it asks.
+            ValueError: it is not given; the fused engine refuses such a model before.
         """
         if self.config.num_experts_per_tok is None:
-            raise ValueError("num_experts_per_tok is not told")
+            raise ValueError("num_experts_per_tok is not given")
         return self.config.num_experts_per_tok
 
     @property
@@ -150,7 +150,7 @@ class MoELayout:
     def expert_buffers(self, at: str, spec: WeightSpec) -> tuple[list[Buffer], list[Buffer]]:
         """The tensors of gate and up, and of down: [E * 2 I, H] and [E * H, I].
 
-        Of ``experts``, without their thousands of parts: a plan asks for the sizes alone, and often.
+        Of ``experts``, without their thousands of parts: a plan needs the sizes alone, and often.
         """
         count, inner = self.config.num_experts + self.joins(at, spec.format_of), self.config.intermediate_size
         gate, down = (spec.format_of(f"{at}.experts.0.{name}_proj") for name in ("gate", "down"))

@@ -1,4 +1,4 @@
-"""What transformers is told of weights that bitsandbytes quantises, or has quantised. Checked values only."""
+"""transformers' configuration for weights that bitsandbytes quantises, or has quantised. Checked values only."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Checkpoint:
         names: Iterable[str] | None = None,
         on_notice: Callable[[str], None] | None = None,
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream tensors file by file, each checked for NaN and infinity before it is handed on.
+        """Stream tensors file by file, each checked for NaN and infinity before it is yielded.
 
         Args:
             dtype: what floating tensors become (float8 and integers stay as stored); None keeps all.

@@ -74,7 +74,7 @@ def decoded_tensors(
 
 @dataclass(frozen=True, slots=True)
 class _Coded:
-    """A quantised matrix of the checkpoint. ``names``: of its tensors; ``codes``: the one that tells its size."""
+    """A quantised matrix of the checkpoint. ``names``: of its tensors; ``codes``: the one that determines its size."""
 
     module: str
     names: list[str]

@@ -71,7 +71,7 @@ def read_weights(
     dtype: torch.dtype,
     on_notice: Callable[[str], None],
 ) -> DrafterWeights:
-    """Check, allocate, stream. ``on_notice`` hears of suspicious but usable tensors."""
+    """Check, allocate, stream. ``on_notice`` is called with suspicious but usable tensors."""
     where = str(checkpoint.folder)
     target_hidden = target_hidden_of(checkpoint.tensors, config, where)
     check_tensors(checkpoint.tensors, config, target_hidden, where)

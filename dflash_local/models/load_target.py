@@ -82,7 +82,7 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite; the configuration is
-            one that transformers does not take, or asks for what this program does not do.
+            one that transformers does not take, or needs what this program does not do.
         UsageError: bitsandbytes cannot take it.
         MissingDependencyError: bitsandbytes is wanted and not installed.
     """

@@ -28,7 +28,7 @@ class Forward:
 
     Attributes:
         hidden: [M, H], after the final norm.
-        taps: [M, taps x H] in the order of the tap list, or None when none were asked for.
+        taps: [M, taps x H] in the order of the tap list, or None when none were requested.
     """
 
     hidden: torch.Tensor

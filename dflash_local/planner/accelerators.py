@@ -1,6 +1,6 @@
-"""Which accelerator a run would use and how much of its memory is free, asked without torch.
+"""Which accelerator a run would use and how much of its memory is free, found without torch.
 
-nvidia-smi, then rocm-smi, then Apple's unified memory. What cannot be asked is None, never an error.
+nvidia-smi, then rocm-smi, then Apple's unified memory. What cannot be read is None, never an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One device a program may see. Memory in bytes, None where the driver does not tell.
+    """One device a program may see. Memory in bytes, None where the driver does not report it.
 
     ``slice_of``: name of the whole GPU when this is a part of it (MIG). ``capability``: CUDA's version of the
     architecture, such as (8, 9). ``is_amd``: reported by rocm-smi.
@@ -111,7 +111,7 @@ def has_rocm() -> bool:
 
 
 def cuda_major() -> int | None:
-    """CUDA's major version as the installed packages tell it."""
+    """CUDA's major version of the installed packages."""
     local = re.search(r"\+cu(\d+)\d$", version_of("torch") or "")
     if local:
         return int(local.group(1))
@@ -123,7 +123,7 @@ def cuda_major() -> int | None:
 
 
 def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
-    """AMD devices as rocm-smi tells them; a best effort, not tried on every version of it."""
+    """AMD devices as rocm-smi lists them; a best effort, not tried on every version of it."""
     answer = probe(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
     try:
         cards = json.loads(answer or "{}")

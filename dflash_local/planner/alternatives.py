@@ -1,4 +1,4 @@
-"""Load configurations near the one that was asked for, ever smaller: what to try where it does not fit."""
+"""Load configurations near the requested one, ever smaller: what to try where it does not fit."""
 
 from __future__ import annotations
 

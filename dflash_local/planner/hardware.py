@@ -1,6 +1,6 @@
 """The hardware probe: accelerators, driver, memory and disk, as plain values.
 
-Says what is there and why something could not be asked; judges nothing.
+Says what is there and why something could not be read; judges nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gpu:
 class TorchFacts:
     """The installed torch. ``cuda``, ``hip`` and ``xpu`` (Intel) are the versions it was built for, None for neither.
 
-    ``error`` tells why torch, or its devices, could not be used; empty when all went well.
+    ``error`` says why torch, or its devices, could not be used; empty when all went well.
     """
 
     version: str
@@ -116,7 +116,7 @@ def _gpu(properties: object) -> Gpu:
 
 
 def find_probe(name: str) -> str | None:
-    """The path of a program that tells of devices; None where it is not installed."""
+    """The path of a program that lists devices; None where it is not installed."""
     return shutil.which(name) or shutil.which(f"{WSL_PROBES}/{name}")
 
 
@@ -129,7 +129,7 @@ def is_wsl(kernel: Path = KERNEL) -> bool:
 
 
 def nvidia_driver() -> Driver | None:
-    """The NVIDIA driver and its GPUs, asked without torch; None when there is none to ask."""
+    """The NVIDIA driver and its GPUs, read without torch; None when there is none."""
     smi = find_probe("nvidia-smi")
     if smi is None:
         return None

@@ -1,6 +1,6 @@
 """The machine a plan is made for: this one, or one named on the command line.
 
-Chooses one device and tells why; torch is not asked. Knows no models.
+Chooses one device and says why, without torch. Knows no models.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
 
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:
-    """A device with sizes the driver does not tell filled in, and labelled so."""
+    """A device with sizes the driver does not report filled in, and labelled so."""
     memory, free, note = gpu.memory, gpu.free, ""
     if memory is None:
         memory, free, note = _nominal(gpu.name)

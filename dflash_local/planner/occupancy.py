@@ -29,7 +29,7 @@ def occupancy(
     """What is used now of the memory of ``device``; may take as long as nvidia-smi does.
 
     Args:
-        device: as a session names it: cpu, cuda, cuda:N or balanced. Of any other one nothing can be told.
+        device: as a session names it: cpu, cuda, cuda:N or balanced. Of any other one nothing is known.
         environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
         server: the process that holds the pair when this one does not; its own variables count then.
     """

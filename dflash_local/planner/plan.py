@@ -1,6 +1,6 @@
 """From shapes and a machine to a plan: what is loaded how, at which context, and whether it fits.
 
-Never raises for what does not fit (``require`` does); loads nothing, asks nothing of a network.
+Never raises for what does not fit (``require`` does); loads nothing, uses no network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
 
 FLOOR = 2048  # tokens below which a chat is of no use
-USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is asked for
+USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is requested
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
 
@@ -37,8 +37,8 @@ class Plan:
         engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights, or of
             what is computed with them. stored: the format that an engine keeps them in as they are published; None
             for plain or decoded ones.
-        load: what loads it so: what was asked for with the context and the drafter precision of the plan. The context
-            is the floor, or the one asked for, when it does not fit.
+        load: what loads it so: the requested one with the context and the drafter precision of the plan. The context
+            is the floor, or the requested one, when it does not fit.
         ledger: sizes in bytes; those of a server's target may be unknown.
     """
 
@@ -118,31 +118,31 @@ def nearest(
     if quantize_refusal(target, config.quantize):
         config = replace(config, quantize=None)
     for other in alternatives(config, machine):
-        found = plan(target, drafter, machine, other)
-        if found.fits:
-            return found
+        result = plan(target, drafter, machine, other)
+        if result.fits:
+            return result
     return None
 
 
-def require(found: Plan, near: Plan | None) -> None:
+def require(result: Plan, other: Plan | None) -> None:
     """Pass when the plan fits.
 
     Raises:
         DoesNotFitError: exit 5, with what is needed, what is there, and what would fit.
     """
-    if found.fits:
+    if result.fits:
         return
-    if near is None:
+    if other is None:
         hint = "no smaller context or format of it fits here; dflash show MODEL --gpu-memory G tries another machine"
     else:
-        hint = f"this fits: {near.options()} ({_gib(near.ledger.total)} of {_gib(near.machine.free)} free)"
-    raise DoesNotFitError(found.reason, hint)
+        hint = f"this fits: {other.options()} ({_gib(other.ledger.total)} of {_gib(other.machine.free)} free)"
+    raise DoesNotFitError(result.reason, hint)
 
 
 def fits_table(
     target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
-    """Every format of weights that the target may have, each with the most context that fits, whatever was asked."""
+    """Every format of weights that the target may have, each with the most context that fits."""
     config = replace(config or LoadConfig(), dtype="auto", context=None)
     taken = [each for each in formats_of(config) if not quantize_refusal(target, each)]
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
@@ -152,7 +152,7 @@ def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> 
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
-        UsageError: an engine was asked for that cannot run this.
+        UsageError: an engine was requested that cannot run this.
     """
     device = machine.device if machine.kind == "cuda" else machine.kind
     why = engine_rule.refusal(
@@ -213,7 +213,7 @@ class _Case:
         return low * STEP
 
     def best(self, limit: int) -> Plan:
-        """The plan of the context asked for or of the most that fits, with a drafter precision that allows it."""
+        """The plan of the requested context or of the most that fits, with a drafter precision that allows it."""
         found = self.plan(self.config.context or self.most(limit))
         if self.engine == "fused" and self.drafter is not None and self.config.drafter_precision == "auto":
             return self.with_enough(found, self.usable(limit))
@@ -235,21 +235,21 @@ class _Case:
         fitting = [each for each in found if each.fits]
         return max(fitting, key=lambda each: each.context or 0, default=found[-1])
 
-    def offloads(self, what: Offloaded) -> bool:
+    def offloads(self, part: Offloaded) -> bool:
         """True where the target has such a thing that would lie on the device, and that is a GPU."""
         if self.machine.kind not in ("cuda", "named"):
             return False
-        return self.target.recurrent if what == "snapshots" else not self.target.tie_word_embeddings
+        return self.target.recurrent if part == "snapshots" else not self.target.tie_word_embeddings
 
-    def with_enough(self, found: Plan, context: int) -> Plan:
+    def with_enough(self, first: Plan, context: int) -> Plan:
         """The plan itself if it fits with so much context, else that of the precision which comes nearest to it."""
-        plans = [found]
-        if not found.fits or (found.context or 0) < context:
+        plans = [first]
+        if not first.fits or (first.context or 0) < context:
             configs = (replace(self.config, drafter_precision=precision) for precision in COARSER)
             coarser = (replace(self, config=config) for config in configs)
             plans += [case.plan(case.most(context)) for case in coarser]
         fitting = [each for each in plans if each.fits and (self.config.context is None or each.context == context)]
-        return max(fitting, key=lambda each: each.context or 0, default=found)
+        return max(fitting, key=lambda each: each.context or 0, default=first)
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)

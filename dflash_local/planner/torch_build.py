@@ -33,7 +33,7 @@ class Unusable:
 
 
 def too_old(driver: str, cuda: int | None) -> str:
-    """Why a driver cannot run CUDA of a major version; empty when it can, or when that cannot be told."""
+    """Why a driver cannot run CUDA of a major version; empty when it can, or when that is unknown."""
     needed = OLDEST_DRIVERS.get(cuda) if cuda else None
     if not needed or not release(driver) or release(driver) >= needed:
         return ""
@@ -58,7 +58,7 @@ def why_unusable(torch: TorchFacts, driver: Driver | None, visible: str | None) 
     """Why torch sees none of the driver's cards; None when it sees one, when there is none, or when all are hidden.
 
     Args:
-        driver: as nvidia-smi tells it. visible: ``CUDA_VISIBLE_DEVICES``.
+        driver: as nvidia-smi reports it. visible: ``CUDA_VISIBLE_DEVICES``.
     """
     if driver is None or torch.gpus or is_hidden(driver, visible):
         return None
@@ -78,10 +78,10 @@ def why_unusable(torch: TorchFacts, driver: Driver | None, visible: str | None) 
 
 
 def require_usable(device: str, environ: Mapping[str, str]) -> None:
-    """Pass where a GPU is not asked for, where there is no NVIDIA card, and where torch can use it.
+    """Pass where a GPU is not requested, where there is no NVIDIA card, and where torch can use it.
 
     Args:
-        device: as ``LoadConfig`` has it; ``auto`` asks for a card that is there.
+        device: as ``LoadConfig`` has it; ``auto`` takes a card that is there.
         environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
 
     Raises:

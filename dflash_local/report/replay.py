@@ -30,7 +30,7 @@ class Unreadable(Exception):
 
 
 def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:
-    """What a report tells and what this version says to it, JSON-able.
+    """What a report holds and what this version makes of it, JSON-able.
 
     Args:
         known: the shapes of a model by its name; None for an unknown one.

@@ -1,7 +1,7 @@
-"""A conversation: its pair, its turns and its options, and how one reply is got.
+"""A conversation: its pair, its turns and its options, and how a reply is requested.
 
-Knows the service and the store; the way to load a pair is handed in. Prints and draws nothing, so
-that the line chat and the screens are two faces of this one logic.
+Knows the service and the store; the way to load a pair is passed in. Prints and draws nothing, so
+that the line chat and the screens share it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Answer(Gathered):
 
     @property
     def request(self) -> Request:
-        """What was asked."""
+        """The request as it was submitted."""
         return self._ticket.request
 
 
@@ -85,7 +85,7 @@ class Conversation:
     returned nothing else is called but ``Answer.cancel``.
 
     Attributes:
-        turns: what was said. last: how the last reply ended. replies: how each of this session did.
+        turns: the messages and replies. last: how the last reply ended. replies: how each of this session did.
     """
 
     def __init__(self, pair: Pair, load: Load, options: ChatOptions, recorder: Recorder) -> None:
@@ -106,7 +106,7 @@ class Conversation:
         self._open(self.pair)
 
     def close(self) -> None:
-        """Give the model and the chat file back."""
+        """Close the service and the chat file."""
         self.recorder.close()
         if self._service is not None:
             self._service.close()
@@ -159,7 +159,7 @@ class Conversation:
         """
         self._add(Turn("user", text))
         try:
-            return self._ask(self.sampling, lambda: self._drop(1))
+            return self._submit(self.sampling, lambda: self._drop(1))
         except DFlashError:
             self._drop(1)
             raise
@@ -168,14 +168,14 @@ class Conversation:
         """The last reply again, with a fresh seed; when none is kept, the old one stays.
 
         Raises:
-            UsageError: there is no reply yet. DFlashError: it cannot be asked for.
+            UsageError: there is no reply yet. DFlashError: it cannot be sent.
         """
         if not self.turns or self.turns[-1].role != "assistant":
             raise UsageError("there is no reply to make again")
         old = self.turns[-1]
         self._drop(1)
         try:
-            return self._ask(replace(self.sampling, seed=fresh_seed()), lambda: self._add(old))
+            return self._submit(replace(self.sampling, seed=fresh_seed()), lambda: self._add(old))
         except DFlashError:
             self._add(old)
             raise
@@ -211,10 +211,10 @@ class Conversation:
         self.recorder.record("system", content=text)
 
     def request(self, text: str = "") -> Request:
-        """What would be asked now, with ``text`` as a further message; without it the last message is asked again.
+        """The request of now, with ``text`` as a further message; without it the last message is sent again.
 
         Raises:
-            UsageError: there is nothing to ask.
+            UsageError: there is no message.
         """
         messages = [turn.message for turn in self.turns]
         while not text and messages and messages[-1].role == "assistant":
@@ -229,7 +229,7 @@ class Conversation:
             raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
         self._service, self.pair, self._defaults = service, pair, defaults
 
-    def _ask(self, sampling: SamplingParams, undo: Callable[[], None]) -> Answer:
+    def _submit(self, sampling: SamplingParams, undo: Callable[[], None]) -> Answer:
         def settle(answer: Answer) -> None:
             finished = answer.finished
             if finished is None or not answer.worth_keeping:

@@ -1,6 +1,6 @@
 """Which engine a load on a card begins with, after a load that ended the whole program: one step slower each time.
 
-A marker lies in the folder while a load is under way. One whose process is dead tells of a load that never ended: by
+A marker lies in the folder while a load is under way. One whose process is dead shows a load that never ended: by
 a fault of the driver, the system's out-of-memory killer, or a hang that was killed. Knows files and options of a load,
 no engines.
 """
@@ -58,9 +58,9 @@ class LoadSteps:
         self._folder, self._versions = folder, dict(versions)
 
     def begin_with(self, name: str, load: LoadConfig) -> tuple[LoadConfig, str]:
-        """The load as it is to be tried, and a line for the user where that is slower than what was asked for.
+        """The load as it is to be tried, and a line for the user where that is slower than requested.
 
-        An engine, or an option of one, that was asked for by name is tried again all the same.
+        An engine, or an option of one, that was requested by name is tried again all the same.
 
         Args:
             name: of the pair.

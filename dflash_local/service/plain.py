@@ -1,4 +1,4 @@
-"""A session whose drafter was left out although drafting was asked for: its requests are answered without drafts."""
+"""A session whose drafter was left out although drafting was requested: its requests are answered without drafts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keeps one pair in memory: loads it when it is asked for, once, and lets it go when nobody asks any more.
+"""Keeps one pair in memory: loads it at the first request, once, and unloads it when it is idle.
 
-Knows the service and a way to load that is handed in; refuses to know files, engines and screens.
+Knows the service and a way to load that is passed in; refuses to know files, engines and screens.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Model:
     Attributes:
         load: loads it, telling how far it is. The session's ``close`` gives back all that was taken.
         aliases: other names that mean it.
-        sampling, thinking, mode: for requests that do not say: as its authors advise; ``ar`` without a drafter.
+        sampling, thinking, mode: for requests that do not set it: as its authors advise; ``ar`` without a drafter.
         call_format: how it writes tool calls (``chat.tool_calls.format_of``).
-        context: tokens that it would hold once loaded; None where only the load can tell.
+        context: tokens that it would hold once loaded; None where only the load knows.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Status:
 
     Attributes:
         running, waiting: requests. progress: of the load under way, None otherwise.
-        last_progress_s: seconds since the engine or the loader last said something; None before it did.
+        last_progress_s: seconds since the engine or the loader last reported something; None before it did.
         error: what broke the engine or the last load.
     """
 
@@ -79,7 +79,7 @@ class Resident:
         model: the first one; it is loaded by the first request, or by ``load``.
         find: what a name means, for ``switch``; raises UnknownModelError.
         keep_alive_s: seconds without a request after which it is unloaded; 0 at once, None never.
-        observe: told of every event of every request, from the worker: it must be quick.
+        observe: called with every event of every request, from the worker: it must be quick.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Ticket:
         self._end: tuple[Finished | None, DFlashError | None] | None = None
 
     def events(self) -> Iterator[Event]:
-        """The request's events from the first on; asked for again, it goes on where it was.
+        """The request's events from the first on; a second call goes on where it was.
 
         Raises:
             DFlashError: the request failed, after the events that came before.

@@ -16,7 +16,7 @@ Observer = Callable[[Request, Event], None]
 
 
 class Watched:
-    """A session that tells of every event before it is handed on.
+    """A session that reports every event before it is yielded.
 
     Attributes:
         active: a prompt is being prepared, or a reply made.

@@ -44,7 +44,7 @@ class Patience:
 
 @dataclass
 class FileDownload:
-    """What is asked for, and how far it has come.
+    """The requested file, and how far it has come.
 
     Attributes:
         url: its lasting address at the endpoint (a redirect's target expires); ``headers`` go with it.
@@ -65,4 +65,4 @@ class Stopped(Exception):
 
 
 class NotTheFile(Exception):
-    """What came cannot be the file, and says why. The file may be asked for again."""
+    """What came cannot be the file, and says why. The file may be requested again."""

@@ -37,7 +37,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository holds at one commit. ``gated``: its owner asks for agreement to a licence."""
+    """What a repository holds at one commit. ``gated``: its owner requires agreement to a licence."""
 
     repo: str
     commit: str

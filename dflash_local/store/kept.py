@@ -1,4 +1,4 @@
-"""Files that save time, or tell a later start something: one that cannot be written ends nothing, and is told once."""
+"""Files that save time, or inform a later start: one that cannot be written ends nothing, and is reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is pulling, using or removing a repo, told between processes by small files in one folder.
+"""Who is pulling, using or removing a repo, shared between processes by small files in one folder.
 
 ``flock`` decides where it works; the owner's record (process, start, boot, host) where it is missing
 or lies, and where a killed owner's lock outlives it. The worst that a wrong lock costs is traffic:
@@ -55,7 +55,7 @@ def exclusive(
     Args:
         on_wait: called once with the holder's process id (None: unknown) when there is one.
         wait: False raises at once instead of waiting.
-        cancelled: asked while waiting.
+        cancelled: polled while waiting.
 
     Raises:
         BusyError: held by another, and ``wait`` is False. Interrupted: cancelled while waiting.

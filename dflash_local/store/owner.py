@@ -21,7 +21,7 @@ BOOT_TOLERANCE_S = 60.0  # a boot time read off the clock moves with the clock
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process of some machine: ``started`` tells it from a later one with the same id.
+    """A process of some machine: ``started`` distinguishes it from a later one with the same id.
 
     ``boot`` names the machine's current run and ``space`` the namespace its ids are counted in.
     """

@@ -51,7 +51,7 @@ def pull(
 
     Args:
         manifests, locks: where records and locks go; None keeps none.
-        cancelled: asked about ten times a second; True ends the pull within two seconds.
+        cancelled: polled about ten times a second; True ends the pull within two seconds.
         allow_mismatch: a drafter of an unknown generation is only warned of.
 
     Raises:

@@ -48,7 +48,7 @@ class RepoPlan:
     """What is to be done for one repo; sizes in bytes.
 
     Attributes:
-        branch: the branch that ``commit`` is the newest of; empty when that was not asked.
+        branch: the branch that ``commit`` is the newest of; empty when that was not looked up.
         files: what belongs to it; empty with ``ready``, which means that all is here and proven.
         total: bytes of all files. to_fetch: those that must come over the network. proven: records of
             files that were proven before. unproven: bytes that are here and will be hashed.
@@ -111,7 +111,7 @@ def prepare(
 ) -> PullPlan:
     """Look at the Hub, the cache and the disk.
 
-    The commit on record is kept unless ``update``, which asks what the revision means today.
+    The commit on record is kept unless ``update``, which looks up what the revision means today.
 
     Raises:
         DownloadError: a repo cannot be listed, or, offline, is not complete here.

@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as its file tells it.
+    """A conversation as its file holds it.
 
     Attributes:
         newer: written by a newer version of this program: read what can be read, write nothing.
@@ -87,7 +87,7 @@ def encode_chat(model: str, system: str, turns: Sequence[Turn]) -> bytes:
 
 
 def decode(raw: bytes) -> Chat:
-    """The conversation that the lines tell, in the order of their sequence numbers."""
+    """The conversation of the lines, in the order of their sequence numbers."""
     whole = raw.rfind(b"\n") + 1
     lines = raw[:whole].split(b"\n")
     tail = raw[whole:]

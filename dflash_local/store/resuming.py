@@ -36,7 +36,7 @@ def resuming(line: Line, download: FileDownload, stream: Any, continued: Callabl
 
     Args:
         stream: the body of the first answer.
-        continued: asks for the file from a byte on and returns the answer, which may start earlier.
+        continued: requests the file from a byte on and returns the answer, which may start earlier.
 
     Iterating raises:
         DownloadError: given up. NotTheFile: there is more than the download's size.

@@ -50,7 +50,7 @@ class Transfer:
 
     Args:
         client: in use while this works.
-        cancelled: asked every ``TICK_S``.
+        cancelled: polled every ``TICK_S``.
     """
 
     def __init__(

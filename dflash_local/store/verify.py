@@ -26,10 +26,10 @@ _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int], None]) -> ManifestFile:
     """Hash a cached file and return its record.
 
-    LFS files have a sha256 at the Hub; of the others it tells git's checksum, which is checked instead.
+    LFS files have a sha256 at the Hub; of the others it has git's checksum, which is checked instead.
 
     Args:
-        on_piece: told the bytes read so far; may raise to stop.
+        on_piece: called with the bytes read so far; may raise to stop.
 
     Raises:
         NotTheFile: it is not what the Hub lists, and why.
@@ -64,10 +64,10 @@ def discard(cache: Cache, repo: str, commit: str, name: str) -> None:
 
 
 def check_index(cache: Cache, listing: Listing) -> frozenset[str]:
-    """The weight files that the index asks for, all of them listed.
+    """The weight files that the index names, all of them listed.
 
     Raises:
-        DownloadError: it asks for one that the repository does not have.
+        DownloadError: it names one that the repository does not have.
         CheckpointError: it is damaged or names a tensor twice.
     """
     entries = {entry.name: entry for entry in cache.entries(listing.repo, listing.commit)}

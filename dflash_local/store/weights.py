@@ -1,4 +1,4 @@
-"""The little of safetensors that tells a whole file from a part and a shard too few. Reads headers only."""
+"""Whether a safetensors file is whole, and whether shards are missing. Reads headers only."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class WorkerProcess:
             return self._exchange(self._start(cancelled), data, limits, cancelled)
 
     def begin(self) -> None:
-        """Start the child in the background; what goes wrong is told by ``greeting``."""
+        """Start the child in the background; what goes wrong is raised by ``greeting``."""
         self._failure = None
         self._starting = threading.Thread(target=self._begin, name="dflash-worker-start", daemon=True)
         self._starting.start()

@@ -1,7 +1,7 @@
 """Weight formats as the engine uses them: how a matrix is filled from a checkpoint, finished, and multiplied.
 
 A format is one class in ``layout.linear`` (which tensors a matrix is kept as), one here, and a line in ``FORMATS``.
-A product asks its weight's format; nothing else knows which one it is.
+A product uses its weight's format; nothing else knows which one it is.
 """
 
 from __future__ import annotations
