@@ -1,0 +1,265 @@
+"""Fits what launches take on a card to measurements of it: the table that plans predict speeds with.
+
+    PYTHONPATH=. python benchmarks/speed_table.py [--write]
+
+Reads products, experts and whole passes in ``benchmarks/results`` (random weights), prints predicted beside measured
+steps and cycles, and with ``--write`` writes ``dflash_local/planner/speed_tables.json``. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_local.catalog import registry
+from dflash_local.cli.fit import shapes
+from dflash_local.cli.resolve import of_row
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
+from dflash_local.layout.linear import weight_format
+from dflash_local.layout.quantized import quantized
+from dflash_local.load_config import LoadConfig
+from dflash_local.planner import speed
+from dflash_local.planner.fused_memory import engine_spec
+from dflash_local.planner.load import Load
+from dflash_local.planner.speed import Launch, SpeedTable, times_of
+from dflash_local.planner.traffic import PARTS, Traffic, drafter_traffic, target_traffic
+
+CARD, BANDWIDTH = "NVIDIA H200", 4800.0
+RESULTS = Path(__file__).parent / "results"
+TABLE = Path(speed.__file__).with_name(speed.TABLES)
+ROWS = (1, 4, 8, 16)
+KV_GB_PER_S = 3800.0  # 9B's steps and verified blocks at 1,024, 32,768 and 130,000 tokens: 3,100 to 4,400
+# The formats of few_row_gemm.py and expert_gemm.py.
+FORMATS: Mapping[str, StoredFormat | None] = {
+    "bf16": None,
+    "int4 g128": StoredInt("gptq", 128),
+    "int4 g128 zeros": StoredInt("awq", 128, zeros=True),
+    "int4 g64": StoredInt("gptq", 64),
+    "int4 g32": StoredInt("gptq", 32),
+    "int4 g32 zeros": StoredInt("awq", 32, zeros=True),
+    "int8 rows": StoredInt("pack-quantized", WHOLE, bits=8),
+    "int8 g128": StoredInt("pack-quantized", 128, bits=8),
+    "int8 g32": StoredInt("pack-quantized", 32, bits=8),
+    "int8 g32 zeros": StoredInt("pack-quantized", 32, zeros=True, bits=8),
+    "fp8": StoredFp8((128, 128)),
+    "fp8 rows": StoredFp8((1, WHOLE)),
+    "MXFP4": StoredFp4("mxfp4"),
+    "NVFP4": StoredFp4("nvfp4"),
+}
+ALIKE = {StoredFp8((WHOLE, WHOLE)).name: StoredFp8((1, WHOLE)).name}  # kept as the other is
+# Whole passes: record, pair, what the weights were rounded to as they were made.
+PASSES = (
+    ("qwen3_8b_auto", "qwen3-8b", None),
+    ("llama31_8b_auto", "llama3.1-8b", None),
+    ("qwen35_9b_bf16_beside", "qwen3.5-9b", None),
+    ("qwen35_9b_int4_g128", "qwen3.5-9b", "int4"),
+    ("qwen35_9b_fp8", "qwen3.5-9b", "fp8"),
+    ("qwen35_27b_auto", "qwen3.5-27b", None),
+    ("qwen35_27b_int4_g128", "qwen3.5-27b", "int4"),
+    ("qwen35_27b_fp8", "qwen3.5-27b", "fp8"),
+    ("qwen35_35b_a3b_bf16_uniform", "qwen3.5-35b-a3b", None),
+    ("qwen35_35b_a3b_int4_g128_uniform", "qwen3.5-35b-a3b", "int4"),
+    ("qwen35_35b_a3b_fp8_uniform", "qwen3.5-35b-a3b", "fp8"),
+    ("qwen3_coder_30b_a3b_bf16_uniform", "qwen3-coder-30b-a3b", None),
+    ("qwen3_coder_30b_a3b_int4_g128_uniform", "qwen3-coder-30b-a3b", "int4"),
+    ("gpt_oss_20b_uniform", "gpt-oss-20b", None),
+    ("gpt_oss_120b_uniform", "gpt-oss-120b", None),
+    ("qwen35_122b_a10b_int4_g128_uniform", "qwen3.5-122b-a10b", "int4"),
+    ("qwen3_coder_next_fp8_uniform", "qwen3-coder-next", "fp8"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record of ``dflash bench --weights random`` and the pair that it is of, at its shortest context."""
+
+    name: str
+    target: ModelConfig
+    drafter: DrafterConfig
+    at: Mapping[str, Any]
+
+    @property
+    def load(self) -> Load:
+        """Drafters were measured in 8 bits."""
+        config = LoadConfig(drafter_precision="8bit")
+        return Load.of("cuda", config, self.at["context"], self.drafter.block_size)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of the target."""
+        return target_traffic(self.target, "bfloat16", "bfloat16")
+
+    def verify_us(self, rows: int) -> float | None:
+        """Of a pass over so many rows."""
+        found = self.at["verify"].get(str(rows))
+        return None if found is None else float(found["ms"]) * 1e3
+
+
+def records() -> list[Measured]:
+    """Those of ``PASSES``."""
+    rows, found = registry.load(), []
+    for file, name, quantize in PASSES:
+        row = rows.find(name)
+        known = None if row is None else shapes(of_row(row), None)
+        if known is None or known.drafter is None:
+            raise SystemExit(f"no shape of {name}")
+        text = (RESULTS / f"h200_bench_{file}.json").read_text(encoding="utf-8")
+        at = json.loads(text)["measured"]["at"][0]
+        found.append(Measured(file, quantized(known.target, quantize), known.drafter, at))
+    return found
+
+
+def products() -> dict[str, dict[int, Launch]]:
+    """A line through the times of ten shapes, for each format and number of rows."""
+    measured = json.loads((RESULTS / "h200_few_row_gemm.json").read_text(encoding="utf-8"))["us"]
+    found: dict[str, dict[int, Launch]] = {}
+    for name, stored in FORMATS.items():
+        form = weight_format(stored)
+        for rows in ROWS:
+            points = []
+            for shape, formats in measured.items():
+                size = [int(part) for part in re.findall(r"\d+", shape)[:2]]
+                us = formats[name][str(rows)]
+                buffers = form.buffers("", *size, "bfloat16", "head")
+                megabytes = sum(buffer.nbytes for buffer in buffers) / 1e6
+                points.append((megabytes, min(us.values()) if isinstance(us, dict) else us))
+            found.setdefault(form.name, {})[rows] = line(points)
+    return found | {alike: found[kept] for alike, kept in ALIKE.items()}
+
+
+def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int, Launch]]:
+    """Both launches of a layer: one constant for all formats, a rate for each. Formats that were not measured have the
+    rate of their products; four rows have that of eight.
+    """
+    measured = json.loads((RESULTS / "h200_expert_gemm.json").read_text(encoding="utf-8"))["us"]
+    points: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    for model, cases in measured.items():
+        name = weight_format(FORMATS[model.partition(" ")[2]]).name
+        for case, figures in cases.items():
+            if isinstance(figures, dict):
+                one = figures["bytes"] / 1e6, figures["products"]
+                points.setdefault(int(case.split()[0]), {}).setdefault(name, []).append(one)
+    found: dict[str, dict[int, Launch]] = {}
+    for rows, formats in points.items():
+        names = list(formats)
+        matrix = [[1.0, *(mb * (name == each) for each in names)] for name in names for mb, _ in formats[name]]
+        constant, *rates = weighted(matrix, [us for name in names for _, us in formats[name]])
+        known = dict(zip(names, rates))
+        for name, launches in products.items():
+            rate = known.get(name, launches[rows].per_megabyte)
+            found.setdefault(name, {})[rows] = Launch(constant, rate)
+    return {name: {1: at[1], 4: at[8], 8: at[8], 16: at[16]} for name, at in found.items()}
+
+
+def line(points: Sequence[tuple[float, float]]) -> Launch:
+    """Through megabytes and microseconds, by relative error."""
+    return Launch(*weighted([[1.0, megabytes] for megabytes, _ in points], [us for _, us in points]))
+
+
+def weighted(matrix: Sequence[Sequence[float]], us: Sequence[float]) -> list[float]:
+    """Least squares of relative errors without negative coefficients: the most negative one is left out in turn."""
+    rows, wanted = np.array(matrix, float), np.array(us, float)
+    kept = list(range(rows.shape[1]))
+    while True:
+        found = np.linalg.lstsq(rows[:, kept] / wanted[:, None], np.ones(len(wanted)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        del kept[int(np.argmin(found))]
+    coefficients = [0.0] * rows.shape[1]
+    for index, value in zip(kept, found):
+        coefficients[index] = float(value)
+    return coefficients
+
+
+def fitted(measured: Sequence[Measured]) -> SpeedTable:
+    """Products and experts by themselves; then what whole passes take beside them."""
+    known = products()
+    table = SpeedTable(
+        card=CARD,
+        bandwidth=BANDWIDTH,
+        products=known,
+        experts=experts(known),
+        parts={rows: dict.fromkeys(PARTS, 0.0) for rows in ROWS},
+        passes=dict.fromkeys(ROWS, 0.0),
+        draft=(0.0, 0.0),
+        kv_per_megabyte=1e3 / KV_GB_PER_S,
+    )
+    parts, passes = {}, {}
+    for rows in ROWS:
+        seen = [(each, us) for each in measured if (us := each.verify_us(rows)) is not None]
+        counts = [[1.0, *(each.traffic.parts.get(part, 0) for part in PARTS)] for each, _ in seen]
+        rest = [us - speed.pass_us(each.traffic, rows, each.at["context"], table, 1.0) for each, us in seen]
+        passes[rows], *times = scaled(counts, rest, [us for _, us in seen])
+        parts[rows] = dict(zip(PARTS, times))
+    counts, rest, total = [], [], []
+    for each in measured:
+        drafting = drafter_traffic(each.drafter, each.target, engine_spec(each.drafter, each.load))
+        us = 1e3 * (each.at["draft"]["ms"] + each.at["context_rows"]["ms"])
+        counts.append([1.0, each.drafter.num_layers])
+        rest.append(us - speed.draft_us(drafting, each.drafter, each.load.context, table, 1.0))
+        total.append(us)
+    once, each_layer = scaled(counts, rest, total)
+    return SpeedTable(CARD, BANDWIDTH, known, table.experts, parts, passes, (once, each_layer), table.kv_per_megabyte)
+
+
+def scaled(counts: Sequence[Sequence[float]], rest: Sequence[float], total: Sequence[float]) -> list[float]:
+    """Of what is left of totals, by errors relative to these."""
+    weights = [[value * part / whole for value in row] for row, part, whole in zip(counts, rest, total) if part > 0]
+    return weighted(weights, [part * part / whole for part, whole in zip(rest, total) if part > 0])
+
+
+def as_json(table: SpeedTable) -> dict[str, Any]:
+    """As ``planner.speed`` reads it."""
+
+    def launches(kinds: Mapping[str, Mapping[int, Launch]]) -> dict[str, Any]:
+        return {
+            name: {str(rows): [round(at.constant, 2), round(at.per_megabyte, 4)] for rows, at in by_rows.items()}
+            for name, by_rows in kinds.items()
+        }
+
+    return {
+        "card": table.card,
+        "bandwidth": table.bandwidth,
+        "products": launches(table.products),
+        "experts": launches(table.experts),
+        "parts": {str(rows): {part: round(us, 2) for part, us in at.items()} for rows, at in table.parts.items()},
+        "passes": {str(rows): round(us, 1) for rows, us in table.passes.items()},
+        "draft": [round(us, 1) for us in table.draft],
+        "kv_per_megabyte": round(table.kv_per_megabyte, 4),
+    }
+
+
+def main() -> None:
+    """Print the errors; write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
+    args = parser.parse_args()
+    measured = records()
+    table = fitted(measured)
+    print(f"{'':40} step: predicted measured      cycle: predicted measured")
+    for each in measured:
+        times = times_of(each.target, each.drafter, each.load, table, 1.0)
+        step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
+        if times is None or times.cycle_ms is None or cycle is None:
+            raise SystemExit(f"{each.name}: a format or a cycle is missing")
+        print(
+            f"{each.name:40} {times.step_ms:15.2f} {step:8.2f} {times.step_ms / step - 1:+6.1%}"
+            f" {times.cycle_ms:15.2f} {cycle['ms']:8.2f} {times.cycle_ms / cycle['ms'] - 1:+6.1%}"
+        )
+    if args.write:
+        note = "made by benchmarks/speed_table.py: microseconds of a launch [constant, for each 1e6 bytes], by rows"
+        TABLE.write_text(json.dumps({"note": note, "tables": [as_json(table)]}, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {TABLE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""How long a step and a cycle of the fused engine take on a card, predicted before anything is downloaded.
+
+A launch takes a constant and the time of its bytes; both were fitted to products, experts and whole passes that were
+measured on a card with random weights (``benchmarks/speed_table.py``). On another card the bytes take as much longer
+as its memory is slower by the makers' data sheets; the constants stay. Acceptance is the drafter's card's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from dflash_local.catalog.row import Published
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.errors import SettingsError
+from dflash_local.layout.quantized import quantized
+from dflash_local.planner.cards import find_bandwidth, same_card
+from dflash_local.planner.fused_memory import engine_spec
+from dflash_local.planner.load import Load
+from dflash_local.planner.plan import Plan
+from dflash_local.planner.traffic import Part, Product, Traffic, drafter_traffic, target_traffic
+
+CONTEXTS = (1024, 8192, 32768)
+TABLES = "speed_tables.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Microseconds of a launch: a constant, and for each megabyte (1e6 bytes)."""
+
+    constant: float
+    per_megabyte: float
+
+    def us(self, megabytes: float, slower: float) -> float:
+        """Of one launch. ``slower``: how many times as long its bytes take as on the table's card."""
+        return self.constant + self.per_megabyte * megabytes * slower
+
+    def between(self, other: Launch, share: float) -> Launch:
+        """The launch that lies so far on the way to another."""
+        return Launch(
+            self.constant + share * (other.constant - self.constant),
+            self.per_megabyte + share * (other.per_megabyte - self.per_megabyte),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedTable:
+    """What launches take on one card, by the rows of the pass.
+
+    Attributes:
+        card: as its driver names it. bandwidth: GB/s of its data sheet. products, experts: format -> rows -> launch;
+            of experts both launches of a layer. parts: rows -> microseconds beside the products of a layer's part.
+            passes: rows -> microseconds of a pass beside its layers. draft: of a block beside its layers, and of each
+            of its layers. kv_per_megabyte: of keys and values.
+    """
+
+    card: str
+    bandwidth: float
+    products: Mapping[str, Mapping[int, Launch]]
+    experts: Mapping[str, Mapping[int, Launch]]
+    parts: Mapping[int, Mapping[Part, float]]
+    passes: Mapping[int, float]
+    draft: tuple[float, float]
+    kv_per_megabyte: float
+
+    def launch(self, kind: Mapping[str, Mapping[int, Launch]], format_name: str, rows: int) -> Launch | None:
+        """Between the measured rows around; None of a format that was not measured."""
+        measured = kind.get(format_name)
+        if measured is None:
+            return None
+        low, high, share = _around(tuple(measured), rows)
+        return measured[low].between(measured[high], share)
+
+    def beside(self, traffic: Traffic, rows: int) -> float:
+        """Microseconds of a pass that no product takes."""
+        low, high, share = _around(tuple(self.passes), rows)
+
+        def at(rows: int) -> float:
+            return self.passes[rows] + sum(self.parts[rows][part] * count for part, count in traffic.parts.items())
+
+        return at(low) + share * (at(high) - at(low))
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Published mean acceptance lengths of single requests, the least and the most of the tasks; where from."""
+
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Predicted milliseconds behind so many tokens of context; the cycle drafts and verifies ``rows`` rows."""
+
+    context: int
+    step_ms: float
+    cycle_ms: float | None
+    rows: int
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Without the drafter."""
+        return 1e3 / self.step_ms
+
+    def drafted_tokens_per_s(self, acceptance: float) -> float | None:
+        """With it; None without a drafter."""
+        return None if self.cycle_ms is None else 1e3 * acceptance / self.cycle_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of a plan. basis: which card's table, and by what it was scaled."""
+
+    times: tuple[Times, ...]
+    acceptance: Acceptance | None
+    basis: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        lengths = self.acceptance
+        return {
+            "basis": self.basis,
+            "acceptance": None if lengths is None else asdict(lengths),
+            "at": [
+                {
+                    **asdict(each),
+                    "plain_tokens_per_s": each.plain_tokens_per_s,
+                    "drafted_tokens_per_s": None
+                    if lengths is None
+                    else [each.drafted_tokens_per_s(lengths.low), each.drafted_tokens_per_s(lengths.high)],
+                }
+                for each in self.times
+            ],
+        }
+
+
+def predict(
+    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, published: tuple[Published, ...] = ()
+) -> Prediction | None:
+    """The speed of a plan; None for another engine than the fused one, an unknown card or format.
+
+    Args:
+        target: as published. published: cells of the drafter's card.
+    """
+    if found.engine != "fused" or found.dtype != "bfloat16":
+        return None
+    scaled = _table_for(found.machine.name)
+    if scaled is None:
+        return None
+    table, slower, basis = scaled
+    drafter = drafter if found.load.draft else None
+    contexts = [context for context in CONTEXTS if context <= (found.context or 0)] or [found.context or CONTEXTS[0]]
+    times = []
+    for context in contexts:
+        one = times_of(quantized(target, found.load.quantize), drafter, _load(found, context), table, slower)
+        if one is None:
+            return None
+        times.append(one)
+    block = 1 if drafter is None else drafter.block_size
+    return Prediction(tuple(times), None if drafter is None else acceptance(published, block), basis)
+
+
+def times_of(
+    target: ModelConfig, drafter: DrafterConfig | None, load: Load, table: SpeedTable, slower: float
+) -> Times | None:
+    """Step and cycle behind ``load.context`` tokens; None where a format was not measured.
+
+    Args:
+        slower: how many times as long bytes take as on the table's card.
+    """
+    spec = engine_spec(drafter, load)
+    traffic = target_traffic(target, spec.dtype, spec.cache_dtype)
+    step = pass_us(traffic, 1, load.context, table, slower)
+    if step is None:
+        return None
+    if drafter is None:
+        return Times(load.context, step / 1e3, None, 1)
+    rows = drafter.block_size
+    verify = pass_us(traffic, rows, load.context, table, slower)
+    draft = draft_us(drafter_traffic(drafter, target, spec), drafter, load.context, table, slower)
+    if verify is None or draft is None:
+        return None
+    return Times(load.context, step / 1e3, (verify + draft) / 1e3, rows)
+
+
+def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, slower: float) -> float | None:
+    """Microseconds of a target's pass over so many rows; None where a format was not measured."""
+    products = _products_us(traffic.products, rows, table, slower)
+    if products is None:
+        return None
+    total = products + table.beside(traffic, rows) + _context_us(traffic, context, table, slower)
+    for experts, layers in traffic.experts.items():
+        launch = table.launch(table.experts, experts.product.format, rows)
+        if launch is None:
+            return None
+        total += layers * launch.us(experts.product.bytes / 1e6 * experts.distinct(rows), slower)
+    return total
+
+
+def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: SpeedTable, slower: float) -> float | None:
+    """Microseconds of drafting a block and of the context rows that a cycle adds; None as of ``pass_us``."""
+    products = _products_us(traffic.products, drafter.block_size, table, slower)
+    if products is None:
+        return None
+    once, each_layer = table.draft
+    return products + once + each_layer * drafter.num_layers + _context_us(traffic, context, table, slower)
+
+
+def acceptance(published: tuple[Published, ...], block: int) -> Acceptance | None:
+    """Of single requests with the pair's own block; of shorter blocks where nothing else is published."""
+    cells = [cell for cell in published if cell.concurrency == 1 and cell.acceptance_length is not None]
+    own = [cell for cell in cells if cell.block in (None, block)] or cells
+    lengths = [cell.acceptance_length for cell in own if cell.acceptance_length is not None]
+    if not lengths:
+        return None
+    sources = tuple(dict.fromkeys(cell.source for cell in own))
+    return Acceptance(min(lengths), max(lengths), "; ".join(sources))
+
+
+def tables() -> tuple[SpeedTable, ...]:
+    """Those that come with the program."""
+    return _read_tables(resources.files(__package__).joinpath(TABLES).read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=2)
+def _read_tables(text: str) -> tuple[SpeedTable, ...]:
+    try:
+        return tuple(_table(entry) for entry in json.loads(text)["tables"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"{TABLES}: {error}", "install the program anew") from error
+
+
+def _table(entry: Mapping[str, Any]) -> SpeedTable:
+    def launches(kinds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[int, Launch]]:
+        return {name: {int(rows): Launch(*pair) for rows, pair in at.items()} for name, at in kinds.items()}
+
+    return SpeedTable(
+        card=entry["card"],
+        bandwidth=entry["bandwidth"],
+        products=launches(entry["products"]),
+        experts=launches(entry["experts"]),
+        parts={int(rows): at for rows, at in entry["parts"].items()},
+        passes={int(rows): us for rows, us in entry["passes"].items()},
+        draft=(entry["draft"][0], entry["draft"][1]),
+        kv_per_megabyte=entry["kv_per_megabyte"],
+    )
+
+
+def _table_for(card: str) -> tuple[SpeedTable, float, str] | None:
+    """The table of a card or of one with known bandwidth, how many times as long bytes take, and the words for it."""
+    known = tables()
+    for table in known:
+        if same_card(table.card, card):
+            return table, 1.0, f"measured on one {table.card}, random weights"
+    bandwidth = find_bandwidth(card)
+    if bandwidth is None or not known:
+        return None
+    nearest = min(known, key=lambda table: abs(table.bandwidth - bandwidth))
+    basis = f"scaled from one {nearest.card} by memory bandwidth, {bandwidth:,.0f} of {nearest.bandwidth:,.0f} GB/s"
+    return nearest, nearest.bandwidth / bandwidth, f"{basis}; random weights; never measured on this card"
+
+
+def _load(found: Plan, context: int) -> Load:
+    return Load.of(found.machine.kind, found.load, context, found.block_size or 1)
+
+
+def _products_us(products: Mapping[Product, int], rows: int, table: SpeedTable, slower: float) -> float | None:
+    total = 0.0
+    for product, count in products.items():
+        launch = table.launch(table.products, product.format, rows)
+        if launch is None:
+            return None
+        total += count * launch.us(product.bytes / 1e6, slower)
+    return total
+
+
+def _context_us(traffic: Traffic, context: int, table: SpeedTable, slower: float) -> float:
+    return traffic.context_bytes(context) / 1e6 * table.kv_per_megabyte * slower
+
+
+def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:
+    """The measured row counts below and above, and how far between them so many rows lie."""
+    low = max((count for count in measured if count <= rows), default=min(measured))
+    high = min((count for count in measured if count >= rows), default=max(measured))
+    return low, high, 0.0 if low == high else (rows - low) / (high - low)

@@ -1,0 +1,171 @@
+"""What one pass of the fused engine reads, launch by launch: the weights of each product with their format, experts,
+keys and values. Follows from the same layout that the engine loads; knows nothing of cards or times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
+from dflash_local.config.module_names import HEAD
+from dflash_local.layout import drafter as drafter_layout
+from dflash_local.layout.buffer import ITEM_BYTES
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, WeightFormat, eight_bits, segments
+from dflash_local.layout.linear import stored_formats as formats_of
+from dflash_local.layout.moe import MoELayout
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.target import head_product, part_layout, weight_spec
+
+Part = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix that rows are multiplied with in one launch. format: as ``WeightFormat.name``. bytes: of its weight."""
+
+    format: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer: two launches over those that occur among the rows.
+
+    Attributes:
+        product: gate, up and down of one expert. count, top_k: experts, and those of a row. always: experts that
+            every row takes beside them, in the same launches.
+    """
+
+    product: Product
+    count: int
+    top_k: int
+    always: int
+
+    def distinct(self, rows: int) -> float:
+        """Experts that occur among so many rows whose choices are independent and even: the most of real texts."""
+        return self.count * (1 - (1 - self.top_k / self.count) ** rows) + self.always
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of one pass.
+
+    Attributes:
+        products: launches by product. experts: layers by their experts. parts: how many of each kind.
+        kv_bytes: of a token of context in all layers that see all of it. windows: bytes of a token in layers of a
+            sliding window, by its length.
+    """
+
+    products: Mapping[Product, int]
+    experts: Mapping[Experts, int]
+    parts: Mapping[Part, int]
+    kv_bytes: int
+    windows: Mapping[int, int]
+
+    def context_bytes(self, context: int) -> int:
+        """Of keys and values that a row of a block reads behind so many tokens."""
+        return self.kv_bytes * context + sum(size * min(context, window) for window, size in self.windows.items())
+
+
+@lru_cache(maxsize=512)
+def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
+    """Of the target, the head included.
+
+    Args:
+        dtype, kv_dtype: of plain weights, and of keys and values.
+
+    Raises:
+        KeyError: a layer has a part that the fused engine does not run.
+    """
+    format_of = formats_of(model.quantization)
+    products: Counter[Product] = Counter()
+    experts: Counter[Experts] = Counter()
+    parts: Counter[Part] = Counter()
+    windows: Counter[int] = Counter()
+    kv_bytes = 0
+    for index, layer in enumerate(model.layers):
+        for config in (layer.mixer, layer.mlp):
+            part = part_layout(config)
+            at = f"layers.{index}.{part.module}"
+            parts[_kind(config)] += 1
+            projections = part.projections(at, model.hidden_size)
+            if isinstance(config, MoEConfig):
+                layout = MoELayout(config)
+                experts[_experts(layout, at, model, format_of, dtype)] += 1
+                projections = projections[:1] if layout.joins(at, format_of) else projections
+            products.update(_product_of(spec, format_of, dtype) for spec in projections)
+            if isinstance(config, AttentionConfig):
+                size = 2 * config.kv_size * ITEM_BYTES[kv_dtype]
+                if config.sliding_window is None:
+                    kv_bytes += size
+                else:
+                    windows[config.sliding_window] += size
+    head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
+    head_format = UNQUANTIZED if model.tie_word_embeddings else format_of(HEAD)
+    products[_product(head_format, model.vocab_size, head.in_features, dtype)] += 1
+    return Traffic(products, experts, parts, kv_bytes, windows)
+
+
+@lru_cache(maxsize=512)
+def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpec) -> Traffic:
+    """Of the drafter's block, the head included; and of the context rows that a cycle adds."""
+    coded = spec.precision.weights == "8bit"
+
+    def format_of(in_features: int) -> FormatOf:
+        form = eight_bits(in_features) if coded else UNQUANTIZED
+        return lambda _module: form
+
+    products: Counter[Product] = Counter()
+    for product in drafter_layout.products(drafter, target.hidden_size).all():
+        products[_product_of(product, format_of(product.in_features), spec.dtype)] += 1
+    stored = UNQUANTIZED if target.tie_word_embeddings else formats_of(target.quantization)(HEAD)
+    head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
+    products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
+    parts: Counter[Part] = Counter({"attention": drafter.num_layers, "MLP": drafter.num_layers})
+    windows: Counter[int] = Counter()
+    kv_bytes = 0
+    for index in range(drafter.num_layers):
+        attention = drafter.attention(index)
+        size = 2 * attention.kv_size * ITEM_BYTES[spec.cache_dtype]
+        if attention.sliding_window is None:
+            kv_bytes += size
+        else:
+            windows[attention.sliding_window] += size
+    return Traffic(products, {}, parts, kv_bytes, windows)
+
+
+def _kind(config: object) -> Part:
+    if isinstance(config, MoEConfig):
+        return "experts"
+    if isinstance(config, GatedDeltaNetConfig):
+        return "Gated-DeltaNet"
+    return "attention" if isinstance(config, AttentionConfig) else "MLP"
+
+
+def _product_of(spec: LinearSpec, format_of: FormatOf, dtype: str) -> Product:
+    """Rows of another format ride along in the launch of the largest part."""
+    sizes = {segment.format.name: 0 for segment in segments(spec, format_of)}
+    for segment in segments(spec, format_of):
+        buffers = segment.buffers(spec.in_features, dtype, "target weights")
+        sizes[segment.format.name] += sum(buffer.nbytes for buffer in buffers)
+    return Product(max(sizes, key=lambda name: sizes[name]), sum(sizes.values()))
+
+
+def _product(form: WeightFormat, rows: int, columns: int, dtype: str) -> Product:
+    return Product(form.name, sum(buffer.nbytes for buffer in form.buffers("", rows, columns, dtype, "head")))
+
+
+def _experts(layout: MoELayout, at: str, model: ModelConfig, format_of: FormatOf, dtype: str) -> Experts:
+    spec = weight_spec(model, dtype, format_of)
+    joined = layout.joins(at, format_of)
+    buffers = [buffer for group in layout.expert_buffers(at, spec) for buffer in group]
+    count = layout.config.num_experts
+    each = sum(buffer.nbytes for buffer in buffers) // (count + joined)
+    form = format_of(f"{at}.experts.0.gate_proj").name
+    return Experts(Product(form, each), count, layout.top_k, int(joined))

@@ -1,0 +1,159 @@
+"""Predicted steps and cycles against recorded ones of an H200, what a prediction rests on, and where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("numpy")
+from benchmarks import speed_table
+from benchmarks.speed_table import Measured
+from dflash_local.catalog.row import Published
+from dflash_local.load_config import LoadConfig
+from dflash_local.planner import speed
+from dflash_local.planner.machine import Machine, named
+from dflash_local.planner.plan import Plan, plan
+from dflash_local.planner.speed import acceptance, predict, tables, times_of
+
+GIB = 2**30
+H100_MS = {"step": 6.25, "cycle": 7.69}  # Qwen3.5-9B in bfloat16, full drafter, on an H100 of 3,350 GB/s
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Measured]:
+    return {each.name: each for each in speed_table.records()}
+
+
+def h200() -> Machine:
+    return Machine("NVIDIA H200", "cuda", 140 * GIB, 139 * GIB, "", "cuda:0")
+
+
+def planned(each: Measured, machine: Machine, **options: object) -> Plan:
+    config = LoadConfig(context=4096, drafter_precision="8bit", **options)  # type: ignore[arg-type]
+    return plan(each.target, each.drafter, machine, config)
+
+
+def test_the_bytes_of_a_pass_are_those_that_were_counted_when_it_was_measured(measured: dict[str, Measured]) -> None:
+    """All but recurrent states, biases and norms, which no product reads: below 4 %."""
+    for each in measured.values():
+        traffic, context = each.traffic, each.at["context"]
+        found = sum(product.bytes * count for product, count in traffic.products.items())
+        found += sum(
+            experts.product.bytes * experts.distinct(1) * layers for experts, layers in traffic.experts.items()
+        )
+        found += traffic.context_bytes(context)
+        assert 0.96 < found / each.at["ar_step"]["bytes"] <= 1, each.name
+
+
+def test_rows_touch_as_many_experts_as_were_counted(measured: dict[str, Measured]) -> None:
+    mixtures = [each for each in measured.values() if each.traffic.experts]
+    assert len(mixtures) == 9
+    for each in mixtures:
+        (experts,) = each.traffic.experts
+        for rows, counted in each.at["experts"].items():
+            assert experts.distinct(int(rows)) - experts.always == pytest.approx(counted, rel=0.05), each.name
+
+
+def test_predictions_lie_near_what_was_measured(measured: dict[str, Measured]) -> None:
+    (table,) = tables()
+    errors = {}
+    for each in measured.values():
+        found = times_of(each.target, each.drafter, each.load, table, 1.0)
+        assert found is not None and found.cycle_ms is not None and found.rows == each.drafter.block_size
+        errors[each.name, "step"] = found.step_ms / each.at["ar_step"]["ms"] - 1
+        errors[each.name, "cycle"] = found.cycle_ms / each.at["cycle"][str(found.rows)]["ms"] - 1
+    worst = {error: case for case, error in errors.items() if abs(error) > 0.125}
+    assert {case[0] for case in worst.values()} <= {"qwen35_122b_a10b_int4_g128_uniform"}, worst
+    assert max(map(abs, errors.values())) < 0.17
+
+
+def test_an_h100_is_predicted_by_its_bandwidth(measured: dict[str, Measured]) -> None:
+    each = measured["qwen35_9b_bf16_beside"]
+    machine = replace(h200(), name="NVIDIA H100 80GB HBM3")
+    found = predict(planned(each, machine), each.target, each.drafter)
+    assert found is not None and "scaled from one NVIDIA H200" in found.basis and "never measured" in found.basis
+    one = found.times[0]
+    assert one.context == 1024 and one.step_ms == pytest.approx(H100_MS["step"], rel=0.1)
+    assert one.cycle_ms == pytest.approx(H100_MS["cycle"], rel=0.1)
+
+
+def test_the_table_is_the_one_that_the_records_give(measured: dict[str, Measured]) -> None:
+    text = speed_table.TABLE.read_text(encoding="utf-8")
+    made = speed_table.as_json(speed_table.fitted(list(measured.values())))
+    kept = json.loads(text)["tables"][0]
+    for kind in ("products", "experts", "parts", "passes"):
+        assert json.dumps(made[kind]).count(":") == json.dumps(kept[kind]).count(":")
+    assert made["passes"] == pytest.approx(kept["passes"]) and made["draft"] == pytest.approx(kept["draft"])
+    assert all(made["parts"][rows] == pytest.approx(kept["parts"][rows]) for rows in kept["parts"])
+
+
+def test_a_longer_context_takes_longer_and_only_contexts_that_fit_are_told(measured: dict[str, Measured]) -> None:
+    each = measured["qwen3_8b_auto"]
+    found = predict(plan(each.target, each.drafter, h200(), LoadConfig(context=40960)), each.target, each.drafter)
+    assert found is not None and [one.context for one in found.times] == list(speed.CONTEXTS)
+    assert [one.step_ms for one in found.times] == sorted(one.step_ms for one in found.times)
+    short = predict(plan(each.target, each.drafter, h200(), LoadConfig(context=512)), each.target, each.drafter)
+    assert short is not None and [one.context for one in short.times] == [512]
+
+
+def test_coarser_weights_are_faster_and_without_a_drafter_there_is_no_cycle(measured: dict[str, Measured]) -> None:
+    each = measured["qwen35_9b_bf16_beside"]
+    full = predict(planned(each, h200()), each.target, each.drafter)
+    int4 = predict(planned(each, h200(), quantize="int4"), each.target, each.drafter)
+    alone = predict(plan(each.target, None, h200(), LoadConfig(context=4096)), each.target, None)
+    assert full is not None and int4 is not None and alone is not None
+    assert int4.times[0].step_ms < 0.6 * full.times[0].step_ms
+    assert alone.times[0].cycle_ms is None and alone.acceptance is None
+    assert alone.times[0].drafted_tokens_per_s(3.0) is None and alone.times[0].step_ms == full.times[0].step_ms
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        named(None, 24),
+        Machine("CPU", "cpu", 64 * GIB, 60 * GIB, ""),
+        replace(h200(), name="NVIDIA Some Card"),
+        replace(h200(), kernels=False),
+    ],
+    ids=["a size alone", "a CPU", "an unknown card", "no kernels"],
+)
+def test_where_nothing_is_known_nothing_is_predicted(machine: Machine, measured: dict[str, Measured]) -> None:
+    each = measured["qwen35_9b_int4_g128"]
+    assert (
+        predict(plan(each.target, each.drafter, machine, LoadConfig(context=4096)), each.target, each.drafter) is None
+    )
+
+
+def cell(length: float | None, block: int | None = 16, concurrency: int = 1, source: str = "a card") -> Published:
+    return Published("gsm8k", block, "v1", concurrency, length, None, None, source)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ((), None),
+        ((cell(None),), None),
+        ((cell(6.4), cell(3.1), cell(9.0, concurrency=8)), (3.1, 6.4)),
+        ((cell(6.4), cell(2.0, block=8)), (6.4, 6.4)),
+        ((cell(2.0, block=8), cell(3.0, block=10)), (2.0, 3.0)),
+    ],
+)
+def test_acceptance_is_what_is_published_for_single_requests(
+    cells: tuple[Published, ...], expected: tuple[float, float] | None
+) -> None:
+    found = acceptance(cells, 16)
+    assert (None if found is None else (found.low, found.high)) == expected
+    assert found is None or found.source == "a card"
+
+
+def test_tokens_per_second_follow_from_acceptance(measured: dict[str, Measured]) -> None:
+    each = measured["qwen35_9b_bf16_beside"]
+    found = predict(planned(each, h200()), each.target, each.drafter, (cell(3.0), cell(6.0)))
+    assert found is not None
+    report = found.as_dict()
+    first = report["at"][0]
+    assert first["plain_tokens_per_s"] == pytest.approx(1e3 / first["step_ms"])
+    assert first["drafted_tokens_per_s"] == pytest.approx([3e3 / first["cycle_ms"], 6e3 / first["cycle_ms"]])
+    assert report["basis"].startswith("measured on one NVIDIA H200, random weights")
