@@ -1,0 +1,204 @@
+"""The best way to run a pair on a machine: of its own weights, published quantised ones and rounding at load, the one
+that fits and that a preference puts first; and why the better ones do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dflash_local.catalog.row import Published, Variant
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.features import ModelConfig
+from dflash_local.errors import UsageError
+from dflash_local.load_config import QUANTIZED, LoadConfig
+from dflash_local.planner import formats
+from dflash_local.planner.machine import Machine
+from dflash_local.planner.plan import USABLE, Plan, context_limit, plan
+from dflash_local.planner.speed import Prediction, predict
+
+Preference = Literal["balanced", "quality", "speed", "context"]
+ROOMY = 32_768  # tokens of context, beyond which more weigh less than finer weights
+# Bits that are left of sixteen, coarser down the list; what is published stands before what is rounded here, since
+# its makers chose its scales with data and nobody has measured ours.
+FIDELITY = ("as trained", "published in 8 bits", "rounded to 8 bits", "published in 4 bits", "rounded to 4 bits")
+EIGHT_BITS = ("fp8", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A target's weights as they can be had.
+
+    Attributes:
+        target: its configuration; its own quantisation, where it has one, included. variant: the row's pre-quantised
+            repository; None for the target's own. quantize: what they are rounded to as they are read.
+    """
+
+    target: ModelConfig
+    variant: Variant | None = None
+    quantize: str | None = None
+
+    @property
+    def fidelity(self) -> int:
+        """Index in ``FIDELITY``."""
+        if self.quantize is not None:
+            return 2 if self.quantize in EIGHT_BITS else 4
+        if self.variant is None:
+            return 0
+        return 1 if any(word in self.variant.format for word in EIGHT_BITS) else 3
+
+    @property
+    def name(self) -> str:
+        """For screens."""
+        if self.quantize is not None:
+            return f"{self.quantize}, rounded at load"
+        return "published weights" if self.variant is None else self.variant.name
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A plan of a pair with certain weights, and its speed where it can be predicted.
+
+    Attributes:
+        limit: tokens of context that were asked for, or that both models were made for.
+    """
+
+    weights: Weights
+    plan: Plan
+    prediction: Prediction | None
+    limit: int
+
+    @property
+    def fits(self) -> bool:
+        """True when it does."""
+        return self.plan.fits
+
+    @property
+    def fidelity(self) -> str:
+        """What its weights are, in words; no measurement of their quality is known."""
+        return FIDELITY[self.weights.fidelity]
+
+    @property
+    def arguments(self) -> str:
+        """What a command takes beside the model's name."""
+        variant = "" if self.weights.variant is None else f"--variant {self.weights.variant.name}"
+        config = LoadConfig(quantize=self.weights.quantize)
+        return " ".join(filter(None, (variant, *config.arguments())))
+
+    @property
+    def bytes_of_weights(self) -> int:
+        """Of target and head in device memory: what a step reads at most."""
+        book = self.plan.ledger
+        return sum(line.bytes or 0 for line in book.lines if line.name in ("target weights", "head"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "weights": self.weights.name,
+            "variant": None if self.weights.variant is None else self.weights.variant.name,
+            "fidelity": self.fidelity,
+            "arguments": self.arguments,
+            "plan": {**self.plan.as_dict(), "format": self.plan.format},
+            "prediction": None if self.prediction is None else self.prediction.as_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Options that fit, the best first; and those that do not, the nearest to the published weights first."""
+
+    preference: Preference
+    fitting: tuple[Option, ...]
+    rest: tuple[Option, ...]
+
+    @property
+    def best(self) -> Option | None:
+        """None where nothing fits."""
+        return self.fitting[0] if self.fitting else None
+
+    @property
+    def next_better(self) -> Option | None:
+        """The coarsest of the options with finer weights than the best that do not fit."""
+        if self.best is None:
+            return None
+        finer = [one for one in self.rest if one.weights.fidelity < self.best.weights.fidelity]
+        return max(finer, key=lambda one: one.weights.fidelity, default=None)
+
+
+def recommend(
+    published: Sequence[Weights],
+    drafter: DrafterConfig | None,
+    machine: Machine,
+    config: LoadConfig | None = None,
+    preference: Preference = "balanced",
+    acceptance: tuple[Published, ...] = (),
+) -> Recommendation:
+    """Plan every way to have a target's weights, in order.
+
+    Args:
+        published: the target's own weights first, then its variants. config: what is asked for; a ``quantize`` in it
+            leaves only that.
+    """
+    config = config or LoadConfig()
+    options = [one for each in ways(published, config) if (one := _option(each, drafter, machine, config, acceptance))]
+    found = [one for one in options if one.fits]
+    predicted = all(one.prediction is not None for one in found)
+    fitting = sorted(found, key=lambda one: rank(one, preference, predicted))
+    rest = sorted((one for one in options if not one.fits), key=lambda one: one.weights.fidelity)
+    return Recommendation(preference, tuple(fitting), tuple(rest))
+
+
+def ways(published: Sequence[Weights], config: LoadConfig) -> Iterable[Weights]:
+    """The published weights, and the first of them rounded to each format that it can be rounded to."""
+    own = published[0]
+    if config.quantize is not None:
+        return [replace(own, quantize=config.quantize)]
+    rounded = (replace(own, quantize=each) for each in QUANTIZED if not formats.refusal(own.target, each))
+    return [*published, *rounded]
+
+
+def rank(option: Option, preference: Preference, predicted: bool) -> tuple[float, ...]:
+    """Smaller is better: a context too short for a chat comes last, an engine without kernels before it.
+
+    Args:
+        predicted: every option has a predicted speed; else the bytes of weights stand for it.
+    """
+    context = option.plan.context or 0
+    short, small = (float(context < min(wanted, option.limit)) for wanted in (USABLE, ROOMY))
+    slow = float(option.plan.engine != "fused")
+    fidelity = float(option.weights.fidelity)
+    cost = _ms_per_token(option.prediction) if predicted and option.prediction else float(option.bytes_of_weights)
+    unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)  # our four bits: nobody knows what they cost
+    order = {
+        "balanced": (small, fidelity, -context, cost),
+        "quality": (fidelity, -context, cost),
+        "speed": (cost, fidelity, -context),
+        "context": (-context, fidelity, cost),
+    }
+    return short, slow, unmeasured, *order[preference]
+
+
+def _ms_per_token(prediction: Prediction) -> float:
+    """At the shortest context, with the least of the published acceptance lengths."""
+    first, lengths = prediction.times[0], prediction.acceptance
+    if first.cycle_ms is None or lengths is None:
+        return first.step_ms
+    return first.cycle_ms / lengths.low
+
+
+def _option(
+    weights: Weights,
+    drafter: DrafterConfig | None,
+    machine: Machine,
+    config: LoadConfig,
+    acceptance: tuple[Published, ...],
+) -> Option | None:
+    """None for weights that the options asked for rule out."""
+    config = replace(config, quantize=weights.quantize)
+    try:
+        found = plan(weights.target, drafter, machine, config)
+    except UsageError:
+        return None
+    prediction = predict(found, weights.target, drafter, acceptance) if found.fits else None
+    return Option(weights, found, prediction, config.context or context_limit(weights.target, drafter))

@@ -1,0 +1,106 @@
+"""What is recommended of a pair for a card: what fits, in the order of a preference, and what the better ones lack."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local.catalog import registry
+from dflash_local.catalog.row import Repo, Row
+from dflash_local.cli.fit import shapes
+from dflash_local.cli.resolve import Choice, of_row
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.load_config import LoadConfig
+from dflash_local.planner.machine import named
+from dflash_local.planner.recommend import FIDELITY, Preference, Recommendation, Weights, recommend
+
+
+def published(name: str) -> tuple[list[Weights], DrafterConfig | None, Row]:
+    row = registry.load().find(name)
+    assert row is not None
+    known = shapes(of_row(row), None)
+    assert known is not None
+    found = [Weights(known.target)]
+    for variant in row.variants:
+        own = shapes(Choice(variant.repo, Repo(variant.repo, variant.revision), None, row), None)
+        if own is not None:
+            found.append(Weights(own.target, variant))
+    return found, known.drafter, row
+
+
+def best(name: str, gpu: str | None, gib: float | None, preference: Preference = "balanced") -> Recommendation:
+    weights, drafter, row = published(name)
+    return recommend(weights, drafter, named(gpu, gib), None, preference, row.published)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "fidelity"),
+    [
+        ("gpt-oss-20b", 16, "as trained"),
+        ("qwen3.5-9b", 12, "rounded to 8 bits"),
+        ("qwen3.6-27b", 24, "published in 4 bits"),
+        ("qwen3.6-35b-a3b", 24, "rounded to 4 bits"),
+        ("qwen3.5-9b", 24, "as trained"),
+        ("qwen3.6-27b", 48, "published in 8 bits"),
+    ],
+)
+def test_the_cards_that_people_have_run_what_they_should(name: str, gib: float, fidelity: str) -> None:
+    found = best(name, None, gib)
+    assert found.best is not None and found.best.fidelity == fidelity and found.best.plan.engine == "fused"
+    assert (found.best.plan.context or 0) >= 8192
+
+
+@pytest.mark.parametrize("preference", ["balanced", "quality", "speed", "context"])
+def test_what_we_round_to_four_bits_comes_behind_every_published_file(preference: Preference) -> None:
+    found = best("qwen3.5-9b", "RTX 4080", None, preference)
+    names = [option.weights.name for option in found.fitting if (option.plan.context or 0) >= 8192]
+    assert names[-1] == "int4, rounded at load" and len(names) > 2
+
+
+def test_preferences_differ_where_they_should() -> None:
+    quality, speed, context = (
+        best("qwen3.5-9b", "RTX 4090", None, each).best for each in ("quality", "speed", "context")
+    )
+    assert quality is not None and speed is not None and context is not None
+    assert quality.fidelity == "as trained"
+    assert speed.prediction is not None and quality.prediction is not None
+    assert speed.prediction.times[0].step_ms < quality.prediction.times[0].step_ms
+    assert (context.plan.context or 0) > (quality.plan.context or 0)
+
+
+def test_the_next_better_weights_say_what_they_lack() -> None:
+    found = best("qwen3.6-27b", None, 24)
+    assert found.best is not None and found.next_better is not None
+    assert found.next_better.weights.fidelity < found.best.weights.fidelity and not found.next_better.fits
+    assert "too little" in found.next_better.plan.reason
+
+
+def test_nothing_fits_a_card_that_is_too_small() -> None:
+    found = best("qwen3.5-27b", None, 8)
+    assert found.best is None and found.next_better is None and not found.fitting
+    assert found.rest[0].fidelity == "as trained"
+
+
+def test_a_format_that_was_asked_for_leaves_only_that() -> None:
+    weights, drafter, _ = published("qwen3.5-9b")
+    found = recommend(weights, drafter, named(None, 24), LoadConfig(quantize="int8"))
+    assert [option.weights.name for option in (*found.fitting, *found.rest)] == ["int8, rounded at load"]
+    assert found.best is not None and found.best.arguments == "--quantize int8"
+
+
+def test_arguments_take_the_variant_and_json_holds_plan_and_prediction() -> None:
+    found = best("qwen3.6-27b", "RTX 4090", None)
+    assert found.best is not None and found.best.arguments == f"--variant {found.best.weights.name}"
+    told = found.best.as_dict()
+    assert told["plan"]["fits"] and told["prediction"]["at"] and told["fidelity"] in FIDELITY
+
+
+def test_every_local_row_is_planned_on_small_and_large_cards() -> None:
+    for row in registry.load().rows:
+        if row.bundled or row.runs_on == "server" or row.kind != "dflash":
+            continue
+        weights, drafter, _ = published(row.name)
+        for gib in (8, 24, 80):
+            found = recommend(weights, drafter, named(None, gib))
+            for option in found.fitting:
+                assert option.plan.fits and (option.plan.ledger.total or 0) <= option.plan.machine.free
+            assert len(found.fitting) + len(found.rest) >= len(weights), row.name
