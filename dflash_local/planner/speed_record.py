@@ -1,0 +1,154 @@
+"""What steps and cycles took on the cards of this machine: what later predictions on them rest on.
+
+One JSON file for each card in the cache folder; the newest measurement of a plan replaces the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dflash_local.planner.plan import Plan
+from dflash_local.planner.speed import Prediction, Times
+from dflash_local.store.kept import keep
+
+KEPT = 200  # measurements of a card, the newest
+NEAR = 0.5  # a context that differs by less than this share is the same
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedMeasurement:
+    """Milliseconds of one plan on one card, and what its table had predicted then.
+
+    Attributes:
+        target: as ``ModelConfig.source``. format, drafter_precision, kv_cache: of the plan. rows: of a cycle; 1 where
+            there is no drafter, and then ``cycle_ms`` is None.
+    """
+
+    card: str
+    target: str
+    format: str
+    drafter_precision: str
+    kv_cache: str
+    context: int
+    rows: int
+    step_ms: float
+    cycle_ms: float | None
+    predicted_step_ms: float | None
+    predicted_cycle_ms: float | None
+
+    @classmethod
+    def of(cls, plan: Plan, target: str, times: Times, predicted: Times | None) -> SpeedMeasurement:
+        """Of a plan that was loaded. times: measured."""
+        return cls(
+            card=plan.machine.name,
+            target=target,
+            format=plan.format,
+            drafter_precision=plan.load.drafter_precision,
+            kv_cache=plan.load.kv_cache,
+            context=times.context,
+            rows=times.rows,
+            step_ms=times.step_ms,
+            cycle_ms=times.cycle_ms,
+            predicted_step_ms=None if predicted is None else predicted.step_ms,
+            predicted_cycle_ms=None if predicted is None else predicted.cycle_ms,
+        )
+
+    def is_of(self, plan: Plan, target: str) -> bool:
+        """True for a plan of the same target, format, caches and drafter."""
+        load = plan.load
+        own = self.target, self.format, self.drafter_precision, self.kv_cache, self.rows
+        return own == (target, plan.format, load.drafter_precision, load.kv_cache, plan.block_size or 1)
+
+    @property
+    def _key(self) -> tuple[str, str, str, str, int, int]:
+        return self.target, self.format, self.drafter_precision, self.kv_cache, self.rows, self.context
+
+
+class SpeedRecord:
+    """The measurements of a card. folder: None keeps nothing."""
+
+    def __init__(self, folder: Path | None, card: str) -> None:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", card).strip("-").lower()
+        self.path = None if folder is None else folder / f"{name or 'card'}.json"
+        self.card = card
+
+    def read(self) -> tuple[SpeedMeasurement, ...]:
+        """Whatever of the file is as it should be."""
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8")) if self.path else []
+        except (OSError, ValueError):
+            return ()
+        found = (_measurement(entry) for entry in entries) if isinstance(entries, list) else ()
+        return tuple(each for each in found if each is not None and each.card == self.card)
+
+    def add(self, measured: Iterable[SpeedMeasurement]) -> None:
+        """Keep measurements, in the place of older ones of the same plan and context."""
+        if self.path is None:
+            return
+        entries = {each._key: each for each in self.read()}
+        for each in measured:
+            entries.pop(each._key, None)
+            entries[each._key] = each
+        keep(self.path, json.dumps([asdict(each) for each in [*entries.values()][-KEPT:]], indent=1) + "\n")
+
+
+def corrected(
+    found: Prediction | None, plan: Plan, target: str, measured: tuple[SpeedMeasurement, ...]
+) -> Prediction | None:
+    """A prediction with what this card measured: of the very plan the measured times, else scaled by how far other
+    plans' predictions were off, the median of them.
+    """
+    own = [each for each in measured if each.is_of(plan, target)]
+    if found is None or not measured:
+        return found
+    step = _factor((each.step_ms, each.predicted_step_ms) for each in own or measured)
+    cycle = _factor((each.cycle_ms, each.predicted_cycle_ms) for each in own or measured)
+    times = tuple(
+        _of_own(own, one)
+        or replace(one, step_ms=one.step_ms * step, cycle_ms=None if one.cycle_ms is None else one.cycle_ms * cycle)
+        for one in found.times
+    )
+    if own:
+        return replace(found, times=times, basis="measured on this card")
+    count = f"{len(measured)} measurement{'' if len(measured) == 1 else 's'}"
+    return replace(found, times=times, basis=f"{found.basis}; corrected by {count} on this card")
+
+
+def _of_own(own: list[SpeedMeasurement], one: Times) -> Times | None:
+    """The measured times at about the context of a prediction."""
+    near = [each for each in own if abs(each.context - one.context) <= NEAR * one.context]
+    if not near:
+        return None
+    best = min(near, key=lambda each: abs(each.context - one.context))
+    return Times(one.context, best.step_ms, best.cycle_ms, best.rows)
+
+
+def _factor(pairs: Iterable[tuple[float | None, float | None]]) -> float:
+    known = [ms / predicted for ms, predicted in pairs if ms is not None and predicted]
+    return median(known) if known else 1.0
+
+
+def _measurement(entry: Any) -> SpeedMeasurement | None:
+    try:
+        found = SpeedMeasurement(**entry)
+    except TypeError:
+        return None
+    texts = found.card, found.target, found.format, found.drafter_precision, found.kv_cache
+    times = found.cycle_ms, found.predicted_step_ms, found.predicted_cycle_ms
+    right = (
+        all(isinstance(each, str) for each in texts)
+        and all(isinstance(each, int) and each > 0 for each in (found.context, found.rows))
+        and _is_time(found.step_ms)
+        and all(each is None or _is_time(each) for each in times)
+    )
+    return found if right else None
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < 1e6
