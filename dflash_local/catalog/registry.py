@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
-from dflash_local.catalog import row_reader, yaml_reader
-from dflash_local.catalog import yaml_values as read
+from dflash_local.catalog import row_reader, yaml_file
 from dflash_local.catalog.row import Row, Variant
-from dflash_local.catalog.yaml_reader import Node
+from dflash_local.catalog.typed_fields import At, keys_of, read_keys, shown
+from dflash_local.catalog.yaml_file import Section, kind_of
 from dflash_local.errors import SettingsError, UnknownModelError
 
-SCHEMA = 1
+SCHEMA = "1"
 # The link inside the package, then what it leads to in a checkout without links.
 PACKAGED = (
     Path(__file__).resolve().parent / "registry.yaml",
@@ -27,6 +28,14 @@ PACKAGED = (
 OF_THE_DRAFTER = ("fingerprints", "mirrors", "drafter_licence", "published", "acceptance_band", "server", "thinking")
 MERGED = ("revisions", "sizes_gib", "server", "vllm", "sglang", "environment")
 MAX_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryKeys:
+    """The keys of a registry file."""
+
+    schema: Any
+    pairs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def load(overlay: Path | None = None) -> Registry:
     changed: set[str] = set()
     if overlay is not None:
         try:
-            own = _pairs(yaml_reader.read(overlay))
+            own = _pairs(yaml_file.content(overlay), str(overlay))
         except (FileNotFoundError, NotADirectoryError):
             own = {}
         for key, pair in own.items():
@@ -115,72 +124,73 @@ def load(overlay: Path | None = None) -> Registry:
 
 
 @lru_cache(maxsize=1)
-def _shipped(data: bytes, file: str) -> Mapping[str, tuple[Node, Row]]:
+def _shipped(data: bytes, file: str) -> Mapping[str, tuple[Section, Row]]:
     """The pairs of the packaged file and their rows, kept: screens and servers look at the registry time and again."""
-    return {key: (pair, row_reader.row(pair)) for key, pair in _pairs(yaml_reader.parse(data, file)).items()}
+    return {key: (pair, row_reader.row(pair)) for key, pair in _pairs(data, file).items()}
 
 
 def _packaged(paths: tuple[Path, ...]) -> tuple[bytes, str]:
     """What the first of the files that is there holds, and its name."""
     for path in paths:
         try:
-            return yaml_reader.content(path), str(path)
+            return yaml_file.content(path), str(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
     looked = " nor ".join(map(str, paths))
     raise SettingsError(f"the registry is missing: neither {looked} exists", "install dflash-local again")
 
 
-def _pairs(root: Node) -> dict[str, Node]:
+def _pairs(data: bytes, file: str) -> dict[str, Section]:
     """The pairs of a file by the lower-case name of the target."""
-    if read.is_null(root):
-        root.fail("expected a mapping, got nothing", f"start with 'schema: {SCHEMA}' and 'pairs:'")
-    fields = read.mapping(root, ("schema", "pairs"), "the registry")
-    schema = fields.get("schema")
-    if schema is None:
-        root.fail("key 'schema' is missing", f"start with 'schema: {SCHEMA}'")
-    if schema.value != str(SCHEMA):
-        schema.fail(f"schema {schema.value!r} is not known", f"this version reads schema {SCHEMA}; update dflash-local")
-    pairs: dict[str, Node] = {}
-    for pair in read.items(fields.get("pairs"), "pairs"):
-        read.mapping(pair, row_reader.ROW_KEYS, "a pair")
+    root = yaml_file.parse(data, file)
+    at = At(root.place, "the registry")
+    found = RegistryKeys(**read_keys(keys_of(RegistryKeys), root, at))
+    if str(found.schema) != SCHEMA:
+        known = f"this version reads schema {SCHEMA}; update dflash-local"
+        at.key(root, "schema").fail(f"{shown(found.schema)} is not known", known)
+    pairs: dict[str, Section] = {}
+    for pair in found.pairs:
+        if not isinstance(pair, Section):
+            at.key(root, "pairs").fail(f"expected a mapping, got {kind_of(pair)}")
         key = row_reader.key_of(pair)
         if not key:
-            pair.fail("a pair without target", "give 'target: owner/name'")
+            row_reader.row(pair)  # which says what is wrong with it
         if key in pairs:
-            pair.fail(f"the pair {key!r} stands twice, first in line {pairs[key].line}", "keep one")
+            At(pair.place, repr(key)).fail(f"the pair stands twice, first in {pairs[key].place}", "keep one")
         pairs[key] = pair
     return pairs
 
 
-def _merge(shipped: Node, own: Node) -> Node:
+def _merge(shipped: Section, own: Section) -> Section:
     """The shipped pair with the fields that the user gives; mappings field by field, lists as a whole."""
-    old = _fields(shipped)
-    # The names keep the shipped spelling.
-    new = {key: value for key, value in _fields(own).items() if key not in ("target", "bundled")}
-    drafter = new.get("drafter")
-    if drafter is not None and "drafter" in old and drafter.value != old["drafter"].value:
-        old = {key: value for key, value in old.items() if key not in OF_THE_DRAFTER}
+    old = _without(shipped)
+    if "drafter" in own and "drafter" in shipped and own["drafter"] != shipped["drafter"]:
+        old = _without(shipped, *OF_THE_DRAFTER)
         for key in ("revisions", "sizes_gib"):
-            if key in old:
-                kept = {role: value for role, value in _fields(old[key]).items() if role != "drafter"}
-                old[key] = Node(kept, old[key].file, old[key].line)
-    return Node(_merged(old, new), own.file, own.line)
+            if isinstance(old.get(key), Section):
+                old[key] = _without(old[key], "drafter")
+    # The names keep the shipped spelling.
+    return _merged(old, _without(own, "target", "bundled"), own.place)
 
 
-def _merged(old: dict[str, Node], new: dict[str, Node]) -> dict[str, Node]:
-    both = dict(old)
-    for key, value in new.items():
-        deep = key in MERGED and key in old and isinstance(value.value, dict) and isinstance(old[key].value, dict)
-        both[key] = Node(_merged(_fields(old[key]), _fields(value)), value.file, value.line) if deep else value
+def _merged(old: Section, new: Section, place: str) -> Section:
+    both = Section(place)
+    both.update({**old, **new})
+    both.places = {**old.places, **new.places}
+    for key in MERGED:
+        if isinstance(old.get(key), Section) and isinstance(new.get(key), Section):
+            both[key] = _merged(old[key], new[key], new[key].place)
     return both
 
 
-def _fields(node: Node) -> dict[str, Node]:
-    return node.value if isinstance(node.value, dict) else {}
+def _without(section: Section, *keys: str) -> Section:
+    left = Section(section.place)
+    left.update({key: value for key, value in section.items() if key not in keys})
+    left.places = section.places
+    return left
 
 
-def _check_aliases(rows: tuple[Row, ...], pairs: dict[str, Node]) -> None:
+def _check_aliases(rows: tuple[Row, ...], pairs: dict[str, Section]) -> None:
     """No alias or bundled name may be another row's name, or a name would silently mean something else."""
     owners = {row.name.lower(): row for row in rows}
     for row in rows:
@@ -188,5 +198,5 @@ def _check_aliases(rows: tuple[Row, ...], pairs: dict[str, Node]) -> None:
             owner = owners.setdefault(alias.lower(), row)
             if owner is not row:
                 first, second = pairs[owner.name.lower()], pairs[row.name.lower()]
-                where = f"line {first.line}" if first.file == second.file else f"{first.file}, line {first.line}"
-                second.fail(f"alias {alias!r} already names {owner.name} of {where}", "choose another")
+                message = f"alias {alias!r} already names {owner.name} of {first.place}"
+                At(second.place, row.name).fail(message, "choose another")

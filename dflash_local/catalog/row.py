@@ -1,16 +1,74 @@
-"""One row of the registry as typed values. Knows nothing of YAML, files or the network."""
+"""One row of the registry as typed values, and what each may be. Knows nothing of files or the network."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from dflash_local.catalog.repo_id import check_repo_id
+from dflash_local.catalog.typed_fields import Between, shown
+from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
+
+MIN_BLOCK, MAX_BLOCK = 2, 64
+COMMIT = re.compile(r"[0-9a-f]{40}")
+BRANCH = re.compile(r"(?!.*(\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,94}[A-Za-z0-9_])?")
+NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def revision(text: str) -> str:
+    """A commit or a branch; pulling records the commit it became."""
+    if not COMMIT.fullmatch(text) and not BRANCH.fullmatch(text):
+        raise UsageError(f"{shown(text)} is not a revision", "allowed: 40 hexadecimal digits, a branch, or null")
+    return text
+
+
+def name(text: str) -> str:
+    """An alias, or the name of a variant or a part."""
+    if not NAME.fullmatch(text):
+        raise UsageError(f"{shown(text)} is not a name", "allowed: letters, digits, '-', '_' and '.'")
+    return text
+
+
+def variable(text: str) -> str:
+    """The name of an environment variable."""
+    if not VARIABLE.fullmatch(text):
+        raise UsageError(f"{shown(text)} is not the name of a variable", "allowed: letters, digits and '_'")
+    return text
+
+
+def task(text: str) -> str:
+    """What a published table was measured on, as it can be shown."""
+    if not text.isprintable() or not text or len(text) > 40:
+        raise UsageError(f"{shown(text)} is not the name of a task", "allowed: up to 40 characters")
+    return text
+
+
+def command(text: str) -> str:
+    """A command line in which TARGET and DRAFTER stand for the two repositories."""
+    try:
+        words = " ".join(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(str(error), "close the quotes") from error
+    if "TARGET" not in words or "DRAFTER" not in words:
+        raise UsageError("it names no TARGET or no DRAFTER", "write both words where the repositories go")
+    return text
+
+
+RepoId = Annotated[str, check_repo_id]
+Revision = Annotated[str, revision]
+Name = Annotated[str, name]
+Task = Annotated[str, task]
+Block = Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)]
+Gib = Annotated[float, Between(0, 1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +93,12 @@ class Fingerprint:
     """
 
     generation: str | None = None
-    layers: int | None = None
-    taps: tuple[int, ...] | None = None
-    mask_token_id: int | None = None
-    block_size: int | None = None
-    window: int | None = None
-    revision: str | None = None
+    layers: Annotated[int, Between(1, 128)] | None = None
+    taps: tuple[Annotated[int, Between(0, 1023)], ...] | None = None
+    mask_token_id: Annotated[int, Between(0, 2**23)] | None = None
+    block_size: Block | None = None
+    window: Annotated[int, Between(1, 2**24)] | None = None
+    revision: Revision | None = None
 
     def as_mapping(self) -> dict[str, object]:
         """The fields under the names that a drafter's own fingerprint uses."""
@@ -70,14 +128,14 @@ class Variant:
         licence: of the repository, where it is known.
     """
 
-    repo: str
-    format: str
-    size_gib: float | None = None
-    revision: str | None = None
-    group_size: int | None = None
-    kept_16_bits: tuple[str, ...] | None = None
+    repo: RepoId
+    format: Name
+    size_gib: Gib | None = None
+    revision: Revision | None = None
+    group_size: Annotated[int, Between(1, 2**16)] | None = None
+    kept_16_bits: tuple[Name, ...] | None = None
     note: str = ""
-    name: str = ""
+    name: Name = ""
     licence: str | None = None
 
 
@@ -86,16 +144,16 @@ class Launch:
     """How a server program is started.
 
     Attributes:
-        flags: the whole command, word by word; TARGET and DRAFTER stand for the two repositories.
+        command: as for a POSIX shell; TARGET and DRAFTER stand for the two repositories.
     """
 
-    flags: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
+    command: Annotated[str, command]
+    environment: dict[Annotated[str, variable], str] = field(default_factory=dict)
 
-    def command(self, target: str, drafter: str) -> str:
+    def line(self, target: str, drafter: str) -> str:
         """The exact line for a POSIX shell, environment first, every word quoted as needed."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        words = [flag.replace("TARGET", target).replace("DRAFTER", drafter) for flag in self.flags]
+        words = [word.replace("TARGET", target).replace("DRAFTER", drafter) for word in shlex.split(self.command)]
         return " ".join([*variables, *map(shlex.quote, words)])
 
 
@@ -108,7 +166,7 @@ class Server:
         note: where the figures come from, and what is computed rather than quoted.
     """
 
-    tensor_parallel: int | None = None
+    tensor_parallel: Annotated[int, Between(1, 1024)] | None = None
     vllm: Launch | None = None
     sglang: Launch | None = None
     note: str = ""
@@ -157,8 +215,8 @@ class Row:
     target: Repo | None = None
     drafter: Repo | None = None
     bundled: str | None = None
-    aliases: tuple[str, ...] = ()
-    mirrors: tuple[str, ...] = ()
+    aliases: tuple[Name, ...] = ()
+    mirrors: tuple[RepoId, ...] = ()
     family: str = ""
     kind: Kind = "dflash"
     status: Status = "released"
@@ -169,13 +227,13 @@ class Row:
     drafter_licence: str | None = None
     target_gib: float | None = None
     drafter_gib: float | None = None
-    context: int | None = None
+    context: Annotated[int, Between(1, 2**30)] | None = None
     variants: tuple[Variant, ...] = ()
     runs_on: RunsOn = "local"
     server: Server | None = None
     published: tuple[Published, ...] = ()
     notes: str = ""
-    acceptance_band: float | None = None
+    acceptance_band: Annotated[float, Between(1, MAX_BLOCK)] | None = None
     overridden: bool = False
 
     def variant(self, name: str) -> Variant | None:

@@ -162,7 +162,7 @@ def server_commands(row: Row) -> dict[str, str]:
     if row.server is None or row.target is None or row.drafter is None:
         return {}
     launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
-    return {name: how.command(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}
+    return {name: how.line(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}
 
 
 def terms(row: Row) -> tuple[str, ...]:

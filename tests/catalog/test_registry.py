@@ -165,12 +165,12 @@ def test_two_cells_of_the_cards_are_quoted_right() -> None:
 def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(row: Row) -> None:
     assert row.server and row.target and row.drafter and row.server.vllm and row.server.sglang
     block, gpus = row.fingerprints[0].block_size, str(row.server.tensor_parallel)
-    words = shlex.split(row.server.vllm.command(row.target.id, row.drafter.id))
+    words = shlex.split(row.server.vllm.line(row.target.id, row.drafter.id))
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert block and config == {"method": "dflash", "model": row.drafter.id, "num_speculative_tokens": block - 1}
     assert words[:3] == ["vllm", "serve", row.target.id]
     assert gpus == (words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1")
-    words = shlex.split(row.server.sglang.command(row.target.id, row.drafter.id))
+    words = shlex.split(row.server.sglang.line(row.target.id, row.drafter.id))
     assert words[1:4] == ["python", "-m", "sglang.launch_server"] and words[0].endswith("CONTEXT_LEN=1")
     assert words[words.index("--model-path") + 1] == row.target.id
     assert words[words.index("--speculative-draft-model-path") + 1] == row.drafter.id
@@ -180,8 +180,8 @@ def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(ro
 
 
 def test_a_command_quotes_what_a_shell_would_read() -> None:
-    launch = Launch(("serve", "TARGET", "--with", "DRAFTER"), {"A": "x y"})
-    assert launch.command("a/b", "it's $HOME") == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"
+    launch = Launch("serve TARGET --with DRAFTER", {"A": "x y"})
+    assert launch.line("a/b", "it's $HOME") == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"
 
 
 INT4_BITS = 4.25  # of a weight, with its group's scale

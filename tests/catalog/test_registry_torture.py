@@ -62,21 +62,20 @@ def test_reg_01_a_missing_file_names_every_path_looked_at(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("content", "got", "line"),
+    ("content", "found"),
     [
-        ("", "nothing", 1),
-        ("# only a comment\n", "nothing", 1),
-        ("null\n", "nothing", 1),
-        ("\n- a\n- b\n", "a list", 2),
-        ("just text\n", "a single value", 1),
-        (f"schema: 1\npairs:\n{PAIR}---\nschema: 1\n", "a second document", 5),
-        ("schema: 1\npairs: {a: b}\n", "a mapping", 2),
-        ("schema: 1\npairs: [text]\n", "a single value", 2),
+        ("", "yaml: expected a mapping, got nothing"),
+        ("# only a comment\n", "yaml: expected a mapping, got nothing"),
+        ("null\n", "yaml: expected a mapping, got nothing"),
+        ("\n- a\n- b\n", "yaml: expected a mapping, got a list"),
+        ("just text\n", "yaml: expected a mapping, got a single value"),
+        (f"schema: 1\npairs:\n{PAIR}---\nschema: 1\n", "line 6: expected one mapping, got a second document"),
+        ("schema: 1\npairs: {a: b}\n", "line 2: the registry: pairs: expected a list, got a mapping"),
+        ("schema: 1\npairs: [text]\n", "line 2: the registry: pairs: expected a mapping, got a single value"),
     ],
 )
-def test_reg_02_anything_but_one_mapping_is_refused(load: Load, content: str, got: str, line: int) -> None:
-    said = fault(load, content)
-    assert "expected" in said and f"got {got}" in said and f"line {line}:" in said
+def test_reg_02_anything_but_one_mapping_is_refused(load: Load, content: str, found: str) -> None:
+    assert found in fault(load, content)
 
 
 def test_reg_03_a_key_or_pair_that_stands_twice_names_both_lines(load: Load) -> None:
@@ -118,7 +117,7 @@ def test_reg_04_an_unknown_field_is_refused_with_the_nearest(load: Load, content
 )
 def test_reg_05_a_text_that_yaml_reads_as_something_else_must_be_quoted(load: Load, fields: str, value: str) -> None:
     said = fault(load, of_pair(fields))
-    assert "line 5:" in said and f'quote it: "{value}"' in said
+    assert f"line 5: a/b: {fields.partition(':')[0]}" in said and f'quote it: "{value}"' in said
     assert load(of_pair(fields.replace(value, f'"{value}"'))).find("a/b")
 
 
@@ -161,7 +160,7 @@ def test_reg_07_tags_are_refused_and_run_nothing(
 def test_reg_08_a_byte_order_mark_and_crlf_are_fine_other_encodings_are_not(load: Load) -> None:
     good = of_pair("notes: grün")
     assert load(good.replace("\n", "\r\n").encode("utf-8-sig")).rows == load(good).rows
-    assert "line 1: the file is UTF-16" in fault(load, good.encode("utf-16"))
+    assert "line 1: byte 0xff is not UTF-8" in fault(load, good.encode("utf-16"))
     assert "line 5: byte 0xfc is not UTF-8" in fault(load, good.encode("latin-1"))
     assert "line 5: control character '\\x00'" in fault(load, good.replace("ü", "\0"))
     assert "line 5: control character '\\x1b'" in fault(load, good.replace("ü", "\x1b"))
@@ -192,9 +191,9 @@ def test_reg_10_a_revision_is_a_commit_a_branch_or_null(load: Load) -> None:
 @pytest.mark.parametrize("value", ["-1", "0", "1e12", "16.0", '"16"', "1000000000000", "0x10", "1_6", "[16]", "true"])
 def test_reg_11_numbers_out_of_range_name_the_range(load: Load, value: str) -> None:
     said = fault(load, of_pair(f"fingerprints:\n  - {{block_size: {value}}}"))
-    assert "line 6:" in said and ("from 2 to 64" in said or "expected a single value" in said)
+    assert "line 6: a/b: fingerprints.block_size: " in said and "from 2 to 64" in said
     said = fault(load, of_pair(f"context: {value}"))
-    assert "line 5:" in said and ("from 1 to 1073741824" in said or "expected a single value" in said)
+    assert "line 5: a/b: context: " in said and "from 1 to 1073741824" in said
     for field in ("sizes_gib: {target: nan}", "sizes_gib: {target: -1}", "acceptance_band: 1e2", "gated: yes"):
         assert "allowed" in fault(load, of_pair(field))
 
