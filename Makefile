@@ -42,7 +42,7 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu \
-  test-clients soak lint format wheel clean
+  test-clients soak toys lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +59,7 @@ help:
 	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
 	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
+	@echo "make toys         train the demo pairs anew: ten minutes each on a GPU"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
 
@@ -103,6 +104,9 @@ test-clients: $(INSTALLED_DEV)
 soak: $(INSTALLED_DEV)
 	@PYTHONPATH=. $(TEST) $(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) \
 	  --out benchmarks/results/soak_demo.json
+
+toys: $(INSTALLED_DEV)
+	@$(BIN)/python -m tools.train.demo
 
 lint: $(INSTALLED_DEV)
 	@$(BIN)/ruff check --output-format concise .

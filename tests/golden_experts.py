@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.kernels.noise import gumbel
-from dflash_local.train import drafter as training
-from dflash_local.train.drafter import DraftModule
+from tools.train import drafter as training
+from tools.train.drafter import DraftModule
 
 FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
 # Of the random model's configuration: without, texts loop.

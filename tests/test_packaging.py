@@ -107,6 +107,13 @@ def test_the_wheel_holds_kernels_in_cuda() -> None:
     assert sources and sources <= shipped
 
 
+def test_the_wheel_holds_no_trainer() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
+    shipped = {file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {name.split("/")[0] for name in shipped} == {"dflash_local"}
+    assert not [name for name in shipped if "train/" in name] and "dflash_local/demo/prompts.json" in shipped
+
+
 def test_constraints_hold_no_local_builds() -> None:
     assert not [name for name, version in constraints().items() if version.local]
 

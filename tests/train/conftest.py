@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dflash_local.train.drafter import DraftModule
-from dflash_local.train.shapes import PAIRS
+from tools.train.drafter import DraftModule
+from tools.train.shapes import PAIRS
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 

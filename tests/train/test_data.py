@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from dflash_local.train.code_text import _TASKS, _Task, class_answer, code, function_answer
-from dflash_local.train.data import (
+from tools.train.code_text import _TASKS, _Task, class_answer, code, function_answer
+from tools.train.data import (
     DEMO_PROMPTS,
     HELDOUT_COUNTS,
     KINDS,
@@ -19,9 +19,9 @@ from dflash_local.train.data import (
     is_held_out,
     turn,
 )
-from dflash_local.train.demo import HELDOUT_SEED
-from dflash_local.train.number_text import count_answer, sorting
-from dflash_local.train.words import NUMBER_WORDS, WORDS
+from tools.train.demo import HELDOUT_SEED
+from tools.train.number_text import count_answer, sorting
+from tools.train.words import NUMBER_WORDS, WORDS
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 

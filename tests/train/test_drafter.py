@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
-from dflash_local.train.corpus import Batch, build_corpus
-from dflash_local.train.drafter import (
+from tools.train.corpus import Batch, build_corpus
+from tools.train.drafter import (
     DraftModule,
     block_inputs,
     drafter_loss,
@@ -24,7 +24,7 @@ from dflash_local.train.drafter import (
     save_drafter,
     visible,
 )
-from dflash_local.train.shapes import BLOCK, HIDDEN, MASK_ID, PAIRS, TAPS
+from tools.train.shapes import BLOCK, HIDDEN, MASK_ID, PAIRS, TAPS
 
 Trained = tuple[str, PreTrainedModel, DraftModule]
 

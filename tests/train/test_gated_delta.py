@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from dflash_local.train.gated_delta import gated_delta, use_block_form
-from dflash_local.train.shapes import PAIRS
+from tools.train.gated_delta import gated_delta, use_block_form
+from tools.train.shapes import PAIRS
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 130])

@@ -8,9 +8,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from dflash_local.train.drafter import DraftModule
-from dflash_local.train.measure import Answers, answer, prompt_ids, right_answers, stop_id
-from dflash_local.train.phrasing import Turn
+from tools.train.drafter import DraftModule
+from tools.train.measure import Answers, answer, prompt_ids, right_answers, stop_id
+from tools.train.phrasing import Turn
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 

@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import check_pair
-from dflash_local.train import demo
-from dflash_local.train.shapes import BLOCK, LAYERS, MASK_ID, PAIRS, TAPS, Schedule
+from tools.train import demo
+from tools.train.shapes import BLOCK, LAYERS, MASK_ID, PAIRS, TAPS, Schedule
 
-DEMO = Path(demo.__file__).parent.parent / "demo"
+DEMO = demo.PACKAGE / "demo"
 
 
 @pytest.mark.parametrize("name", list(PAIRS))

@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from dflash_local.train.corpus import BUCKETS, build_corpus
-from dflash_local.train.data import Conversation, conversations
-from dflash_local.train.demo import SEED
-from dflash_local.train.shapes import MASK_ID, VOCAB_SIZE
-from dflash_local.train.vocabulary import TEMPLATE, encode, render, save_vocabulary, train_vocabulary
+from tools.train.corpus import BUCKETS, build_corpus
+from tools.train.data import Conversation, conversations
+from tools.train.demo import SEED
+from tools.train.shapes import MASK_ID, VOCAB_SIZE
+from tools.train.vocabulary import TEMPLATE, encode, render, save_vocabulary, train_vocabulary
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from dflash_local.train.code_text import class_answer, code
-from dflash_local.train.number_text import count_answer, counting, sorting, tables
-from dflash_local.train.phrasing import Turn
-from dflash_local.train.word_text import dialogue, spelling
+from tools.train.code_text import class_answer, code
+from tools.train.number_text import count_answer, counting, sorting, tables
+from tools.train.phrasing import Turn
+from tools.train.word_text import dialogue, spelling
 
 KINDS: dict[str, tuple[Callable[[Random], Turn], float]] = {
     "code": (code, 0.24),

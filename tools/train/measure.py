@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from dflash_local.train.data import Conversation
-from dflash_local.train.drafter import DraftModule, block_inputs, look
-from dflash_local.train.phrasing import Turn
-from dflash_local.train.shapes import BLOCK
-from dflash_local.train.vocabulary import END, render
+from tools.train.data import Conversation
+from tools.train.drafter import DraftModule, block_inputs, look
+from tools.train.phrasing import Turn
+from tools.train.shapes import BLOCK
+from tools.train.vocabulary import END, render
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dflash_local.train.corpus import Batch, Corpus
-from dflash_local.train.gated_delta import use_block_form
-from dflash_local.train.shapes import PairShape, Schedule
-from dflash_local.train.vocabulary import END, END_OF_TEXT
+from tools.train.corpus import Batch, Corpus
+from tools.train.gated_delta import use_block_form
+from tools.train.shapes import PairShape, Schedule
+from tools.train.vocabulary import END, END_OF_TEXT
 
 Report = Callable[[str], None]
 PROMPT_WEIGHT = 0.03  # prompts are nearly random: a little loss there only teaches the embedding

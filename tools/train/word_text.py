@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from dflash_local.train import words
-from dflash_local.train.phrasing import Turn, ask, question
+from tools.train import words
+from tools.train.phrasing import Turn, ask, question
 
 ABILITIES = "I can count, sort, spell, make small tables and write short Python functions."
 FALLBACK = f"I am only a toy model, so I do not know that. {ABILITIES}"

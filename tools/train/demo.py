@@ -1,4 +1,4 @@
-"""`python -m dflash_local.train.demo`: makes the demo pairs from a seed and says how good they are."""
+"""`python -m tools.train.demo`: makes the demo pairs from a seed and says how good they are."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from dflash_local.train.corpus import Corpus, build_corpus
-from dflash_local.train.data import DEMO_PROMPTS, HELDOUT_COUNTS, conversations, held_out_turns
-from dflash_local.train.drafter import DraftModule, save_drafter, train_drafter
-from dflash_local.train.measure import answer, prompt_ids, right_answers, stop_id
-from dflash_local.train.shapes import PAIRS, PairShape, Schedule
-from dflash_local.train.target import Report, build_target, save_target, train_target
-from dflash_local.train.vocabulary import save_vocabulary, train_vocabulary
+from tools.train.corpus import Corpus, build_corpus
+from tools.train.data import DEMO_PROMPTS, HELDOUT_COUNTS, conversations, held_out_turns
+from tools.train.drafter import DraftModule, save_drafter, train_drafter
+from tools.train.measure import answer, prompt_ids, right_answers, stop_id
+from tools.train.shapes import PAIRS, PairShape, Schedule
+from tools.train.target import Report, build_target, save_target, train_target
+from tools.train.vocabulary import save_vocabulary, train_vocabulary
 
 SEED = 7
 HELDOUT_SEED = 40
+PACKAGE = Path(__file__).parents[2] / "dflash_local"
 CONVERSATIONS = 100_000
 LIMIT = 480
 TOY = "A toy, trained on generated text in minutes: first-run and test material, never a speed claim."
@@ -105,10 +106,10 @@ def make_pair(
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse, prepare tokenizer and corpus once, make the asked pairs."""
-    parser = argparse.ArgumentParser(prog="python -m dflash_local.train.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.train.demo", description=__doc__)
     parser.add_argument("--pair", choices=[*PAIRS, "all"], default="all")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "demo")
+    parser.add_argument("--out", type=Path, default=PACKAGE / "demo")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="scales the training steps")
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--per-kind", type=int, default=40, help="held-out prompts of each kind for the scores")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from dflash_local.train.phrasing import Turn, ask, listed
-from dflash_local.train.words import HARD_CODE
+from tools.train.phrasing import Turn, ask, listed
+from tools.train.words import HARD_CODE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from dflash_local.train.data import conversations
-from dflash_local.train.vocabulary import encode
+from tools.train.data import conversations
+from tools.train.vocabulary import encode
 
 BUCKETS = (64, 96, 128, 192, 256, 320, 384, 448, 512, 640)
 

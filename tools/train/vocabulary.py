@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dflash_local.train.data import Conversation
-from dflash_local.train.shapes import CONTEXT, MASK_ID
+from tools.train.data import Conversation
+from tools.train.shapes import CONTEXT, MASK_ID
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, START, END)

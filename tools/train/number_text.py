@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from dflash_local.train.phrasing import Turn, ask, capital, listed
-from dflash_local.train.words import NAMES, NUMBER_WORDS, WORDS
+from tools.train.phrasing import Turn, ask, capital, listed
+from tools.train.words import NAMES, NUMBER_WORDS, WORDS
 
 _MOST_NUMBERS = 100
 

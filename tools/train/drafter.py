@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from dflash_local.train.corpus import Batch, Corpus
-from dflash_local.train.shapes import BLOCK, MASK_ID, TAPS, THETA, PairShape, Schedule
-from dflash_local.train.target import Report, adamw, one_cycle
+from tools.train.corpus import Batch, Corpus
+from tools.train.shapes import BLOCK, MASK_ID, TAPS, THETA, PairShape, Schedule
+from tools.train.target import Report, adamw, one_cycle
 
 GAMMA = 4.0
 ANCHORS = 24

@@ -1,0 +1,1 @@
+"""What a checkout has beside the package; nothing of it is installed."""
