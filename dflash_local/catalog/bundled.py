@@ -60,7 +60,6 @@ class Pair:
 
     @property
     def drafter_label(self) -> str:
-        """The same of its drafter."""
         return f"{self.name} (bundled)" if self.bundled else str(self.drafter)
 
 

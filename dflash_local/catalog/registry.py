@@ -32,8 +32,6 @@ MAX_SUGGESTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class RegistryKeys:
-    """The keys of a registry file."""
-
     schema: Any
     pairs: tuple[Any, ...] = ()
 

@@ -39,7 +39,6 @@ def name(text: str) -> str:
 
 
 def variable(text: str) -> str:
-    """The name of an environment variable."""
     if not VARIABLE.fullmatch(text):
         raise UsageError(f"{shown(text)} is not the name of a variable", "allowed: letters, digits and '_'")
     return text

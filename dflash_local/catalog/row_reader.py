@@ -43,8 +43,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One published table."""
-
     source: str
     generation: str
     tasks: dict[Task, dict[Block, Cell]]
@@ -64,7 +62,6 @@ class PairKeys:
 
 @lru_cache(maxsize=1)
 def row_keys() -> dict[str, Key]:
-    """All keys that a pair may have."""
     other_form = {"name", "target_gib", "drafter_gib", "overridden"}
     kept = {name: key for name, key in keys_of(Row).items() if name not in other_form}
     return {**keys_of(PairKeys), **{name: key for name, key in kept.items() if name not in keys_of(PairKeys)}}

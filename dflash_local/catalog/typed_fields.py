@@ -41,7 +41,6 @@ class At(NamedTuple):
     name: str
 
     def key(self, section: Section, key: str) -> At:
-        """Of the value of a key."""
         return At(section.places[key], f"{self.name}{'.' if ': ' in self.name else ': '}{key}")
 
     def fail(self, message: str, hint: str = FIX) -> NoReturn:

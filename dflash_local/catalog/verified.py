@@ -28,5 +28,4 @@ class Verified:
 
 @cache
 def verified() -> tuple[Verified, ...]:
-    """Every row of the file."""
     return tuple(Verified(**row) for row in json.loads(FILE.read_text(encoding="utf-8"))["rows"])

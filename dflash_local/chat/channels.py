@@ -51,20 +51,15 @@ class ChannelParser(Protocol):
 
 
 class PlainParser:
-    """Everything is the reply."""
-
     tags: tuple[str, ...] = ()
 
     def text(self, text: str) -> list[Span]:
-        """All of it, in the final channel."""
         return [Span(text, "final")] if text else []
 
     def token(self, text: str) -> list[Span] | None:
-        """No token is markup."""
         return None
 
     def finish(self) -> list[Span]:
-        """Nothing is ever held."""
         return []
 
 
@@ -94,7 +89,6 @@ class ThinkTokenParser:
         return [Span(text, before, False)]
 
     def finish(self) -> list[Span]:
-        """Nothing is ever held."""
         return []
 
 

@@ -61,5 +61,4 @@ class StopStrings:
         return self._match[self._state]
 
     def reset(self) -> None:
-        """Forget the text so far."""
         self._state = 0

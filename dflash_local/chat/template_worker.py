@@ -21,7 +21,6 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's own sandbox answers a forbidden attribute with an undefined value; this one stops there."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refuse the access."""
         raise jinja2.sandbox.SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
 
 

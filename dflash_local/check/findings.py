@@ -32,11 +32,9 @@ class Finding(Verdict):
 
     @property
     def verdict(self) -> Verdict:
-        """Without the figures."""
         return Verdict(self.subject, self.state, self.text, self.remedy)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
         return asdict(self)
 
 

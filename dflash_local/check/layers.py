@@ -280,7 +280,6 @@ class _Comparison:
 
 
 def _names(layer: LayerConfig) -> tuple[str, str]:
-    """Of a layer's two parts."""
     mixer = "Gated-DeltaNet"
     if isinstance(layer.mixer, AttentionConfig):
         mixer = "sliding-window attention" if layer.mixer.sliding_window else "attention"

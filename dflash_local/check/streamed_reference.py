@@ -45,7 +45,6 @@ class RoundedKVCache(KVCache):
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``KVCache.update``."""
         return super().update(keys.to(self._dtype).to(keys.dtype), values.to(self._dtype).to(values.dtype), layer)
 
 

@@ -35,7 +35,6 @@ class UnknownValue(CheckpointError):
 
     @property
     def kind(self) -> str:
-        """The public name of this kind of error."""
         return CheckpointError.__name__
 
 

@@ -26,7 +26,6 @@ class RepeatedKeyError(CheckpointError):
 
     @property
     def kind(self) -> str:
-        """The public name of this kind of error."""
         return CheckpointError.__name__
 
 

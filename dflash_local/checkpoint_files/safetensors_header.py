@@ -55,7 +55,6 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size in the file, bytes."""
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
 

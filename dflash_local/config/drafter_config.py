@@ -133,7 +133,6 @@ class DrafterConfig:
         return MLPConfig(self.intermediate_size)
 
     def attention(self, layer: int) -> AttentionConfig:
-        """The attention of a layer."""
         return AttentionConfig(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,

@@ -246,7 +246,6 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.layers)
 
     @cached_property

@@ -45,7 +45,6 @@ class StoredInt:
 
     @property
     def name(self) -> str:
-        """For screens."""
         group = "per channel" if self.group_size == WHOLE else f"g{self.group_size}"
         return f"int{self.bits} {group}{' with zeros' if self.zeros else ''}"
 
@@ -70,7 +69,6 @@ class StoredFp8:
 
     @property
     def name(self) -> str:
-        """For screens."""
         rows, columns = self.block
         if columns == WHOLE:
             return "fp8 per tensor" if rows == WHOLE else "fp8 per channel"
@@ -105,7 +103,6 @@ class StoredFp4:
 
     @property
     def name(self) -> str:
-        """For screens."""
         return self.dialect.partition("-")[0]
 
     @property
@@ -132,7 +129,6 @@ class StoredPlain:
 
     @property
     def name(self) -> str:
-        """For screens."""
         return self.kept.name
 
 

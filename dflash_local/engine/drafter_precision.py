@@ -40,7 +40,6 @@ class ChosenPrecision:
 
     @property
     def precision(self) -> DrafterPrecision:
-        """The one of that name."""
         return DRAFTER_PRECISIONS[self.name]
 
     @property

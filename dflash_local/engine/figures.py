@@ -60,7 +60,6 @@ class Figures:
         self.prefill_s = self._decoding - self._started
 
     def add(self, cycle: Cycle) -> None:
-        """Count one cycle."""
         self._rows[cycle.rows] += 1
         if cycle.experts is not None:
             self._experts.setdefault(cycle.rows, []).append(cycle.experts)

@@ -112,12 +112,10 @@ class FusedRunner:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the target knows."""
         return self.target.vocab_size
 
     @property
     def device(self) -> torch.device:
-        """The target's."""
         return self.target.device
 
     @property
@@ -396,7 +394,6 @@ class FusedRunner:
         return Planted(self.target, text)
 
     def close(self) -> None:
-        """Drop the models and the graphs."""
         try:
             self._drain()
         finally:

@@ -22,7 +22,6 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do the work of that key."""
         if not self._on_gpu or self.fault:
             return work()
         if key not in self._known:
@@ -53,6 +52,5 @@ class Graphs:
         }
 
     def clear(self) -> None:
-        """Forget all graphs."""
         self._known.clear()
         self._pool = None

@@ -25,7 +25,6 @@ class DFlashProposer:
 
     @property
     def length(self) -> int:
-        """Context positions held."""
         return self._cache.length
 
     def extend(self, taps: torch.Tensor, start: int) -> None:
@@ -33,7 +32,6 @@ class DFlashProposer:
         self.drafter.write_context(self._cache, taps.to(self.drafter.dtype), start)
 
     def truncate(self, length: int) -> None:
-        """Forget context after ``length``."""
         if length < self._cache.length:
             self._cache.truncate(length)
 

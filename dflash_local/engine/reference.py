@@ -73,12 +73,10 @@ class ReferenceRunner:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the target knows."""
         return self.target.vocab_size
 
     @property
     def device(self) -> torch.device:
-        """The target's."""
         return self.target.device
 
     @property
@@ -231,5 +229,4 @@ class ReferenceRunner:
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
 
     def close(self) -> None:
-        """Drop the models."""
         del self.target, self.proposer

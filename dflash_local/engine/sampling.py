@@ -76,7 +76,6 @@ class Penalties:
         counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
 
     def extend(self, ids: torch.Tensor) -> None:
-        """Count emitted tokens."""
         self._add(self._seen, ids)
         self._add(self._reply, ids)
 

@@ -175,12 +175,10 @@ class Session:
             self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
 
     def reset(self) -> None:
-        """Forget every cached token."""
         self._snapshots.clear()
         self.runner.restart(0, None)
 
     def close(self) -> None:
-        """Release the model."""
         self._snapshots.clear()
         if self.tokenizer is not None:
             self.tokenizer.close()

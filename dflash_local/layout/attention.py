@@ -30,14 +30,11 @@ class AttentionVectors(NamedTuple):
     sinks: Buffer | None
 
     def all(self) -> tuple[Buffer, ...]:
-        """One after the other."""
         return (*self.qk_norms, *(vector for vector in self[1:] if isinstance(vector, Buffer)))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:
-    """Of one layer."""
-
     config: AttentionConfig
     module: str = "self_attn"
     title: str = "attention"
@@ -51,7 +48,6 @@ class AttentionLayout:
         return qkv, LinearSpec(output.module, config.output_size, (output,))
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """Projections and vectors."""
         yield from spec.linear(*self.projections(at, spec.hidden_size))
         yield from self.vectors(at, spec).all()
 
@@ -78,7 +74,6 @@ class AttentionLayout:
             yield Buffer(f"{at}.{name}", shape, spec.cache_dtype, "target KV", zeroed=True)
 
     def partials(self, owner: str, spec: EngineSpec) -> tuple[Buffer, Buffer]:
-        """See ``partial_buffers``."""
         config = self.config
         return partial_buffers(owner, config.num_heads, config.head_dim, spec.rows, spec.capacity, spec.exact)
 
@@ -118,7 +113,6 @@ class AttentionLayout:
         return 0
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        """None."""
         return 0
 
 

@@ -49,7 +49,6 @@ class CycleBuffers(NamedTuple):
     sampling: tuple[Buffer, Buffer]
 
     def all(self) -> tuple[Buffer, ...]:
-        """One after the other."""
         return (*self.choice, *self.draft_choice, *self.progress, *self.sampling)
 
 

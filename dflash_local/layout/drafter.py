@@ -25,8 +25,6 @@ def heads_of(config: DrafterConfig) -> AttentionConfig:
 
 
 class LayerProducts(NamedTuple):
-    """Products of one layer."""
-
     qkv: LinearSpec
     output: LinearSpec
     gate_up: LinearSpec
@@ -46,7 +44,6 @@ class Products(NamedTuple):
     layers: tuple[LayerProducts, ...]
 
     def all(self) -> tuple[LinearSpec, ...]:
-        """One after the other."""
         return (self.fc, self.context_kv, *(product for layer in self.layers for product in layer))
 
 
@@ -85,13 +82,11 @@ class Vectors(NamedTuple):
     layers: tuple[LayerVectors, ...]
 
     def all(self) -> tuple[Buffer, ...]:
-        """One after the other, those that there are."""
         found = (*self[:4], *(vector for layer in self.layers for vector in layer))
         return tuple(vector for vector in found if isinstance(vector, Buffer))
 
 
 def vectors(config: DrafterConfig, dtype: str) -> Vectors:
-    """The norms and biases."""
     hidden, heads = config.hidden_size, heads_of(config)
 
     def vector(name: str, *shape: int) -> Buffer:

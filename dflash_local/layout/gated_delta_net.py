@@ -17,8 +17,6 @@ CHUNK = 64  # rows of a prompt that are solved together
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNetLayout:
-    """Of one layer."""
-
     config: GatedDeltaNetConfig
     module: str = GATED_DELTA_NET
     title: str = "recurrent layer"
@@ -54,7 +52,6 @@ class GatedDeltaNetLayout:
         )
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """See ``state_buffers``."""
         return iter(self.state_buffers(at, spec.rows, spec.dtype))
 
     def state_buffers(self, at: str, rows: int, dtype: str) -> tuple[Buffer, ...]:
@@ -78,7 +75,6 @@ class GatedDeltaNetLayout:
         )
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """See ``block_buffers``."""
         return iter(self.block_buffers(owner, spec.rows, spec.dtype))
 
     def block_buffers(self, owner: str, rows: int, dtype: str) -> tuple[Buffer, Buffer]:
@@ -98,7 +94,6 @@ class GatedDeltaNetLayout:
         return rows * ((config.projection_size + config.conv_dim) * item_bytes + norms + matrices)
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        """None."""
         return 0
 
     def snapshot_bytes(self, item_bytes: int) -> int:

@@ -65,16 +65,12 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unquantized:
-    """The model's own dtype."""
-
     name: str = "unquantized"
 
     def joins(self, out_features: int) -> bool:
-        """Always."""
         return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """One tensor."""
         return [Buffer(f"{name}.weight", (out_features, in_features), dtype, group)]
 
 
@@ -92,11 +88,9 @@ class IntGroups:
 
     @property
     def name(self) -> str:
-        """As the ledger and screens call it."""
         return self.stored.name
 
     def joins(self, out_features: int) -> bool:
-        """Always."""
         return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
@@ -128,7 +122,6 @@ class Fp8Blocks:
 
     @property
     def name(self) -> str:
-        """As the ledger and screens call it."""
         return self.stored.name
 
     @property
@@ -164,7 +157,6 @@ class Fp4Groups:
 
     @property
     def name(self) -> str:
-        """As the ledger and screens call it."""
         return self.stored.name
 
     @property
@@ -173,7 +165,6 @@ class Fp4Groups:
         return self.stored.matrix_scale
 
     def joins(self, out_features: int) -> bool:
-        """Always."""
         return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
@@ -199,15 +190,12 @@ class QuantizedAtLoad:
 
     @property
     def name(self) -> str:
-        """As the ledger and screens call it."""
         return self.kept.name
 
     def joins(self, out_features: int) -> bool:
-        """As the other one."""
         return self.kept.joins(out_features)
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """As the other one's."""
         return self.kept.buffers(name, out_features, in_features, dtype, group)
 
 
@@ -276,7 +264,6 @@ class LinearSpec:
 
     @property
     def out_features(self) -> int:
-        """Rows of all parts."""
         return sum(part.out_features for part in self.parts)
 
 
@@ -289,7 +276,6 @@ class Segment:
     parts: tuple[Part, ...]
 
     def buffers(self, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Its weight's tensors."""
         return self.format.buffers(self.name, sum(part.out_features for part in self.parts), in_features, dtype, group)
 
 

@@ -14,8 +14,6 @@ from dflash_local.layout.spec import EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class MLPLayout:
-    """Of one layer."""
-
     config: MLPConfig
     module: str = "mlp"
     title: str = "feed-forward"
@@ -28,11 +26,9 @@ class MLPLayout:
         return LinearSpec(f"{at}.gate_up_proj", hidden_size, parts), LinearSpec(down.module, size, (down,))
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """The three matrices."""
         yield from spec.linear(*self.projections(at, spec.hidden_size))
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Nothing."""
         return iter(())
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
@@ -44,7 +40,6 @@ class MLPLayout:
         return rows * 3 * self.config.intermediate_size * item_bytes
 
     def snapshot_bytes(self, item_bytes: int) -> int:
-        """None."""
         return 0
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:

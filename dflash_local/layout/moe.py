@@ -74,8 +74,6 @@ def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int, biase
 
 @dataclass(frozen=True, slots=True)
 class MoELayout:
-    """Of one layer."""
-
     config: MoEConfig
     module: str = "mlp"
     title: str = "experts"
@@ -177,7 +175,6 @@ class MoELayout:
         )
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """All matrices, and biases."""
         yield from spec.linear(self.router(at, spec.hidden_size))
         yield from self.router_bias(at, spec)
         for buffers in self.expert_buffers(at, spec):
@@ -187,7 +184,6 @@ class MoELayout:
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Nothing."""
         yield from ()
 
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
@@ -226,7 +222,6 @@ class MoELayout:
         return rows * (logits + choice) + max(steps)
 
     def snapshot_bytes(self, item_bytes: int) -> int:
-        """None."""
         return 0
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:

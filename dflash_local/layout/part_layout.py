@@ -29,12 +29,10 @@ class WeightSpec:
     host_embedding: bool = False
 
     def linear(self, *products: LinearSpec) -> Iterator[Buffer]:
-        """The weights of products."""
         for product in products:
             yield from linear_buffers(product, self.format_of, self.dtype, self.group)
 
     def norm(self, name: str, size: int) -> Buffer:
-        """The weight of a norm."""
         return Buffer(f"{name}.weight", (size,), "float32" if self.norm_plus_one else self.dtype, self.group)
 
 

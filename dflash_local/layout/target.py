@@ -61,7 +61,6 @@ class LayerNorms(NamedTuple):
     mlp_output: Buffer | None = None
 
     def present(self) -> tuple[Buffer, ...]:
-        """Those that the layer has."""
         return tuple(norm for norm in self if norm is not None)
 
 
@@ -154,7 +153,6 @@ class SharedBuffers(NamedTuple):
     distinct_experts: Buffer | None
 
     def present(self) -> tuple[Buffer, ...]:
-        """Those that the model has."""
         return tuple(buffer for buffer in self if buffer is not None)
 
 

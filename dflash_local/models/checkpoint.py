@@ -59,7 +59,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors as stored."""
         return sum(info.nbytes for info in self.tensors.values())
 
     def read(

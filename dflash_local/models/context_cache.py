@@ -40,12 +40,10 @@ class ContextCache:
 
     @property
     def capacity(self) -> int:
-        """Rows allocated per layer."""
         return self.keys.shape[2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def reserve(self, rows: int) -> None:

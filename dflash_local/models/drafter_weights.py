@@ -58,7 +58,6 @@ class DrafterWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         tensors = [getattr(self, field.name) for field in fields(self) if field.name != "layers"]
         tensors += [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
         return sum(t.nbytes for t in tensors if t is not None)

@@ -33,7 +33,6 @@ class RecurrentSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Memory the copy holds."""
         return sum(x.numel() * x.element_size() for x in (*self.state, *self.conv))
 
 
@@ -117,6 +116,5 @@ class RecurrentCache:
         return tuple(x.clone() for x in (*parts, kept))
 
     def clear(self) -> None:
-        """Back to the state before any token."""
         self.state.zero_()
         self.conv.zero_()

@@ -108,7 +108,6 @@ class TransformersTarget:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
         return self.kv.length
 
     @property
@@ -129,7 +128,6 @@ class TransformersTarget:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self._layers)
 
     def use_taps(self, taps: Sequence[int]) -> None:
@@ -165,14 +163,12 @@ class TransformersTarget:
         return TargetSnapshot(self.length, copies)
 
     def restore(self, point: TargetSnapshot) -> None:
-        """Return to a snapshot."""
         for cache, copy in zip(self.recurrent, point.recurrent, strict=True):
             cache.state.copy_(copy.state[0])
             cache.conv.copy_(copy.conv[0])
         self.kv.length = point.length
 
     def clear(self) -> None:
-        """Forget everything."""
         self.kv.clear()
         for cache in self.recurrent:
             cache.clear()

@@ -17,7 +17,6 @@ class Line:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {"name": self.name, "bytes": self.bytes, "note": self.note}
 
 
@@ -58,7 +57,6 @@ class Ledger:
         return self.peak + self.reserve.bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, bytes throughout."""
         return {
             "lines": [line.as_dict() for line in self.lines],
             "running": self.running,

@@ -47,7 +47,6 @@ class Machine:
         return self.kernels and self.kind in ("cuda", "named") and (dense or self.compiler)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "name": self.name,
             "kind": self.kind,

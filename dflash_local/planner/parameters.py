@@ -50,7 +50,6 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All parameters."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     @property
@@ -61,7 +60,6 @@ class Parameters:
 
 @lru_cache(maxsize=64)  # a plan asks for each context that it tries
 def target_parameters(model: ModelConfig) -> Parameters:
-    """The target's parameters."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size
     whole = Parameters(embedding=table, head=0 if model.tie_word_embeddings else table, vectors=hidden)
     for layer, count in model.layer_kinds.items():
@@ -76,7 +74,6 @@ def layer_parameters(layer: LayerConfig, hidden: int) -> Parameters:
 
 
 def drafter_parameters(drafter: DrafterConfig, target_hidden: int) -> int:
-    """Parameters of a drafter's file."""
     return sum(math.prod(shape) for shape in drafter.tensor_shapes(target_hidden).values())
 
 

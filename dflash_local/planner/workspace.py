@@ -48,7 +48,6 @@ class Conditions:
 
     @property
     def size(self) -> int:
-        """Bytes of an activation."""
         return DTYPE_BYTES[self.dtype]
 
     @property

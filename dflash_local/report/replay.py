@@ -164,7 +164,6 @@ def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Of two plans."""
     before, after = _brief(then), _brief(now)
     yield from ((name, before[name], after[name]) for name in before if before[name] != after[name])
     before, after = _lines(then), _lines(now)

@@ -34,7 +34,6 @@ def export(path: Path, model: str, system: str, turns: Sequence[Turn]) -> None:
 
 
 def to_json(model: str, system: str, turns: Sequence[Turn]) -> str:
-    """The conversation as one JSON object."""
     rows: list[dict[str, Any]] = []
     for turn in turns:
         row: dict[str, Any] = {"role": turn.role, "content": turn.content}

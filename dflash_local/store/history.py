@@ -94,7 +94,6 @@ class ChatFile:
         self._append(encode(kind, self._seq, **fields))
 
     def close(self) -> None:
-        """Give the file free."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

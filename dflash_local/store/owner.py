@@ -54,7 +54,6 @@ class Owner:
         return owner if right else None
 
     def encoded(self) -> bytes:
-        """The record as it is kept."""
         return json.dumps(asdict(self)).encode()
 
     def write_new(self, path: Path) -> None:

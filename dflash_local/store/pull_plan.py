@@ -68,7 +68,6 @@ class RepoPlan:
 
     @property
     def repo(self) -> str:
-        """The repository's id."""
         return self.wanted.repo
 
     @property
@@ -89,7 +88,6 @@ class PullPlan:
 
     @property
     def ready(self) -> bool:
-        """True when there is nothing to do."""
         return all(item.ready for item in self.repos)
 
     @property

@@ -68,13 +68,11 @@ class Chat:
 
 
 def encode(kind: str, seq: int, **fields: Any) -> bytes:
-    """One record as a line."""
     record = {"version": VERSION, "seq": seq, "kind": kind, **fields}
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def encode_turn(seq: int, turn: Turn) -> bytes:
-    """A turn as a line."""
     rest = {"thinking": turn.thinking, "stopped": turn.stopped, "figures": turn.figures}
     return encode("turn", seq, role=turn.role, content=turn.content, **{k: v for k, v in rest.items() if v})
 

@@ -108,7 +108,6 @@ def _plain_size(path: Path) -> int:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Every file and link below a folder."""
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         yield from (Path(place, name) for name in (*files, *links))

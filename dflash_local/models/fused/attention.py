@@ -59,11 +59,9 @@ class AttentionWeights:
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Its products with large matrices."""
         return (*self.qkv.products, *self.output.products)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         self.qkv.finish()
         self.output.finish()
         for norm in self.qk_norms:
@@ -168,7 +166,6 @@ class Attention:
         return result if bias is None else result.add_(bias)
 
     def state_bytes(self, positions: int) -> int:
-        """Bytes of keys and values of so many positions."""
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
 
     def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:

@@ -201,7 +201,6 @@ class _Group:
 
 
 def _name(layer: Layer, gate_up: bool, rows: int) -> str:
-    """Of a product in the record."""
     mixture, weight = layer.mixture, _weight(layer, gate_up)
     shared = " and a shared one" if mixture.shared else ""
     return (
@@ -241,7 +240,6 @@ class _Product:
         return bool((self._out.float() - self.wanted.float()).norm() <= ERROR * self.wanted.float().norm())
 
     def agrees(self, config: ExpertConfig, us: float) -> bool:
-        """See ``KernelTimer.agrees``."""
         run = partial(self._run, config, TIMED_AGAIN)
         return self._timer.agrees(us, run, partial(self.microseconds, config, TIMED_AGAIN))
 

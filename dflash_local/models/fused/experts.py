@@ -61,22 +61,18 @@ class Experts:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
         return self.gate_up.weight.device
 
     @property
     def matrices(self) -> Matrices:
-        """Both products' weights."""
         return Matrices(self.gate_up, self.down)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         self.gate_up, self.down = (
             replace(each, weight=format_of(each.weight).finish(each.weight)) for each in (self.gate_up, self.down)
         )
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices; biases are zero."""
         for each in (self.gate_up, self.down):
             format_of(each.weight).randomize(each.weight, generator)
             if each.bias is not None:

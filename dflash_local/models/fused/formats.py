@@ -171,7 +171,6 @@ _BY_TYPE: Mapping[type, Format] = {
 
 
 def format_of(weight: Weight) -> Format:
-    """The format that a weight is in."""
     return _BY_TYPE[type(weight)]
 
 

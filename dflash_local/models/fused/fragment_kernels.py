@@ -175,7 +175,6 @@ def _check(product: Product, rows: int) -> ProductCheck:
 
 
 def _name(product: Product, rows: int) -> str:
-    """Of a product in the record."""
     weight, paired = product
     n, k = weight.shape
     against = f", torch {torch.__version__}" if weight.format == PLAIN else ""  # whose products were measured, too

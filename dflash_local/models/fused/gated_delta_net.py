@@ -51,7 +51,6 @@ class GatedDeltaNetWeights:
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Its products with large matrices."""
         return (*self.in_proj.products, *self.output.products)
 
     def finish(self) -> None:
@@ -161,11 +160,9 @@ class GatedDeltaNet:
         return RecurrentSnapshot((self._copied(self.log.state),), (self._copied(self.log.conv_state),))
 
     def restore(self, snapshot: RecurrentSnapshot) -> None:
-        """Return to it."""
         self.log.state.copy_(snapshot.state[0])
         self.log.conv_state.copy_(snapshot.conv[0])
 
     def clear(self) -> None:
-        """The state before any token."""
         self.log.state.zero_()
         self.log.conv_state.zero_()

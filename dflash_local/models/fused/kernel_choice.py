@@ -179,7 +179,6 @@ class _Kind:
 
 
 def _fastest(kind: _Kind) -> KernelConfig | None:
-    """Measured with all layers."""
     first, layers = kind.members[0], len(kind.members)
     configs = candidates(first, device_properties(first.weight.device).shared_memory, kind.rows)
     if format_of(first.weight).has_library:

@@ -38,7 +38,6 @@ class Linear:
 
     @property
     def out_features(self) -> int:
-        """Numbers of a row of the result."""
         return self.weight.shape[0]
 
     @property
@@ -76,12 +75,10 @@ class GateUp:
 
     @property
     def out_features(self) -> int:
-        """Numbers of a row of the result."""
         return self.weight.shape[0] // 2
 
     @property
     def kind(self) -> Kind:
-        """See ``Linear.kind``."""
         return _kind(self.paired, self.weight)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -146,7 +143,6 @@ class JoinedLinear:
         return results[0] if len(results) == 1 else torch.cat(results, -1)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         finish(self.products)
         joined: list[Linear] = []
         for product in self.products:
@@ -157,7 +153,6 @@ class JoinedLinear:
         self.products = tuple(joined)
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
         randomize(self.products, generator)
 
 
@@ -195,11 +190,9 @@ class JoinedGateUp:
         return F.silu(gate).mul_(up)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         finish(self.products)
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
         randomize(self.products, generator)
 
 

@@ -16,8 +16,6 @@ from dflash_local.models.place import Places
 
 @dataclass(frozen=True, slots=True)
 class MLPWeights:
-    """The loaded weights of one layer."""
-
     config: MLPConfig
     gate_up: JoinedGateUp
     down: JoinedLinear
@@ -32,21 +30,17 @@ class MLPWeights:
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Its products with large matrices."""
         return (*self.gate_up.products, *self.down.products)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         self.gate_up.finish()
         self.down.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices."""
         self.gate_up.randomize(generator)
         self.down.randomize(generator)
 
     def bind(self, at: str, run: RunState) -> MLP:
-        """The part over the model's buffers."""
         (intermediate,) = run.tensors.take(MLPLayout(self.config).activations(run.owner, run.spec))
         return MLP(self, intermediate)
 
@@ -63,5 +57,4 @@ class MLP:
         return self.weights.down(self.weights.gate_up(normed, intermediate), out, residual)
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """Its result [M, H] of a prompt's rows."""
         return self.weights.down.prefill(self.weights.gate_up.prefill(normed))

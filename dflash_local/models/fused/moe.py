@@ -66,12 +66,10 @@ class MoEWeights:
 
     @property
     def slots(self) -> int:
-        """Experts of a row."""
         return MoELayout(self.config).top_k + self.experts.joined
 
     @property
     def routing(self) -> RoutingOptions:
-        """How rows choose."""
         config, joined = self.config, self.experts.joined
         return RoutingOptions(
             num_experts=config.num_experts,
@@ -89,14 +87,12 @@ class MoEWeights:
         return mixture_of(self.routing, self.slots, clamp)
 
     def finish(self) -> None:
-        """Once all places are filled."""
         self.router.finish()
         self.experts.finish()
         if self.shared is not None:
             self.shared.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices; biases are zero."""
         self.router.randomize(generator)
         if self.router_bias is not None:
             self.router_bias.zero_()
@@ -105,7 +101,6 @@ class MoEWeights:
             self.shared.randomize(generator)
 
     def bind(self, at: str, run: RunState) -> MoE:
-        """The part over the model's buffers."""
         layout = MoELayout(self.config)
         routed = RoutedRows(*run.tensors.take(layout.routed(run.owner, run.spec)))
         between: torch.Tensor | None = None
@@ -200,7 +195,6 @@ class MoE:
         return experts_down(intermediate, matrices.down, routing, out, residual)
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """Its result [M, H] of a prompt's rows."""
         weights = self.weights
         logits = weights.router.prefill(normed)
         result = self.prefill_routed(normed, self.routing(logits))

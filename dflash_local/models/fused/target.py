@@ -113,7 +113,6 @@ class FusedTarget:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.layers)
 
     def use_taps(self, taps: Sequence[int]) -> None:
@@ -250,14 +249,12 @@ class FusedTarget:
         return TargetSnapshot(self.length, tuple(state.snapshot() for state in self.states.values()))
 
     def restore(self, point: TargetSnapshot) -> None:
-        """Return to it."""
         for state, copy in zip(self.states.values(), point.recurrent, strict=True):
             state.restore(copy)
         self.kept.zero_()
         self.set_length(point.length)
 
     def clear(self) -> None:
-        """Forget everything."""
         for state in self.states.values():
             state.clear()
         self.kept.zero_()

@@ -53,22 +53,18 @@ class LayerNorms:
     mlp_output: RMSNorm | None = None
 
     def present(self) -> tuple[RMSNorm, ...]:
-        """Those that the layer has."""
         found = (self.mixer_input, self.mlp_input, self.mixer_output, self.mlp_output)
         return tuple(norm for norm in found if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer."""
-
     mixer: PartWeights[Mixer]
     mlp: PartWeights[FeedForward]
     norms: LayerNorms
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Its products with large matrices."""
         return (*self.mixer.products, *self.mlp.products)
 
 
@@ -88,12 +84,10 @@ class TargetWeights:
 
     @property
     def device(self) -> torch.device:
-        """That it runs on."""
         return self.norm.weight.device
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """All matrices of the layers."""
         return tuple(product for layer in self.layers for product in layer.products)
 
     @property
