@@ -13,7 +13,8 @@ from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reserve import reserve
+from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.session import KEPT_SNAPSHOTS
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
@@ -30,6 +31,10 @@ from dflash_local.models.fused.kernel_choice import choose_configs, choose_exper
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.planner.parameters import target_parameters
+from dflash_local.request import SamplingParams
+
+SNAPSHOTS = KEPT_SNAPSHOTS + 1  # one more lives while the oldest is being replaced
+EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, seed=0)
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
@@ -170,3 +175,29 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
         runner.drafter_precision = give_head_back(drafter, runner.drafter_precision)
         torch.cuda.empty_cache()
         reserve(runner)
+
+
+@torch.inference_mode()
+def reserve(runner: FusedRunner) -> None:
+    """Run a full prompt chunk, keep its snapshots and choose a block with every filter; then forget it all.
+
+    So that nothing runs out in mid-chat: torch's allocator keeps what it has held once.
+
+    Raises:
+        torch.OutOfMemoryError: the planned context does not fit.
+    """
+    if runner.target.device.type != "cuda":
+        return
+    # Of two chunks the first one's taps live on for a while.
+    ids = [0] * min(2 * runner.target.prefill_chunk, runner.context)
+    prompt = torch.zeros(len(ids), dtype=torch.long, device=runner.target.device)
+    sampler = Sampler(EVERYTHING, 0, runner.target.vocab_size, prompt)
+    runner.begin(sampler, frozenset(), runner.target.rows, runner.proposer is not None)
+    for _ in runner.prefill(ids, 0):
+        pass
+    kept = [runner.target.snapshot() for _ in range(SNAPSHOTS)]
+    logits = runner.target.logits.zero_()
+    noise = sampler.noise(len(ids), len(logits))
+    sampler.choose(logits, runner.progress.tokens[1:], noise)
+    del kept, noise
+    runner.restart(0, None)

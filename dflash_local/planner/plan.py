@@ -5,6 +5,7 @@ Never raises for what does not fit (``require`` does); loads nothing, uses no ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -15,9 +16,8 @@ from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
-from dflash_local.load_config import OFFLOADS, LoadConfig, Offloaded
+from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig, Offloaded
 from dflash_local.planner import formats, fused_memory, memory
-from dflash_local.planner.alternatives import COARSER, alternatives, formats_of
 from dflash_local.planner.ledger import GIB, Ledger, Line
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
@@ -27,6 +27,9 @@ FLOOR = 2048  # tokens below which a chat is of no use
 USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is requested
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
+FORMATS = (None, *LOAD_OPTIONS["quantize"].choices)
+SMALLER = ("int8", "int4", *BITSANDBYTES)  # fp8 takes what int8 takes, and rounds coarser
+COARSER = ("8bit", "8bit-drafter")  # drafter precisions that auto takes for want of memory: ever less, all ids drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +314,24 @@ def _gib(count: int | None) -> str:
 
 def _size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{max(1, round(count / 2**20))} MiB"
+
+
+def formats_of(config: LoadConfig) -> tuple[str | None, ...]:
+    """The weight formats that the configuration's engine can have at all."""
+    return (None, *QUANTIZED) if config.needs_fused or config.engine == "fused" else FORMATS
+
+
+def alternatives(config: LoadConfig, machine: Machine) -> Iterator[LoadConfig]:
+    """Configurations ever further from this one."""
+    smaller = [each for each in SMALLER if each in formats_of(config)]
+    if config.quantize:
+        smaller = smaller[smaller.index("int4") :]
+    tried = dict.fromkeys((config.quantize, *smaller))
+    for draft in dict.fromkeys((config.draft, False)):
+        for quantize in tried:
+            other = replace(config, quantize=quantize, draft=draft, context=None)
+            yield other
+            if draft and config.drafter_precision != "auto":
+                yield replace(other, drafter_precision="auto")
+        if machine.kind == "cpu" and config.dtype in ("auto", "float32"):
+            yield replace(config, dtype="bfloat16", draft=draft, context=None)

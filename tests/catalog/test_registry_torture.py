@@ -1,4 +1,4 @@
-"""REG-01 to REG-14: whatever a registry file holds, the answer is rows or one line with file and line."""
+"""Whatever a registry file holds, the answer is rows or one line with file and line."""
 
 from __future__ import annotations
 

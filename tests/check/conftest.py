@@ -22,8 +22,8 @@ def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer tokens of each reply."""
-    from dflash_local.check import drafting, exactness, taps
+    from dflash_local.check import drafting, exactness
 
     monkeypatch.setattr(drafting, "TOKENS", 24)
     monkeypatch.setattr(exactness, "TOKENS", 6)
-    monkeypatch.setattr(taps, "PARTS", 1)
+    monkeypatch.setattr(drafting, "PARTS", 1)

@@ -16,13 +16,12 @@ from dflash_local.load_config import LoadConfig
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
-from dflash_local.check import drafting, findings, likelihood, record, taps  # noqa: E402
-from dflash_local.check.drafting import check_drafter  # noqa: E402
+from dflash_local.check import drafting, findings, likelihood, record  # noqa: E402
+from dflash_local.check.drafting import better_taps, check_drafter  # noqa: E402
 from dflash_local.check.exactness import check_exactness  # noqa: E402
 from dflash_local.check.findings import Finding, Subject  # noqa: E402
 from dflash_local.check.likelihood import Band, check_likelihood  # noqa: E402
 from dflash_local.check.run import check, guarded  # noqa: E402
-from dflash_local.check.taps import better_taps  # noqa: E402
 from dflash_local.check.template import check_template  # noqa: E402
 from dflash_local.check.text import prompts_of  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
@@ -66,7 +65,7 @@ CHECKS: dict[Subject, Callable[[Session, Pair], Finding]] = {
 
 @pytest.mark.parametrize("fault", faults.IN_FILES, ids=lambda fault: fault.name)
 def test_a_fault_in_files_is_named(fault: faults.Fault, own_toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taps, "PARTS", 2)  # half the texts
+    monkeypatch.setattr(drafting, "PARTS", 2)  # half the texts
     pair, folder = replace(bundled.find(fault.of), generations=()), own_toys / fault.of / fault.where
 
     def found(dtype: str = "float32") -> Finding:

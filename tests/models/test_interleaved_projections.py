@@ -16,8 +16,7 @@ from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.models.fused.gated_delta_net import by_parts
-from dflash_local.models.fused.row_order import reorder_rows
+from dflash_local.models.fused.gated_delta_net import by_parts, reorder_rows
 
 DENSE = {"mlp_only_layers": [0, 1, 2, 3]}
 # With these sizes the rows of a key head are whole blocks of 32, or of 128.

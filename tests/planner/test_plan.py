@@ -18,14 +18,15 @@ from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
-from dflash_local.planner.alternatives import COARSER, alternatives
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import (
+    COARSER,
     FLOOR,
     STEP,
     USABLE,
     Plan,
+    alternatives,
     context_limit,
     fits_table,
     nearest,

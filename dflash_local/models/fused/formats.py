@@ -7,25 +7,48 @@ A product uses its weight's format; nothing else knows which one it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from dflash_local.kernels import few_row_gemm, skinny_gemm
+from dflash_local.kernels.experts import StackedWeight as Weight
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import power_of_two
+from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
-from dflash_local.layout.linear import Part, WeightFormat, part_rows
-from dflash_local.models.fused.at_load import QUANTIZED_AT_LOAD
+from dflash_local.layout.linear import Fp8Blocks, IntGroups, Part, QuantizedAtLoad, WeightFormat, part_rows
 from dflash_local.models.fused.fragment_format import FRAGMENTS
 from dflash_local.models.fused.fragment_kernels import product_of, right_configs
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
-from dflash_local.models.place import Places
+from dflash_local.models.place import Conversion, Places
 
-Weight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | FragmentWeight
+KEPT: Mapping[type, Any] = {IntGroups: INT, Fp8Blocks: FP8}
+
+
+class _QuantizedAtLoad:
+    def weight(
+        self, form: QuantizedAtLoad, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype
+    ) -> IntWeight | Fp8Weight:
+        weight: IntWeight | Fp8Weight = KEPT[type(form.kept)].weight(form.kept, tensors, dtype)
+        return weight
+
+    def places(self, weight: IntWeight | Fp8Weight, form: QuantizedAtLoad, parts: Sequence[Part]) -> Places:
+        kept = KEPT[type(form.kept)]
+        places: Places = {}
+        for part, rows in part_rows(parts):
+            take = partial(quantize, weight=kept.rows_of(weight, rows))
+            places[f"{part.module}.weight"] = Conversion((part.out_features, weight.shape[1]), weight.dtype, take)
+        return places
+
+
+QUANTIZED_AT_LOAD = _QuantizedAtLoad()
+
+
 KernelConfig = GemmConfig | FewRowConfig
 LIBRARY = None  # in place of a config: the library's own product
 GEMM_CONFIGS = (
