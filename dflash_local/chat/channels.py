@@ -117,7 +117,7 @@ class ThinkTextParser:
             elif tag == THINK and (at > MAX_LEADING_SPACE or not tag.startswith(text[at:])):
                 self._awaits = ""
             else:
-                keep = 0 if tag == THINK else len(text) - _overlap(text, tag)
+                keep = 0 if tag == THINK else len(text) - overlap(text, tag)
                 text, self._held = text[:keep], text[keep:]
                 break
         return spans + self._inner.text(text)
@@ -221,6 +221,6 @@ def prompt_opens_thinking(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:
     return next((i == opening for i in reversed(list(ids)) if i in (opening, closing)), False)
 
 
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of ``text`` that begins ``tag``."""
+def overlap(text: str, tag: str) -> int:
+    """Length of the longest end of ``text`` that begins ``tag`` and is not all of it."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,16 +219,6 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The id of a token given by its exact vocabulary text."""
         return self._ids.get(text)
-
-    def check_probes(self, probes: Mapping[str, Sequence[int]]) -> None:
-        """Compare encodings with recorded ones: CheckpointError on the first difference."""
-        for text, expected in probes.items():
-            ids = self.encode(text)
-            if ids != list(expected):
-                raise CheckpointError(
-                    f"the tokenizer encodes {text!r} as {ids}, the recorded ids are {list(expected)}",
-                    "tokenizer.json belongs to another model; fetch it again",
-                )
 
     def _begin(self, around: Sequence[int]) -> tuple[int, ...]:
         """BOS, where the settings or else the library's post-processor put it before a text."""

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from dflash_local.chat.channels import overlap
 from dflash_local.chat.tool_arguments import DECODER, fits, properties_of, typed, unwrapped
 from dflash_local.request import ToolCall
 
@@ -125,7 +126,7 @@ class TaggedParser:
                 self._held = self._held[len(OPEN) :]
             self._inside, self._searched, self._ends = tag, 0, 0
             return self._shown(text)
-        keep = max(_overlap(self._held, OPEN), _overlap(self._held, FUNCTION))
+        keep = max(overlap(self._held, OPEN), overlap(self._held, FUNCTION))
         sure = self._held[: len(self._held) - keep].rstrip()  # the space may stand before a call
         self._held = self._held[len(sure) :]
         return self._shown(sure)
@@ -246,11 +247,6 @@ class JsonParser:
 
 def _texts(text: str) -> list[Part]:
     return [text] if text else []
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of ``text`` that begins ``tag``."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
 
 
 def _unfinished(body: str) -> bool:

@@ -15,8 +15,8 @@ from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.features import AttentionConfig, MLPConfig
-from dflash_local.config.inferred import fill
 from dflash_local.config.rope_parameters import RopeParameters
+from dflash_local.config.values import fill
 from dflash_local.errors import CheckpointError
 
 ARCHITECTURES = ("DFlashDraftModel",)

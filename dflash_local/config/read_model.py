@@ -21,11 +21,10 @@ from dflash_local.config.features import (
     ModelConfig,
     MoEConfig,
 )
-from dflash_local.config.inferred import fill
 from dflash_local.config.quantization import MXFP4, Quantization
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
-from dflash_local.config.values import Values
+from dflash_local.config.values import Values, fill
 from dflash_local.errors import CheckpointError
 
 
@@ -64,7 +63,7 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
         stored_dtype=_stored_dtype(text.values, known),
         quantization=_quantization(quantization_settings(top, text), family),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
-        final_logit_softcap=_logit_softcap(values, family),
+        final_logit_softcap=_softcap(values, "final_logit_softcapping", family.soft_caps, 1),
         inferred=values.inferred,
     )
 
@@ -144,7 +143,9 @@ def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mix
     scalar = None if family.score_scalar is None else values.get("query_pre_attn_scalar", family.score_scalar)
     return AttentionConfig(
         num_heads=heads,
-        num_kv_heads=values.needed("num_key_value_heads") if family.kv_heads_required else _kv_heads(values, heads),
+        num_kv_heads=values.needed("num_key_value_heads")
+        if family.kv_heads_required
+        else int(values.get("num_key_value_heads", heads)),
         head_dim=head_dim,
         rotary_dim=_rotary_dim(head_dim, values, family),
         gated=family.gated,
@@ -153,21 +154,13 @@ def _mixer(kind: str, values: Values, family: Family, window: int | None) -> Mix
         output_bias=biased,
         sinks=family.sinks,
         sliding_window=window if kind == SLIDING else None,
-        logit_softcap=_score_softcap(values, family),
+        logit_softcap=_softcap(values, "attn_logit_softcapping", family.soft_caps, 0),
         scale=None if scalar is None else scalar**-0.5,
     )
 
 
-def _score_softcap(values: Values, family: Family) -> float | None:
-    return None if family.soft_caps is None else values.values.get("attn_logit_softcapping", family.soft_caps[0])
-
-
-def _logit_softcap(values: Values, family: Family) -> float | None:
-    return None if family.soft_caps is None else values.values.get("final_logit_softcapping", family.soft_caps[1])
-
-
-def _kv_heads(values: Values, heads: int) -> int:
-    return int(values.get("num_key_value_heads", heads))
+def _softcap(values: Values, name: str, usual: tuple[float, float] | None, index: int) -> float | None:
+    return None if usual is None else values.values.get(name, usual[index])
 
 
 def _rotary_dim(head_dim: int, values: Values, family: Family) -> int:

@@ -8,6 +8,23 @@ from typing import Any
 from dflash_local.checkpoint_files.config_values import UnknownValue
 
 
+def fill(config: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+    """A configuration with likely values in place of its nulls, and the keys that hold one.
+
+    Copies of the registry have them under ``_inferred``; dotted names reach into nested objects.
+    """
+    known = dict(config)
+    inferred = known.pop("_inferred", None)
+    keys: set[str] = set()
+    for name, value in inferred.items() if isinstance(inferred, Mapping) else ():
+        outer, _, key = name.rpartition(".")
+        place = known.get(outer) if outer else known
+        if isinstance(place, Mapping) and place.get(key) is None:
+            keys.add(key)
+            known |= {outer: {**place, key: value}} if outer else {key: value}
+    return known, frozenset(keys)
+
+
 class Values:
     """Checked values of one configuration.
 

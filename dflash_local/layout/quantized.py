@@ -63,11 +63,8 @@ def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:
                 names = [matrix.module for matrix in spec.parts]
                 kept = _kept(quantize, spec.in_features)
                 if kept is not None:
-                    yield from ((name, StoredPlain(kept)) for name in names if not _stays(name))
-
-
-def _stays(module: str) -> bool:
-    return module.rpartition(".")[2] in (*DECAY, *ROUTERS)
+                    taken = (name for name in names if name.rpartition(".")[2] not in (*DECAY, *ROUTERS))
+                    yield from ((name, StoredPlain(kept)) for name in taken)
 
 
 def _expert_rules(model: ModelConfig, mixture: MoEConfig, quantize: str) -> Iterator[Rule]:

@@ -96,7 +96,10 @@ def decoded_tensors(
     plain, stacked, coded = list[str](), list[str](), dict[str, list[_Coded]]()
     for module, names in modules.items():
         form = format_of(module)
-        codes = next((checkpoint.tensors[each] for each in names if _holds_codes(each)), None)
+        codes = next(
+            (checkpoint.tensors[each] for each in names if each.endswith((".weight", ".qweight", ".weight_packed"))),
+            None,
+        )
         if f"{module}.gate_up_proj" in names and any(
             isinstance(format_of(f"{module}.0.{name}_proj"), QuantizedAtLoad) for name in ("gate", "down")
         ):
@@ -134,10 +137,6 @@ class _Coded:
     names: list[str]
     form: WeightFormat
     codes: TensorInfo
-
-
-def _holds_codes(name: str) -> bool:
-    return name.endswith((".weight", ".qweight", ".weight_packed"))
 
 
 def _decoded(

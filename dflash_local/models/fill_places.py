@@ -39,7 +39,8 @@ def fill_places(
         CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
     """
     there = set(names)
-    required = {name for name, place in places.items() if _is_required(place)}
+    optional = (name for name, place in places.items() if isinstance(place, Conversion) and place.optional)
+    required = {name for name, place in places.items() if place is not None} - {*optional}
     missing, left = required - there, there - set(places)
     if missing:
         raise CheckpointError(f"{checkpoint.folder} lacks the tensor {name_list(missing)}")
@@ -49,10 +50,6 @@ def fill_places(
     for name, place in read.items():
         _check(checkpoint.tensors[name], place)
     checkpoint.fill({name: [place] for name, place in read.items()}, on_fraction=on_fraction)
-
-
-def _is_required(place: Place | None) -> bool:
-    return place is not None and not (isinstance(place, Conversion) and place.optional)
 
 
 def _check(info: TensorInfo, place: Place) -> None:

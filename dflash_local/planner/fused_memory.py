@@ -5,7 +5,7 @@ All of the planned context is reserved at load. Knows shapes and bytes, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
@@ -107,7 +107,11 @@ def _head_note(target: ModelConfig, spec: EngineSpec) -> str:
 
 def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> int:
     """What making the larger rotation table takes beside it: float32 angles, a cosine, its product."""
-    wide = [spec.capacity * mixer.rotary_dim for mixer in _attentions(target)]
+    wide = [
+        spec.capacity * mixer.rotary_dim
+        for mixer in {layer.mixer for layer in target.layer_kinds}
+        if isinstance(mixer, AttentionConfig)
+    ]
     if drafter is not None:
         wide.append(spec.drafter_capacity * drafter.attention(0).rotary_dim)
     return 3 * 4 * max(wide, default=0)
@@ -116,10 +120,6 @@ def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: Eng
 def _rounding(drafter: DrafterConfig | None, spec: EngineSpec) -> int:
     """The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest."""
     return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
-
-
-def _attentions(target: ModelConfig) -> Iterable[AttentionConfig]:
-    return {layer.mixer for layer in target.layer_kinds if isinstance(layer.mixer, AttentionConfig)}
 
 
 def _moment(

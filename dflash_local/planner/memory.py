@@ -41,7 +41,9 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
         Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),
     ]
     if drafter is not None:
-        weights.append(Line("drafter weights", _drafter_weights(drafter, target, load), drafter_dtype(load.dtype)))
+        dtype = drafter_dtype(load.dtype)
+        size = drafter_resident(drafter, target.hidden_size) * DTYPE_BYTES[dtype]
+        weights.append(Line("drafter weights", size, dtype))
     loaded = loading(target, weights, load)
     moments = [Ledger((*weights, *_moment(target, drafter, load, phase)), loaded) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
@@ -179,7 +181,3 @@ def _log(target: ModelConfig, load: Load) -> int:
         + part.conv_dim * (part.conv_kernel_size - 1 + rows) * size
         for part in _recurrent(target)
     )
-
-
-def _drafter_weights(drafter: DrafterConfig, target: ModelConfig, load: Load) -> int:
-    return drafter_resident(drafter, target.hidden_size) * DTYPE_BYTES[drafter_dtype(load.dtype)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_local.planner import accelerators, hardware
-from dflash_local.planner.accelerators import Accelerator, RunProbe
+from dflash_local.planner.accelerators import RunProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,10 @@ def _gpus(device: str, environ: Mapping[str, str], probe: RunProbe) -> Occupancy
     number = device.partition(":")[2] or "0"
     if device != "balanced":
         seen = seen[int(number) :][:1] if number.isdecimal() else ()
-    if not seen or not all(map(_has_sizes, seen)):
+    if not seen or any(gpu.memory is None or gpu.free is None for gpu in seen):
         return Occupancy()
     used = sum((gpu.memory or 0) - (gpu.free or 0) for gpu in seen)
     return Occupancy(used, sum(gpu.memory or 0 for gpu in seen), "the GPU" if len(seen) == 1 else f"{len(seen)} GPUs")
-
-
-def _has_sizes(gpu: Accelerator) -> bool:
-    return gpu.memory is not None and gpu.free is not None
 
 
 def _variables(process: int) -> Mapping[str, str]:

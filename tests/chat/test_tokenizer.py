@@ -217,12 +217,6 @@ def test_ck_22_ids_that_do_not_fit_the_vocabulary(chatml_folder: Path, tmp_path:
         Tokenizer.load(tmp_path)
 
 
-def test_ck_22_probes_name_the_first_difference(chatml: Tokenizer) -> None:
-    chatml.check_probes({"hello": chatml.encode("hello")})
-    with pytest.raises(CheckpointError, match="'hello'"):
-        chatml.check_probes({"hello": [1, 2]})
-
-
 def test_an_unknown_decoder_is_refused_by_name(chatml_folder: Path, tmp_path: Path) -> None:
     spec = json.loads((chatml_folder / "tokenizer.json").read_text())
     spec["decoder"] = {"type": "CTC"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from dflash_local.config.inferred import fill
+from dflash_local.config.values import fill
 
 
 def test_nulls_are_filled_where_the_names_say() -> None:
