@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.check.product_error import DEVIATIONS, RESULT_ERROR, TERM_ERROR, Tried, gated_bound, row_ratios
-from dflash_local.kernels.experts import ExpertWeight, Routing, StackedWeight
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.experts import ExpertWeight, Routing
 from dflash_local.kernels.product_check import KINDS_OF_ROWS, mixed_rows
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
+from dflash_local.models.fused.formats import form_of
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 
@@ -47,12 +47,8 @@ def try_experts(target: FusedTarget) -> Iterator[Tried]:
 def _kind(part: MoE) -> object:
     """Equal for layers whose experts are multiplied alike."""
     weights = part.weights
-    forms = ((_form(each.weight), each.weight.shape, each.bias is None) for each in weights.experts.matrices)
+    forms = ((form_of(each.weight), each.weight.shape, each.bias is None) for each in weights.experts.matrices)
     return weights.mixture, weights.config.activation, *forms
-
-
-def _form(weight: StackedWeight) -> object:
-    return weight.format if isinstance(weight, FragmentWeight) else type(weight)
 
 
 @torch.inference_mode()

@@ -96,7 +96,6 @@ class StreamedReference:
             return self._target.norm(rows.unsqueeze(0))
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of rows [M, H] after the final norm."""
         with self._filled(self._head, HEAD if HEAD in self._names else "embed_tokens"):
             return self._target.head(rows)
 

@@ -44,7 +44,6 @@ class Values:
         return tuple(sorted(self._used))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, or the default where it is not given."""
         found = self.values.get(name)
         if found is None:
             return default

@@ -51,7 +51,6 @@ class Figures:
         self._alarmed = False
 
     def elapsed(self) -> float:
-        """Seconds since the request started."""
         return time.perf_counter() - self._started
 
     def prefilled(self) -> None:
@@ -83,7 +82,6 @@ class Figures:
         return True
 
     def stats(self, emitted: int) -> Stats:
-        """The figures of a reply of ``emitted`` tokens."""
         total = self.elapsed()
         decode = total - self.prefill_s if self.prefill_s else 0.0
         drafting = len(self._lengths)

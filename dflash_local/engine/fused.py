@@ -103,11 +103,9 @@ class FusedRunner:
 
     @property
     def num_experts(self) -> float | None:
-        """Routed experts of a layer, the mean of those that are mixtures; None when none is."""
         return _mean([part.weights.config.num_experts for part in self.target.mixtures])
 
     def distinct_experts(self, rows: int) -> float | None:
-        """Of the last block, which had so many rows, what ``Cycle.experts`` is; waits for the device."""
         return _mean(self.target.distinct_of(rows))
 
     @property
@@ -120,12 +118,10 @@ class FusedRunner:
 
     @property
     def is_recurrent(self) -> bool:
-        """True when committed tokens can only be forgotten by going back to a snapshot."""
         return self.target.is_recurrent
 
     @property
     def exact(self) -> bool:
-        """True when a row's logits are the same in every bit with and without drafting."""
         return self.target.exact
 
     def begin(
@@ -165,7 +161,6 @@ class FusedRunner:
         self._ahead = 0 if exactly and self.target.is_recurrent else AHEAD
 
     def notice(self) -> str:
-        """Something the user should know, once; empty when there is nothing."""
         fault, before = self._graphs.fault, self._reported_fault
         self._reported_fault = fault
         return (
@@ -175,11 +170,9 @@ class FusedRunner:
         )
 
     def set_block(self, block: int) -> None:
-        """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
         self._block = block
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        """Process prompt ``ids`` beyond what is committed; see ``Runner.prefill``."""
         start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
@@ -229,7 +222,6 @@ class FusedRunner:
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
-        """Within, ``replay`` runs cycles behind these committed ids; they emit nothing and move nothing."""
         prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
         sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
         self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
@@ -242,18 +234,15 @@ class FusedRunner:
             self.restart(0, None)
 
     def set_anchor(self, token: int) -> None:
-        """Let the next cycles begin with an id."""
         self.progress.tokens[:1] = token
 
     def replay(self, rows: int) -> None:
-        """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
         key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
         self._graphs.run((self._replayed, key), lambda: self._cycle(key))
 
     @contextmanager
     def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:
-        """Within, ``replay`` runs cycles of so many rows whose experts are drawn."""
         self._replayed = routing
         try:
             with fixed_routing(self.target.mixtures, rows, routing):

@@ -44,5 +44,4 @@ class Planted:
         """It reads no taps."""
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
-        """It only counts them; taps [M, taps x H]."""
         self.length = start + len(taps)

@@ -38,7 +38,6 @@ class DFlashProposer:
     def propose(
         self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
     ) -> torch.Tensor:
-        """``count`` drafted ids [count] for positions ``start + 1 ..``."""
         anchor_id = torch.tensor([anchor], device=self.target.device)
         self._block[:1] = self.target.embed(anchor_id)
         hidden = self.drafter.draft_hidden(self._cache, self._block, start)

@@ -81,13 +81,11 @@ class ReferenceRunner:
 
     @property
     def is_recurrent(self) -> bool:
-        """True when committed tokens can only be forgotten by going back to a snapshot."""
         return self.target.is_recurrent
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs; see ``Runner.begin``."""
         self._sampler, self._stop_ids, self._block, self._top = sampler, stop_ids, block, top
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
@@ -96,15 +94,12 @@ class ReferenceRunner:
         """Nothing to do: each cycle is known before the next one begins."""
 
     def notice(self) -> str:
-        """Something the user should know, once; this runner has nothing to say."""
         return ""
 
     def set_block(self, block: int) -> None:
-        """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
         self._block = block
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        """Process prompt ``ids`` beyond what is committed; see ``Runner.prefill``."""
         start = len(self.committed)
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
@@ -138,7 +133,6 @@ class ReferenceRunner:
         return logits
 
     def launch(self) -> None:
-        """Run one cycle; ``collect`` hands it out."""
         self._commit_pending(len(self.ids) - 1)
         start = len(self.committed)
         rows = min(self._block, self.context - start)
@@ -181,7 +175,6 @@ class ReferenceRunner:
         return time.perf_counter()
 
     def collect(self) -> list[Cycle]:
-        """Cycles finished since the last call."""
         cycles, self._cycles = self._cycles, []
         return cycles
 

@@ -117,7 +117,6 @@ class Sampler:
         return gumbel(self.seed, first, rows, self.vocab, self.device)
 
     def emitted(self, ids: torch.Tensor) -> None:
-        """Tell the penalties what was emitted."""
         if self._penalties is not None:
             self._penalties.extend(ids)
 

@@ -118,7 +118,6 @@ class MoELayout:
         )
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
-        """The router, and the shared expert's products."""
         return (self.router(at, hidden_size), *self._of_shared(at, hidden_size))
 
     def joins(self, at: str, format_of: FormatOf) -> bool:

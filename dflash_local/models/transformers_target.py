@@ -112,7 +112,6 @@ class TransformersTarget:
 
     @property
     def is_recurrent(self) -> bool:
-        """True when a rollback needs snapshots (Gated-DeltaNet layers)."""
         return bool(self.recurrent)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -146,7 +145,6 @@ class TransformersTarget:
         return self._run(ids, recording=True, with_taps=with_taps)
 
     def commit(self, rows: int) -> None:
-        """Keep the first ``rows`` tokens of the last ``verify``."""
         for cache in self.recurrent:
             cache.commit(rows)
         self.kv.length += rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dflash_local.config.features import FeedForward, ModelConfig, MoEConfig
 from dflash_local.config.quantization import MXFP4, WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
-from dflash_local.planner.parameters import Parameters, target_parameters
+from dflash_local.planner.parameters import target_parameters
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # bitsandbytes nf4 with double quantisation: 4 bits, an 8-bit scale per 64 weights, float32 per 256 scales.
@@ -38,22 +38,21 @@ def refusal(model: ModelConfig, quantize: str | None) -> str:
 
 
 def weight_bytes(model: ModelConfig, dtype: str, bitsandbytes: str | None) -> int:
-    """Bytes of the target on the device, without a head of its own; what this program quantises is decoded again."""
-    return _weights(target_parameters(model), DTYPE_BYTES[dtype], bitsandbytes)
+    """Bytes of the target on the device, without a head of its own; what this program quantises is decoded again.
 
-
-def head_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of the head, which is never quantised; 0 when it is the embedding."""
-    return target_parameters(model).head * DTYPE_BYTES[dtype]
-
-
-def _weights(counts: Parameters, size: int, bitsandbytes: str | None) -> int:
-    """MXFP4 experts are decoded at load, so they count like any other weight."""
+    MXFP4 experts are decoded at load, so they count like any other weight.
+    """
+    counts, size = target_parameters(model), DTYPE_BYTES[dtype]
     body = counts.total - counts.head
     if bitsandbytes is None:
         return body * size
     each = INT8_BYTES if bitsandbytes == "bnb-int8" else NF4_BYTES
     return round(counts.quantisable * each) + (body - counts.quantisable) * size
+
+
+def head_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of the head, which is never quantised; 0 when it is the embedding."""
+    return target_parameters(model).head * DTYPE_BYTES[dtype]
 
 
 def published_bytes(model: ModelConfig) -> int | None:

@@ -67,7 +67,6 @@ class Plan:
         return self.load.quantize or self.stored or self.dtype
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: the load options stand beside the rest."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
         made = {"machine": self.machine.as_dict(), "ledger": self.ledger.as_dict()}
         return {**asdict(self.load), **own, **made}

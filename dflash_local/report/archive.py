@@ -24,12 +24,10 @@ FOREIGN = "give an archive that dflash report wrote"
 
 
 def encoded(part: Any) -> bytes:
-    """A part as it stands in the archive."""
     return json.dumps(part, indent=1, ensure_ascii=True, sort_keys=False).encode() + b"\n"
 
 
 def pack(parts: Mapping[str, Any]) -> bytes:
-    """The archive of parts by name."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name, part in parts.items():

@@ -68,12 +68,10 @@ class HubClient:
                     pass
 
     def check(self) -> None:
-        """Raises Stopped once the pull was stopped."""
         if self.stopped.is_set():
             raise Stopped
 
     def pause(self, seconds: float) -> None:
-        """Wait, or raise Stopped."""
         if self.stopped.wait(seconds):
             raise Stopped
 

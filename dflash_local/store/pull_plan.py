@@ -119,7 +119,11 @@ def prepare(
 
 def refreshed(plan: PullPlan, cache: Cache, manifests: Path | None) -> PullPlan:
     """The plan as it is now: another process may have done some of it."""
-    return _summed([_again(item, cache, manifests) for item in plan.repos], cache)
+    now = [
+        _whole_or_counted(item.wanted, item.listing, item.branch, cache, manifests) if item.listing else item
+        for item in plan.repos
+    ]
+    return _summed(now, cache)
 
 
 def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, update: bool) -> RepoPlan:
@@ -134,12 +138,6 @@ def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, updat
     listing = hub.listing(want.repo, revision)
     branch = "" if is_commit(revision) else revision or MAIN
     return _whole_or_counted(want, listing, branch, cache, manifests)
-
-
-def _again(item: RepoPlan, cache: Cache, manifests: Path | None) -> RepoPlan:
-    if item.listing is None:
-        return item
-    return _whole_or_counted(item.wanted, item.listing, item.branch, cache, manifests)
 
 
 def _whole_or_counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifests: Path | None) -> RepoPlan:

@@ -15,7 +15,7 @@ import torch
 from dflash_local.kernels import few_row_gemm, skinny_gemm
 from dflash_local.kernels.experts import StackedWeight as Weight
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
@@ -191,6 +191,11 @@ _BY_TYPE: Mapping[type, Format] = {
     Fp4Weight: FP4,
     FragmentWeight: FRAGMENTS,
 }
+
+
+def form_of(weight: Weight) -> type | FragmentFormat:
+    """What kernels know a weight by: the type, or how its fragments are packed."""
+    return weight.format if isinstance(weight, FragmentWeight) else type(weight)
 
 
 def format_of(weight: Weight) -> Format:

@@ -154,12 +154,10 @@ class GatedDeltaNet:
         delta_step.commit(self.log, self._config, self._cycle, rows)
 
     def rollback(self) -> None:
-        """Forget the last block's rows: what had been kept before it is committed and stays so."""
         half = int(self._cycle.cycle) % 2
         self.log.conv_state[1 - half] = self.log.conv_state[half]
 
     def snapshot(self) -> RecurrentSnapshot:
-        """The committed state, to return to."""
         return RecurrentSnapshot((self._copied(self.log.state),), (self._copied(self.log.conv_state),))
 
     def restore(self, snapshot: RecurrentSnapshot) -> None:

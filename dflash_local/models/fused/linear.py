@@ -16,7 +16,7 @@ from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat,
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
-from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, format_of
+from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, form_of, format_of
 from dflash_local.models.fused.fragment_kernels import product_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
@@ -61,7 +61,6 @@ class Linear:
         return self(x, out, residual).add_(bias)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ weight.T`` for as many rows as there are."""
         return format_of(self.weight).prefill(x, self.weight)
 
 
@@ -86,7 +85,6 @@ class GateUp:
         return format_of(self.weight).swiglu(x, self.weight, out, self.config)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """The same for as many rows as there are."""
         out = x.new_empty(len(x), self.out_features)
         return format_of(self.weight).swiglu(x, self.weight, out, LIBRARY)
 
@@ -138,7 +136,6 @@ class JoinedLinear:
         return out
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ weights.T`` for as many rows as there are."""
         results = [product.prefill(x) for product in self.products]
         return results[0] if len(results) == 1 else torch.cat(results, -1)
 
@@ -183,7 +180,6 @@ class JoinedGateUp:
         return torch.mul(F.silu(gate), up, out=out)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """The same for as many rows as there are."""
         if len(self.products) == 1:
             return self.products[0].prefill(x)
         gate, up = (product.prefill(x) for product in self.products)
@@ -205,7 +201,7 @@ def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
 
 
 def _kind(paired: bool, weight: Weight) -> Kind:
-    return paired, weight.format if isinstance(weight, FragmentWeight) else type(weight), weight.shape
+    return paired, form_of(weight), weight.shape
 
 
 def _with_tail(weight: Weight, below: Weight) -> FragmentWeight | None:

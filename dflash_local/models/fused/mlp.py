@@ -52,7 +52,6 @@ class MLP:
         self.weights, self._intermediate = weights, intermediate
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``out`` [M, H] = its result (+ residual) of a block's rows."""
         intermediate = self._intermediate[: len(normed)]
         return self.weights.down(self.weights.gate_up(normed, intermediate), out, residual)
 

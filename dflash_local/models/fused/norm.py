@@ -26,6 +26,5 @@ class RMSNorm:
         self.weight.fill_(0.0 if self.plus_one else 1.0)
 
     def finish(self) -> None:
-        """From the stored weight to the one that is used."""
         if self.plus_one:
             self.weight.add_(1.0)

@@ -223,7 +223,6 @@ class FusedTarget:
         return Forward(self.hidden[:rows].clone(), self.tapped[:rows].clone() if with_taps else None)
 
     def commit(self, rows: int) -> None:
-        """Keep the first ``rows`` tokens of the last block."""
         self.kept.fill_(rows)
         self.cycle.add_(1)
         self.set_length(self.length + rows)
@@ -244,7 +243,6 @@ class FusedTarget:
         self.kept.fill_(rows)
 
     def snapshot(self) -> TargetSnapshot:
-        """A point ``restore`` can return to."""
         self._commit_pending()
         return TargetSnapshot(self.length, tuple(state.snapshot() for state in self.states.values()))
 

@@ -102,7 +102,6 @@ class TargetWeights:
         return (*self.products, *coded)
 
     def finish(self) -> None:
-        """Once all places are filled: from what is stored to what is used."""
         for layer in self.layers:
             layer.mixer.finish()
             layer.mlp.finish()
