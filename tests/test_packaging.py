@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,38 @@ def test_make_takes_the_measured_versions_where_a_card_is_present(tmp_path: Path
     assert "cat constraints-cuda.txt" in with_card and "torch.example" not in with_card
     assert "constraints-cuda.txt" not in without and "--index-url https://torch.example/cpu" in without
     assert "--index-url" not in plan("No devices found.", "TORCH_CPU_INDEX=")
+
+
+def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
+    """Git writes a link's target as a text where the system has no links, as on Windows by default."""
+
+    def as_text(source: str, copy: str) -> str:
+        if Path(source).is_symlink():
+            Path(copy).write_text(os.readlink(source), encoding="utf-8")
+            return copy
+        return str(shutil.copy2(source, copy))
+
+    links = [path for path in PACKAGE.rglob("*") if path.is_symlink()]
+    assert sorted(path.name for path in links) == ["registry.yaml", "ui"]
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        found = {name for name in names if name in ("__pycache__", "demo")}
+        return found | ({"ui"} if Path(folder) == PACKAGE else set())
+
+    shutil.copytree(PACKAGE, tmp_path / "dflash_local", symlinks=False, ignore=left_out, copy_function=as_text)
+    (tmp_path / "dflash_local" / "ui").write_text("../ui", encoding="utf-8")
+    shutil.copytree(ROOT / "ui", tmp_path / "ui", ignore=left_out)
+    shutil.copy(ROOT / "registry.yaml", tmp_path)
+    code = (
+        "import dflash_local.ui.readings as readings; from dflash_local.catalog import registry;"
+        "print(readings.__file__, len(registry.load().rows))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(str(tmp_path / "ui")) and int(run.stdout.split()[-1]) > 15

@@ -19,7 +19,8 @@ from dflash_local.catalog.yaml_file import Section, kind_of
 from dflash_local.errors import SettingsError, UnknownModelError
 
 SCHEMA = "1"
-# The link inside the package, then what it leads to in a checkout without links.
+# The link inside the package, then what it leads to in a checkout without links, where git writes a text in its place.
+LINK = b"../../registry.yaml"
 PACKAGED = (
     Path(__file__).resolve().parent / "registry.yaml",
     Path(__file__).resolve().parent.parent.parent / "registry.yaml",
@@ -131,9 +132,11 @@ def _packaged(paths: tuple[Path, ...]) -> tuple[bytes, str]:
     """What the first of the files that is there holds, and its name."""
     for path in paths:
         try:
-            return yaml_file.content(path), str(path)
+            data = yaml_file.content(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        if data.strip() != LINK:
+            return data, str(path)
     looked = " nor ".join(map(str, paths))
     raise SettingsError(f"the registry is missing: neither {looked} exists", "install dflash-local again")
 
