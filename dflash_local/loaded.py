@@ -68,6 +68,13 @@ class SessionFacts:
         return self.load.dtype
 
     @property
+    def promise(self) -> str:
+        """How strong the promise of equal text is with this number format: docs/exactness.md."""
+        name = self.dtype.removeprefix("torch.")
+        short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+        return f"{short}: exact" if name == "float32" else f"{short}: up to near-ties"
+
+    @property
     def formats(self) -> str:
         """Of the target's weights, where they are quantised, and of what is computed: ``int4 bfloat16``."""
         return " ".join(filter(None, (self.load.quantize or self.stored, self.dtype)))

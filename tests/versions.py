@@ -17,9 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-versions"
-CLI = ("tests/cli", "--ignore=tests/cli/test_pull_processes.py", "tests/test_terminal.py")
+CLI = ("tests/cli", "tests/app", "--ignore=tests/cli/test_pull_processes.py", "tests/test_terminal.py")
 TUI = ("tests/ui", "--ignore=tests/ui/web", "tests/cli/test_screen.py")
-PAGE = ("tests/ui/web", "tests/cli/test_web.py", "tests/cli/test_web_backend.py")
+PAGE = ("tests/ui/web", "tests/cli/test_web.py", "tests/app/test_served_pair.py")
 STORE = ("tests/store", "tests/cli/test_pull.py", "tests/cli/test_rm.py")
 
 LIST = "import sys; from importlib.metadata import version as v; print('\\n'.join(f'{n} {v(n)}' for n in sys.argv[1:]))"

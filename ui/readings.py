@@ -59,7 +59,7 @@ class Readings:
         """A pair was loaded: what was measured of another does not hold for it."""
         self.begin(self.mode)
         self.context, self.block_size = facts.context, facts.block_size
-        self.precision = precision(facts.dtype)
+        self.precision = facts.promise
         self.ar_speed, self.used, self.stats, self.state = None, 0, None, "ready"
         self.alarms.clear()
 
@@ -159,10 +159,3 @@ class Readings:
             self.acceptance_mean = stats.mean_acceptance_length
         if stats.mode == "ar" and stats.tokens_per_s > 0:
             self.ar_speed = stats.tokens_per_s
-
-
-def precision(dtype: str) -> str:
-    """How strong the promise of equal text is with this number format: docs/exactness.md."""
-    name = dtype.removeprefix("torch.")
-    short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
-    return f"{short}: exact" if name == "float32" else f"{short}: up to near-ties"

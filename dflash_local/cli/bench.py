@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.examples import HELD_OUT
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
 from dflash_local.cli.fidelity import Asked, measure_fidelity, original_of
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
+from dflash_local.cli.measuring import Report, check_report_path, save_report
 from dflash_local.cli.random_bench import RandomOptions, random_bench
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.thinking import thinks
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
@@ -111,8 +109,8 @@ def bench(
     load: LoadConfig,
 ) -> None:
     """Measure speed and acceptance with and without drafting. Writes nothing unless --report is given."""
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
+    user, console = call.user, call.console
     stored = _stored_format(weights)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
@@ -144,14 +142,13 @@ def bench(
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     if block_size is not None:
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    pair = resolve(model, drafter, user, console, draft=not fidelity, allow_mismatch=load.allow_mismatch)
+    pair = call.pair(model, drafter, replace(load, draft=not fidelity))
     check_report_path(report)
-    chosen, thinking = _first(_chosen(pair, prompts), limit), thinks(pair, think, user, console)
+    chosen, thinking = _first(_chosen(pair, prompts), limit), call.thinks(pair, think)
     if fidelity:
         asked = Asked(chosen, length, thinking, report, as_json)
-        plain = original_of(model, pair, original, load, user, console)
-        return measure_fidelity(pair, plain, load, asked, user, console)
-    _compare(pair, load, user, chosen, length, block_size, thinking, console, report, as_json)
+        return measure_fidelity(call, pair, original_of(call, model, pair, original, load), load, asked)
+    _compare(call, pair, load, chosen, length, block_size, thinking, report, as_json)
 
 
 def _stored_format(weights: str) -> str | None:
@@ -185,19 +182,19 @@ def _refuse_load_options(load: LoadConfig, usual: LoadConfig) -> None:
 
 
 def _compare(
+    call: Invocation,
     pair: Pair,
     load: LoadConfig,
-    user: settings.Settings,
     chosen: tuple[Prompt, ...],
     max_new_tokens: int,
     block_size: int | None,
     thinking: bool,
-    console: Console,
     report: Path | None,
     as_json: bool,
 ) -> None:
     """Load the pair, write every reply both ways, tell."""
-    with loaded_engine(pair, load, user, console) as session:
+    console = call.console
+    with call.session(pair, load) as session:
         from dflash_local.bench import speed, speed_report
 
         with console.progress() as line:

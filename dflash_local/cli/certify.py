@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.examples import bench_prompts
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import HELD_OUT, Report, check_report_path, loaded_engine, save_report
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.thinking import thinks
+from dflash_local.cli.measuring import Report, check_report_path, save_report
 from dflash_local.errors import ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
@@ -54,18 +53,22 @@ def certify(
     think: opt.Think = None,
     report: Report = None,
     as_json: opt.Json = False,
+    json_progress: Annotated[
+        bool, typer.Option("--json-progress", help="Print progress as JSON lines, too.", hidden=True)
+    ] = False,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
 ) -> None:
     """Compare replies with and without drafting, greedy and sampled; exit 7 when the engine is at fault."""
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-    pair = resolve(model, drafter, user, console, allow_mismatch=load.allow_mismatch)
+    console = call.console
+    console.json_progress = json_progress
+    pair = call.pair(model, drafter, load)
     check_report_path(report)
-    thinking = thinks(pair, think, user, console)
-    with loaded_engine(pair, load, user, console) as session:
+    thinking = call.thinks(pair, think)
+    with call.session(pair, load) as session:
         prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
         trials = _Trials(prompts, thinking, tuple(block_size or ()), max_new_tokens, planted)
@@ -83,14 +86,14 @@ def certify(
 
 def _prompts(pair: Pair, session: Session, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:
     """What the user gave, else a few of those held out with a bundled pair, else the built-in ones."""
-    from dflash_local.bench.prompts import Prompt, a_few, built_in, held_out
+    from dflash_local.bench.prompts import Prompt
 
     given = [Prompt("given", text=text) for text in texts] + [Prompt("given", ids=opt.parse_ids(text)) for text in ids]
     if any(not text.strip() for text in texts):
         raise UsageError("--prompt is empty")
     if given:
         return tuple(given)
-    return a_few(held_out(HELD_OUT)) if pair.toy else built_in()
+    return tuple(bench_prompts(pair))
 
 
 @dataclass(frozen=True, slots=True)

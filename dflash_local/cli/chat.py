@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.examples import examples
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
-from dflash_local.cli.examples import examples
+from dflash_local.cli.fetch import obtain
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.repl import repl
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.screen import ScreenBackend, ScreenConsole, application, can_show, show
-from dflash_local.cli.slash import CommandContext
-from dflash_local.cli.talk import Talk, loader
-from dflash_local.cli.thinking import thinks
+from dflash_local.cli.screen import application, can_show, show
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
-from dflash_local.service.conversation import Conversation
-from dflash_local.store.history import Recorder
-from dflash_local.store.paths import chats_folder
 
 DEFAULT_MODEL = "demo"
 
@@ -33,18 +26,8 @@ def register(app: typer.Typer) -> None:
     add_command(app, "chat", chat)
 
 
-ModelOrDemo = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="A name that dflash models lists, or a folder; demo.",
-        autocompletion=opt.complete_model,
-    ),
-]
-
-
 def chat(
-    model: ModelOrDemo = None,
+    model: opt.ModelOrDemo = None,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     system: opt.System = "",
@@ -66,8 +49,8 @@ def chat(
     load: LoadConfig,
 ) -> None:
     """Talk with a model: a screen on a terminal, else line by line. Sampling as its authors advise."""
-    user = settings.load()
-    console = Console(user.environ)
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    user, console = call.user, call.console
     sampling = given(
         temperature=temperature if temperature is not None else user.temperature,
         top_k=top_k,
@@ -79,25 +62,25 @@ def chat(
         seed=seed,
     )
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
-    draft = mode is opt.ModeChoice.dflash
-    name = model or user.model or DEFAULT_MODEL
-    pair = resolve(name, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
-    thinking = thinks(pair, think, user, console)
-    options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, thinking, system)
-    run_screen = application(console) if not plain and can_show(console, user.environ) else None
-    told: Console = ScreenConsole(user.environ) if run_screen else console
-    folder = chats_folder(user)
-    recorder = Recorder(folder, told.warn, keep=user.history and not no_history)
-    conversation = Conversation(pair, loader(load, user, told), options, recorder)
-    talk = Talk(told, conversation, user)
+    pair = call.pair(model or user.model or DEFAULT_MODEL, drafter, load)
+    options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, call.thinks(pair, think), system)
+    from dflash_local.app.chat_session import ChatSession
+    from dflash_local.cli.repl import repl
+
+    session = ChatSession(pair, load, options, user, keep=user.history and not no_history)
     chosen = "" if model or user.model else " (no MODEL was given)"
-    if run_screen and isinstance(told, ScreenConsole):
-        backend = ScreenBackend(CommandContext(talk, folder), told, greeting(pair, chosen))
-        raise typer.Exit(show(run_screen, conversation, backend))
-    with talk:
-        console.note(f"talking to {talk.pair.label}{chosen}; /help shows the commands, /quit leaves")
-        console.note(hint(talk.pair))
-        repl(CommandContext(talk, folder))
+    run_screen = application(console) if not plain and can_show(console, user.environ) else None
+    if run_screen is not None:
+        raise typer.Exit(show(run_screen, session, greeting(pair, chosen)))
+    session.listen(console.notify)
+    session.obtain = obtain(user, console, allow_mismatch=False)
+    session.bar = "█" if console.can_show("█") else "#"
+    with console.progress():
+        session.open()
+    with closing(session):
+        console.note(f"talking to {pair.label}{chosen}; /help shows the commands, /quit leaves")
+        console.note(hint(pair))
+        repl(session, console)
 
 
 def greeting(pair: Pair, chosen: str) -> str:

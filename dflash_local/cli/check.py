@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_local import settings
+from dflash_local.app.fitting import planned_peak
+from dflash_local.app.loading import load_steps_of, named_when_missing
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import loaded_engine
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import load_steps_of, named_when_missing, planned_peak
 from dflash_local.errors import EngineCheckError, PairCheckError
 from dflash_local.load_config import LoadConfig
-from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
@@ -43,11 +41,9 @@ def check(
     load: LoadConfig,
 ) -> None:
     """Check a pair on this card; exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
-    user = settings.load()
-    console = Console(user.environ)
-    draft = mode is opt.ModeChoice.dflash
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
-    report = _report(pair, replace(load, draft=draft), user, console, again)
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    console, pair = call.console, call.pair(model, drafter, load)
+    report = _report(call, pair, load, again)
     lost = take_unkept()
     if lost:
         console.warn(lost)
@@ -58,21 +54,22 @@ def check(
     _raise_for(report.findings, pair)
 
 
-def _report(pair: Pair, load: LoadConfig, user: Settings, console: Console, again: bool) -> Report:
+def _report(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Report:
     """What was found before where nothing speaks against it, else what is found now."""
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.check import record
         from dflash_local.check.run import checked_now
+    user = call.user
     path = record.path_of(user.cache_dir, record.facts_of(pair, load))
     if again:
         load_steps_of(load, user).forget()  # a load that ended the program may be tried as it was asked for
     before = None if again else record.remembered(path)
     if before is not None and before.good:
         return before
-    with loaded_engine(pair, load, user, console) as session:
+    with call.session(pair, load) as session:
         planned = planned_peak(pair, session.facts.load, user)
-        with console.progress() as line:
+        with call.console.progress() as line:
             return checked_now(session, pair, path, planned, line)
 
 

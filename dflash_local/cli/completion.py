@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dflash_local import settings
+from dflash_local.app.models import registry
 from dflash_local.catalog.bundled import BUNDLED
-from dflash_local.cli.places import registry
 from dflash_local.errors import DFlashError
 
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from dflash_local import terminal
 from dflash_local.errors import DFlashError
+from dflash_local.events import LoadProgress, Notice
 
 RESET = "\x1b[0m"
 STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
@@ -36,6 +37,8 @@ class Console:
         self._environ = environ
         self._colour_out = terminal.colour_enabled(self.out, environ)
         self._colour_err = terminal.colour_enabled(self.err, environ)
+        self.json_progress = False  # shown as JSON lines on stdout
+        self._progress_width = 0  # of the line of progress that stands on stderr
 
     @property
     def interactive(self) -> bool:
@@ -85,10 +88,12 @@ class Console:
 
     def raw(self, text: str, style: str = "", end: str = "") -> None:
         """Text for stdout that has passed ``terminal.TerminalFilter`` already."""
+        self.clear_progress()
         _emit(self.out, _styled(text, style, self._colour_out) + end)
 
     def json(self, value: Mapping[str, Any]) -> None:
         """One JSON object on one line of stdout; all ASCII, so that no encoding can fail."""
+        self.clear_progress()
         _emit(self.out, json.dumps(value, ensure_ascii=True) + "\n")
 
     def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
@@ -101,6 +106,10 @@ class Console:
 
     def raw_note(self, text: str, style: str = "", end: str = "") -> None:
         """Text for stderr that has passed ``terminal.TerminalFilter`` already."""
+        self.clear_progress()
+        self._err(text, style, end)
+
+    def _err(self, text: str, style: str = "", end: str = "") -> None:
         try:
             _emit(self.err, _styled(text, style, self._colour_err) + end)
         except OutputClosed:
@@ -119,25 +128,37 @@ class Console:
         if error.hint:
             self.note(f"hint: {error.hint.strip()}")
 
+    def notify(self, event: Notice | LoadProgress) -> None:
+        """What the application says: a dim note, a warning, or how far a load is."""
+        if isinstance(event, LoadProgress):
+            self.show_progress(event.stage, event.fraction)
+        elif event.level == "warning":
+            self.warn(event.message)
+        else:
+            self.note(event.message, "dim")
+
+    def show_progress(self, text: str, fraction: float) -> None:
+        """A line on stderr that is rewritten in place until anything else is said; nothing off a terminal."""
+        if self.json_progress:
+            self.json({"progress": text, "fraction": fraction})
+        elif self.live:
+            line = f"{terminal.safe_line(text)} {fraction:.0%}"[: max(10, self.note_columns - 1)]
+            self._progress_width = max(self._progress_width, len(line))
+            self._err(f"\r{line.ljust(self._progress_width)}")
+
+    def clear_progress(self) -> None:
+        """Take the line of progress away."""
+        width, self._progress_width = self._progress_width, 0
+        if width:
+            self._err(f"\r{' ' * width}\r")
+
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
-        """A line on stderr that is rewritten in place and gone at the end; nothing off a terminal."""
-        if not self.live:
-            yield lambda _text, _fraction: None
-            return
-        longest = 0
-
-        def show(text: str, fraction: float) -> None:
-            nonlocal longest
-            line = f"{terminal.safe_line(text)} {fraction:.0%}"[: max(10, self.note_columns - 1)]
-            longest = max(longest, len(line))
-            self.raw_note(f"\r{line.ljust(longest)}")
-
+        """Within, progress may be shown; its line is gone at the end."""
         try:
-            yield show
+            yield self.show_progress
         finally:
-            if longest:
-                self.raw_note(f"\r{' ' * longest}\r")
+            self.clear_progress()
 
     def can_show(self, text: str) -> bool:
         """True when stdout's encoding has all these characters."""

@@ -5,29 +5,26 @@ A race in lines: both replies from the same loaded pair, every figure from their
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from dflash_local import settings, terminal
-from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
+from dflash_local import terminal
+from dflash_local.app.examples import TOY, built_in_prompt
+from dflash_local.app.reply_text import figures, histogram
+from dflash_local.catalog.bundled import BUNDLED, find
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.reply import ReplyPrinter, figures, first_interrupt
-from dflash_local.cli.session import start_service
-from dflash_local.cli.talk import histogram
+from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.errors import UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, user_request
 from dflash_local.service.race import Race, Racer
 
-PROMPTS = FOLDER / "prompts.json"
-FALLBACK_PROMPT = "Write a Python function that returns the sum of a list of numbers."
 MAX_NEW_TOKENS = 256
-TOY = "toy pair: first-run material, not a speed claim"
 
 
 def register(app: typer.Typer) -> None:
@@ -43,13 +40,13 @@ def demo(
     load: LoadConfig,
 ) -> None:
     """Watch a toy pair write the same text without and with its drafter."""
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
+    console = call.console
     if pair_name not in BUNDLED:
         raise UsageError(f"{pair_name!r} is not a bundled pair", f"one of: {', '.join(BUNDLED)}")
     pair = find(pair_name)
     prompt = built_in_prompt()
-    with start_service(pair, load, user, console) as service:
+    with call.start(pair, load) as service:
         racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
         if not as_json:
             console.data(f"{pair.label}: {prompt}", "bold")
@@ -58,16 +55,6 @@ def demo(
         console.json({"pair": pair.name, "note": TOY, "prompt": prompt, **race.as_dict()})
     else:
         conclude(console, race)
-
-
-def built_in_prompt() -> str:
-    """The prompt of the demonstration."""
-    try:
-        prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return FALLBACK_PROMPT
-    prompt = prompts.get("demo") if isinstance(prompts, dict) else None
-    return prompt if isinstance(prompt, str) and prompt.strip() else FALLBACK_PROMPT
 
 
 class MarkedPrinter:

@@ -15,15 +15,15 @@ from typing import Literal
 import typer
 
 from dflash_local import __version__, settings
+from dflash_local.app.models import OVERLAY, install_status, model_store, registry
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.places import OVERLAY, places_or_none, registry, standing
-from dflash_local.cli.tables import amount
 from dflash_local.errors import SettingsError
 from dflash_local.planner import hardware, machine, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Command, Compiler
 from dflash_local.settings import Settings
+from dflash_local.tables import amount
 
 Status = Literal["ok", "info", "problem"]
 STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
@@ -300,8 +300,8 @@ def check_command(command: Command) -> Check:
 def check_models(user: Settings) -> Check:
     """The registry, and how many of its pairs are here."""
     try:
-        places = places_or_none(user)
-        found = [standing(row, places) for row in registry(user).rows]
+        store = model_store(user)
+        found = [install_status(row, store) for row in registry(user).rows]
     except SettingsError as error:
         return Check("models", "problem", error.message, error.hint)
     here = [item for item in found if item.state == "local"]

@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli.console import Console
-from dflash_local.cli.measuring import loaded_engine, save_report
-from dflash_local.cli.resolve import choose, resolve
+from dflash_local.cli.invocation import Invocation
+from dflash_local.cli.measuring import save_report
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
+
+ALONE = LoadConfig(draft=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Asked:
     as_json: bool
 
 
-def original_of(model: str, pair: Pair, named: str | None, load: LoadConfig, user: Settings, console: Console) -> Pair:
+def original_of(call: Invocation, model: str, pair: Pair, named: str | None, load: LoadConfig) -> Pair:
     """The plain target that a quantised one was made of: itself, before it was rounded; or another.
 
     Args:
@@ -39,24 +40,22 @@ def original_of(model: str, pair: Pair, named: str | None, load: LoadConfig, use
         UsageError: nothing tells which. DownloadError: it is not on this machine.
     """
     if named is not None:
-        return resolve(named, None, user, console, draft=False)
+        return call.pair(named, None, ALONE)
     if load.quantize is not None:
         return pair
-    choice = choose(model, None, user)
+    choice = choose(model, None, call.user)
     if choice.row is None or choice.row.target is None or choice.target == choice.row.target:
         raise UsageError(
             f"{pair.name} is not known as a quantised target",
             "give --quantize, or a quantised checkpoint with --original MODEL",
         )
-    return resolve(choice.row.name, None, user, console, draft=False)
+    return call.pair(choice.row.name, None, ALONE)
 
 
-def measure_fidelity(
-    pair: Pair, original: Pair, load: LoadConfig, asked: Asked, user: Settings, console: Console
-) -> None:
+def measure_fidelity(call: Invocation, pair: Pair, original: Pair, load: LoadConfig, asked: Asked) -> None:
     """Load the original, then the quantised target, both without a drafter; tell how far apart they are."""
-    alone = replace(load, draft=False)
-    with loaded_engine(original, replace(alone, quantize=None), user, console) as session:
+    console, alone = call.console, replace(load, draft=False)
+    with call.session(original, replace(alone, quantize=None)) as session:
         from dflash_local.bench import fidelity, fidelity_report
 
         with console.progress() as line:
@@ -64,7 +63,7 @@ def measure_fidelity(
         before = session.facts
     del session
     fidelity.give_back()
-    with loaded_engine(pair, alone, user, console) as session:
+    with call.session(pair, alone) as session:
         with console.progress() as line:
             found = fidelity.distances(session, texts, line)
         facts = session.facts

@@ -89,7 +89,7 @@ def _variant() -> inspect.Parameter:
 
 
 def _repository(model: str | None, variant: str) -> str:
-    from dflash_local.cli.resolve import of_variant
+    from dflash_local.app.resolve import of_variant
 
     if model is None:
         raise UsageError("--variant is of a MODEL, and none was given", "name the MODEL before it")

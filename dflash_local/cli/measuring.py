@@ -1,42 +1,19 @@
-"""What ``certify`` and ``bench`` share: the engine's session, the held-out prompts, the report file."""
+"""The file of ``--report``, which ``certify`` and ``bench`` write."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from dflash_local.catalog.bundled import FOLDER, Pair
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import held, load_pair, warn_of
 from dflash_local.errors import UsageError
-from dflash_local.load_config import LoadConfig
 from dflash_local.planner.hardware import folder
-from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
 
-if TYPE_CHECKING:
-    from dflash_local.engine.session import Session
-
-HELD_OUT = FOLDER / "heldout.json"
-
 Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the whole report there as JSON.")]
-
-
-@contextmanager
-def loaded_engine(pair: Pair, load: LoadConfig, user: Settings, console: Console) -> Iterator[Session]:
-    """The engine's session itself, closed at the end: measuring looks behind events. It is not checked unasked."""
-    with held(pair, user):
-        session = cast("Session", load_pair(pair, load, user, console))
-        warn_of(session, console)
-        try:
-            yield session
-        finally:
-            session.close()
 
 
 def check_report_path(file: Path | None) -> None:

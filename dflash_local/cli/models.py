@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app import fitting
+from dflash_local.app.models import InstallStatus, ModelStore, download_gib, install_status, model_store, registry
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.places import Places, Standing, places_or_none, registry, standing
-from dflash_local.cli.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
+from dflash_local.cli.invocation import Invocation
+from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
+from dflash_local.ui.pair_text import marks
+from dflash_local.ui.plan_text import machine_line
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
@@ -46,17 +49,15 @@ def models(
     debug: opt.Debug = False,
 ) -> None:
     """List all pairs: what they take, what is here, and whether they fit this machine."""
-    user = settings.load()
-    console = Console(user.environ)
-    places = places_or_none(user)
-    rows = [standing(row, places) for row in registry(user).rows]
+    call = Invocation.begin()
+    user, console = call.user, call.console
+    store = model_store(user)
+    rows = [install_status(row, store) for row in registry(user).rows]
     if local:
-        _here(console, places, rows, as_json)
+        _here(console, store, rows, as_json)
         return
-    from dflash_local.cli import fit
-
-    where = fit.machine(user, gpu, gpu_memory)
-    found = [(item, *fit.row_verdict(item.row, where)) for item in rows]
+    where = fitting.machine(user, gpu, gpu_memory)
+    found = [(item, *fitting.row_verdict(item.row, where)) for item in rows]
     if as_json:
         console.json({"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]})
         return
@@ -69,14 +70,11 @@ def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
     models(local=True, as_json=as_json, debug=debug)
 
 
-def _table(found: list[tuple[Standing, str]], where: Machine, width: int) -> list[str]:
-    from dflash_local.cli.fit import machine_line
-    from dflash_local.cli.pair_text import in_all, marks
-
+def _table(found: list[tuple[InstallStatus, str]], where: Machine, width: int) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for item, word in found:
         row = item.row
-        size = "-" if row.bundled else gib(in_all(row))
+        size = "-" if row.bundled else gib(download_gib(row))
         state = SHOWN.get(item.state, item.state)
         drafter = row.status if row.kind == "dflash" else f"{row.status} {row.kind}"
         rest = [mark for mark in marks(row) if mark not in (row.status, row.kind)]
@@ -93,7 +91,7 @@ def _table(found: list[tuple[Standing, str]], where: Machine, width: int) -> lis
     return [*lines, "dflash show MODEL tells more; dflash pull MODEL downloads."]
 
 
-def _as_json(item: Standing, word: str, plan: Plan | None) -> dict[str, Any]:
+def _as_json(item: InstallStatus, word: str, plan: Plan | None) -> dict[str, Any]:
     return {
         **asdict(item.row),
         "state": item.state,
@@ -105,16 +103,16 @@ def _as_json(item: Standing, word: str, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def _here(console: Console, places: Places | None, rows: list[Standing], as_json: bool) -> None:
+def _here(console: Console, store: ModelStore | None, rows: list[InstallStatus], as_json: bool) -> None:
     """What the cache holds of the registry's pairs; repositories of no pair are only counted."""
     bundled = [item.row.name for item in rows if item.state == "bundled"]
     here = [item for item in rows if item.state in ("local", "partial")]
-    everything = _scan(places)
+    everything = _scan(store)
     ours = {part.repo for item in here for part in (item.target, item.drafter) if part is not None}
     others = [item for item in everything if item.repo not in ours]
     unique = {part.repo: part.size for item in here for part in (item.target, item.drafter) if part is not None}
     total = sum(unique.values())
-    where = str(places.cache.folder) if places else None
+    where = str(store.cache.folder) if store else None
     if as_json:
         pairs = [_local_json(item) for item in here]
         others_json = {"repos": len(others), "bytes": sum(item.size for item in others)}
@@ -144,7 +142,7 @@ _LOCAL = (
 )
 
 
-def _local_rows(item: Standing) -> list[tuple[str, ...]]:
+def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
     """The target's line, then the drafter's."""
     lines: list[tuple[str, ...]] = []
     parts = (("target", item.row.target, item.target), ("drafter", item.row.drafter, item.drafter))
@@ -167,7 +165,7 @@ def _state(part: Local) -> str:
     return part.notice or "complete"
 
 
-def _local_json(item: Standing) -> dict[str, Any]:
+def _local_json(item: InstallStatus) -> dict[str, Any]:
     return {
         "name": item.row.name,
         "state": item.state,
@@ -194,10 +192,10 @@ def _part_json(part: Local | None) -> dict[str, Any] | None:
     }
 
 
-def _scan(places: Places | None) -> tuple[Local, ...]:
+def _scan(store: ModelStore | None) -> tuple[Local, ...]:
     from dflash_local.store import local
 
-    return () if places is None else local.scan(places.cache, places.manifests)
+    return () if store is None else local.scan(store.cache, store.manifests)
 
 
 def _yes(value: bool | None) -> str:

@@ -5,13 +5,14 @@ How a pair is loaded is declared in ``load_config`` and made into options by ``c
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import typer
 
 from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams
 
 MAX_ID_DIGITS = 10  # more than any vocabulary; Python refuses to read thousands
@@ -36,6 +37,14 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A name that dflash models lists, or a local folder.",
+        autocompletion=complete_model,
+    ),
+]
+ModelOrDemo = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A name that dflash models lists, or a folder; demo.",
         autocompletion=complete_model,
     ),
 ]
@@ -85,6 +94,11 @@ def sampling(start: SamplingParams, **given: float | int | None) -> SamplingPara
     known = {field.name: getattr(start, field.name) for field in fields(start)}
     known.update({name: value for name, value in given.items() if value is not None})
     return SamplingParams(**known)
+
+
+def drafting(load: LoadConfig, mode: ModeChoice) -> LoadConfig:
+    """How a pair is loaded for replies of a mode."""
+    return replace(load, draft=mode is ModeChoice.dflash)
 
 
 def mode_name(mode: ModeChoice) -> Literal["dflash", "ar"]:

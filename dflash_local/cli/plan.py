@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_local import settings
-from dflash_local.cli import fit, pair_text
+from dflash_local.app import fitting
+from dflash_local.app.fitting import Shapes
+from dflash_local.app.models import ModelStore, model_store, server_commands
+from dflash_local.app.resolve import Choice, choose
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.places import Places, places_or_none
-from dflash_local.cli.tables import indented, wrapped
 from dflash_local.errors import DoesNotFitError, SettingsError
 from dflash_local.load_config import LoadConfig
+from dflash_local.tables import indented, wrapped
+from dflash_local.ui import pair_text, plan_text
 
 if TYPE_CHECKING:
-    from dflash_local.cli.fit import Shapes
-    from dflash_local.cli.resolve import Choice
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
 
@@ -58,21 +59,19 @@ def plan(
     load: LoadConfig,
 ) -> None:
     """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not."""
-    from dflash_local.cli.resolve import choose
-
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
+    user, console = call.user, call.console
     choice = choose(model, drafter, user)
-    places = places_or_none(user)
-    known = fit.shapes(choice, places)
-    where = fit.machine(user, gpu, gpu_memory, load.device)
+    store = model_store(user)
+    known = fitting.shapes(choice, store)
+    where = fitting.machine(user, gpu, gpu_memory, load.device)
     if _on_a_server(choice):
         _tell_server(console, choice, known, where, as_json)
         return
     if known is None:
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
-    _tell_plan(console, choice, known, where, places, replace(load, draft=draft), as_json)
+    _tell_plan(console, choice, known, where, store, replace(load, draft=draft), as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -86,9 +85,9 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
 
     row = choice.row
     found = None if known is None else ask(known.target, known.drafter, where, runs_on="server")
-    commands = pair_text.server_commands(row) if row else {}
+    commands = server_commands(row) if row else {}
     if as_json:
-        answer = None if found is None else fit.as_json(found)
+        answer = None if found is None else fitting.as_json(found)
         tensor_parallel = row.server.tensor_parallel if row and row.server else None
         console.json(
             {
@@ -103,7 +102,7 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
         return
     for line in [
         f"{choice.name} on a server",
-        *(indented(fit.ledger_lines(found, console.columns - 2)) if found else []),
+        *(indented(plan_text.ledger_lines(found, console.columns - 2)) if found else []),
     ]:
         console.data(line)
     console.data()
@@ -118,7 +117,7 @@ def _tell_plan(
     choice: Choice,
     known: Shapes,
     where: Machine,
-    places: Places | None,
+    store: ModelStore | None,
     config: LoadConfig,
     as_json: bool,
 ) -> None:
@@ -129,16 +128,16 @@ def _tell_plan(
     near = None if found.fits else nearest(known.target, known.drafter, where, config)
     table = fits_table(known.target, known.drafter if config.draft else None, where, config)
     own = choice.row is not None and choice.row.target == choice.target
-    variants = fit.variant_plans(choice.row, known, where, config, places) if own else ()
+    variants = fitting.variant_plans(choice.row, known, where, config, store) if own else ()
     report = {
         "model": choice.name,
         "runs_on": "local",
         "fits": found.fits,
-        "plan": fit.as_json(found),
-        "nearest": None if near is None else fit.as_json(near),
-        "table": [fit.as_json(one) for one in table],
+        "plan": fitting.as_json(found),
+        "nearest": None if near is None else fitting.as_json(near),
+        "table": [fitting.as_json(one) for one in table],
         "variants": [one.as_dict() for one in variants],
-        "inferred": fit.inferred(known),
+        "inferred": fitting.inferred(known),
     }
     if as_json and found.fits:
         console.json(report)
@@ -148,8 +147,9 @@ def _tell_plan(
         for line in _page(choice, known, found, table, variants, width):
             write(line)
     if not found.fits:
-        better = fit.fitting_variant(variants)
-        refusal = fit.refusal_of(found, near, fit.variant_hint(choice.name, better) if better is not None else "")
+        better = fitting.fitting_variant(variants)
+        hint = "" if better is None else fitting.variant_hint(choice.name, better)
+        refusal = fitting.refusal_of(found, near, hint)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
 
 
@@ -158,17 +158,17 @@ def _page(
     known: Shapes,
     found: Plan,
     table: tuple[Plan, ...],
-    variants: tuple[fit.VariantPlan, ...],
+    variants: tuple[fitting.VariantPlan, ...],
     width: int,
 ) -> list[str]:
     context = f"context {found.context:,}" if found.context else "context unknown"
     drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
     head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
-    page = [*wrapped(head, width), *wrapped(f"on {fit.machine_line(found.machine)}", width)]
-    page += [*wrapped(fit.engine_line(found), width), ""]
-    page += indented(fit.ledger_lines(found, width - 2))
-    page += ["", "what fits", *indented(fit.fit_lines(known, table, width - 2))]
+    page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
+    page += [*wrapped(plan_text.engine_line(found), width), ""]
+    page += indented(plan_text.ledger_lines(found, width - 2))
+    page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
     if variants:
-        page += ["", "pre-quantised", *indented(fit.variant_lines(variants, width - 2))]
-    remarks = fit.remarks(known, width - 2)
+        page += ["", "pre-quantised", *indented(plan_text.variant_lines(variants, width - 2))]
+    remarks = plan_text.remarks(known, width - 2)
     return [*page, *([""] if remarks else []), *indented(remarks)]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.cli.tables import amount, cut
 from dflash_local.events import Notice, PullProgress
+from dflash_local.tables import amount, cut
 from dflash_local.ui.downloads import Speed
 
 UP, CLEAR_LINE, CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"

@@ -6,11 +6,11 @@ from typing import Any
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.attaching import running_server
 from dflash_local.cli import options as opt
-from dflash_local.cli.attaching import running_server
-from dflash_local.cli.console import Console
-from dflash_local.cli.tables import Column, table, tokens
+from dflash_local.cli.invocation import Invocation
+from dflash_local.settings import Settings
+from dflash_local.tables import Column, table, tokens
 
 COLUMNS = (
     Column("MODEL", shrinks=True),
@@ -30,9 +30,8 @@ def register(app: typer.Typer) -> None:
 
 def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
     """Show what a running dflash serve or dflash web keeps loaded on this machine."""
-    user = settings.load()
-    console = Console(user.environ)
-    server = served(user)
+    call = Invocation.begin()
+    console, server = call.console, served(call.user)
     if as_json:
         console.json({"servers": [] if server is None else [server]})
     elif server is None:
@@ -44,7 +43,7 @@ def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
             console.note("it wants a token: put it into DFLASH_TOKEN to see more")
 
 
-def served(user: settings.Settings) -> dict[str, Any] | None:
+def served(user: Settings) -> dict[str, Any] | None:
     """The server that wrote itself down, by what it says of itself now; None when nobody answers there.
 
     Its state is ``unknown`` where it wants a token that the user has not given.

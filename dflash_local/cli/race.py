@@ -11,20 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from dflash_local import settings
+from dflash_local.app.examples import TOY, built_in_prompt
+from dflash_local.app.loading import start_service
+from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.chat import ModelOrDemo
 from dflash_local.cli.console import Console
-from dflash_local.cli.demo import TOY, Show, built_in_prompt, run_in_lines
+from dflash_local.cli.demo import Show, run_in_lines
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.reply import ReplyPrinter
-from dflash_local.cli.resolve import resolve
 from dflash_local.cli.run import piped_text
-from dflash_local.cli.screen import ScreenConsole, can_show, draw_plainly
-from dflash_local.cli.session import start_service
-from dflash_local.cli.thinking import thinks
+from dflash_local.cli.screen import can_show, draw_plainly
 from dflash_local.errors import UsageError
-from dflash_local.events import LoadProgress, Mode
+from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def race(
-    model: ModelOrDemo = None,
+    model: opt.ModelOrDemo = None,
     prompt: Annotated[str, typer.Argument(help="The prompt; a built-in one if not given.")] = "",
     drafter: opt.Drafter = None,
     max_new_tokens: opt.MaxNewTokens = None,
@@ -58,8 +58,8 @@ def race(
     load: LoadConfig,
 ) -> None:
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
+    user, console = call.user, call.console
     text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip()) or built_in_prompt()
     request = user_request(
         text,
@@ -67,14 +67,13 @@ def race(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
-    name = model or user.model or "demo"
-    pair = resolve(name, drafter, user, console, allow_mismatch=load.allow_mismatch)
-    request = replace(request, thinking=thinks(pair, think, user, console))
+    pair = call.pair(model or user.model or "demo", drafter, load)
+    request = replace(request, thinking=call.thinks(pair, think))
     contest = Contest(pair, load, user, request, text)
     if not plain and not as_json and can_show(console, user.environ):
         shown = _screen(console)
         if shown is not None:
-            raise typer.Exit(contest.on_screen(shown, ScreenConsole(user.environ), console))
+            raise typer.Exit(contest.on_screen(shown, console))
     contest.in_lines(console, as_json)
 
 
@@ -94,7 +93,7 @@ class Contest:
         Raises:
             Interrupted: Ctrl-C. DFlashError: a reply failed.
         """
-        with start_service(self.pair, self.load, self.user, console) as service:
+        with Invocation(self.user, console).start(self.pair, self.load) as service:
             racer = self._racer(service)
             if not as_json:
                 console.data(f"{self.pair.label}: ", "bold", end="")
@@ -105,7 +104,7 @@ class Contest:
         else:
             self._conclude(console, result)
 
-    def on_screen(self, run: Callable[..., Any], told: ScreenConsole, console: Console) -> int:
+    def on_screen(self, run: Callable[..., Any], console: Console) -> int:
         """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code.
 
         Raises:
@@ -114,13 +113,8 @@ class Contest:
         draw_plainly()
         with ExitStack() as stack:
 
-            def prepare(hear: Callable[[Any], None]) -> Racer:
-                from dflash_local.ui.tui.backend import Notification
-
-                told.attach(
-                    lambda text, _level: hear(Notification(text)), lambda text, part: hear(LoadProgress(text, part))
-                )
-                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.user, told)))
+            def prepare(notify: Notify) -> Racer:
+                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.user, notify)))
 
             code, result = run(self.pair.label, self.prompt, prepare)
         if result is not None:

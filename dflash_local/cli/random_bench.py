@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from dflash_local.cli import fit
+from dflash_local.app import fitting
+from dflash_local.app.loading import named_when_missing
+from dflash_local.app.models import model_store
+from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run
 from dflash_local.cli.console import Console
 from dflash_local.cli.measuring import check_report_path, save_report
-from dflash_local.cli.places import places_or_none
-from dflash_local.cli.resolve import Choice, choose, refuse_what_does_not_run
-from dflash_local.cli.session import named_when_missing
-from dflash_local.cli.tables import amount
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import check_integer
 from dflash_local.settings import Settings, quiet_libraries
+from dflash_local.tables import amount
 
 if TYPE_CHECKING:
     from dflash_local.bench.random_pair import RandomPair
@@ -142,7 +142,7 @@ def _known_shape(choice: Choice, role: str, part: Repo | Path | None, user: Sett
     if part is None:
         raise UsageError(f"no {role} is known for {choice.name}", "give its folder or repository with --drafter")
     row = choice.row if role == "drafter" and choice.own_drafter else None
-    config = fit.configuration(part, row, places_or_none(user))
+    config = fitting.configuration(part, row, model_store(user))
     name = part.name if isinstance(part, Path) else part.id
     if config is None:
         raise SettingsError(
@@ -187,12 +187,12 @@ def _check_fit(
     """Ask the planner before anything is allocated.
 
     Raises:
-        DoesNotFitError: what is needed, what is free, and what would fit.
+        DoesNotFitError: what is needed, what is free, and what would fitting.
     """
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan
 
-    known = fit.shapes(choice, places_or_none(user))
+    known = fitting.shapes(choice, model_store(user))
     if known is None:
         return
     context = min(measures.room, context_limit(known.target, known.drafter))
@@ -201,7 +201,7 @@ def _check_fit(
     config = LoadConfig(dtype=dtype, context=context, engine=engine, offload="none")  # as it is built
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
-    if not fit.too_big(found):
+    if not fitting.too_big(found):
         return
     least = plan(target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
     smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""

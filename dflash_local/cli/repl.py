@@ -1,26 +1,33 @@
-"""The plain line chat: reads lines, tells commands from messages, and knows what Ctrl-C means."""
+"""The plain line chat: reads lines, tells commands from messages, shows replies, and knows what Ctrl-C means."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
+from dflash_local.app.chat_commands import ALIASES
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.reply_text import figures
 from dflash_local.cli.console import Console
-from dflash_local.cli.slash import CommandContext, Quit, execute
+from dflash_local.cli.reply import ReplyPrinter, follow
 from dflash_local.errors import DFlashError
+from dflash_local.service.conversation import Answer
 
 PROMPT = ">>> "
 MORE = "... "
 FENCE = '"""'
 
 
-def repl(context: CommandContext) -> None:
+class Quit(Exception):
+    """The user wants to leave."""
+
+
+def repl(chat: ChatSession, console: Console) -> None:
     """Talk until /quit, end of input or Ctrl-C twice.
 
     Raises:
         EngineError: the session broke; no further reply can come from it.
     """
-    console = context.console
     if console.interactive:
         _offer_line_editing()
     pressed = False  # Ctrl-C at the last prompt
@@ -29,7 +36,7 @@ def repl(context: CommandContext) -> None:
             message = _read_message(console)
             pressed = False
             if message.strip():
-                _act(message, context)
+                _act(message, chat, console)
         except (EOFError, Quit):
             break
         except KeyboardInterrupt:
@@ -42,16 +49,64 @@ def repl(context: CommandContext) -> None:
         console.note("bye", "dim")
 
 
-def _act(message: str, context: CommandContext) -> None:
+def _act(message: str, chat: ChatSession, console: Console) -> None:
     try:
         if message.startswith("/") and not message.startswith("//"):
-            execute(message, context)
-        else:
-            context.talk.answer(message[1:] if message.startswith("//") else message)
+            _execute(message, chat, console)
+        elif not _show(chat.conversation.answer(message.removeprefix("/")), chat, console):
+            console.note("nothing came of it, your message is taken back", "dim")
     except DFlashError as error:
-        if context.talk.broken:
+        if chat.broken:
             raise
-        context.console.error(error)
+        console.error(error)
+
+
+def _execute(line: str, chat: ChatSession, console: Console) -> None:
+    """Run a command: the line chat's own, or one that every chat has.
+
+    Raises:
+        Quit: it was /quit. DFlashError: see ``ChatSession.execute``.
+    """
+    word, _, argument = line.partition(" ")
+    name = ALIASES.get(word.lower(), word.lower())
+    if name == "/quit":
+        raise Quit
+    if name == "/help":
+        _help(chat, console)
+    elif name == "/regen":
+        answer = chat.conversation.regenerate()
+        if answer.request.sampling.greedy:
+            console.note("greedy: the reply will be the same; /set temperature 0.7 changes that", "dim")
+        _show(answer, chat, console)
+    else:
+        with console.progress():
+            console.note_text(chat.execute(line))
+        for turn in chat.conversation.turns if name == "/load" and argument.strip() else ():
+            console.note(PROMPT if turn.role == "user" else "", "dim", end="")
+            console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
+
+
+def _help(chat: ChatSession, console: Console) -> None:
+    for command in chat.commands.values():
+        console.note(f"  {command.usage:24s} {command.help}")
+    console.note('  """                      begins and ends a message of several lines')
+    console.note("  Ctrl-C                   stops the reply; twice, or Ctrl-D, leaves")
+
+
+def _show(answer: Answer, chat: ChatSession, console: Console) -> bool:
+    """Print a reply to its end; False when Ctrl-C came before any text."""
+    with answer:
+        printer = ReplyPrinter(console)
+        try:
+            follow(answer, printer)
+        finally:
+            printer.finish()
+    if answer.finished is None or answer.turn is None:
+        return False
+    if ending := answer.turn.ending:
+        console.note(f"[{ending}]", "yellow")
+    console.note(f"[{figures(answer.finished)}, seed {answer.finished.stats.seed}]", "dim")
+    return True
 
 
 def _read_message(console: Console) -> str:

@@ -1,7 +1,4 @@
-"""Follows one request from submit to end, for every command: text on its way out, figures after.
-
-All figures come from ``Stats``; nothing is timed or counted here.
-"""
+"""Follows one request from submit to end, for every command: text on its way out."""
 
 from __future__ import annotations
 
@@ -132,22 +129,3 @@ class ReplyPrinter:
             self._at_line_start = text.endswith("\n")
         else:
             self._console.raw_note(text, "dim")
-
-
-def figures(finished: Finished) -> str:
-    """One line: speed, both acceptance lengths by name, and the rows verified where they were fewer than the block."""
-    stats, usage = finished.stats, finished.usage
-    parts = [f"{usage.completion_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
-    if stats.mean_acceptance_length is not None:
-        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} per cycle")
-        if stats.turn_acceptance_length is not None:
-            cycles = len(stats.acceptance_lengths) + stats.undrafted_cycles
-            parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({cycles} cycles)")
-    if stats.mode == "dflash" and stats.mean_verify_rows not in (None, stats.block_size):
-        parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
-    if stats.distinct_experts:
-        counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
-        parts.append(f"different experts a layer by rows: {counts}")
-    parts.append(f"{stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt")
-    parts.append(finished.reason)
-    return ", ".join(parts)

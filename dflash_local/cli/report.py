@@ -13,8 +13,9 @@ import typer
 from dflash_local import settings
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.tables import Column, amount, indented, table, wrapped
+from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import DFlashError, UsageError
+from dflash_local.tables import Column, amount, indented, table, wrapped
 
 if TYPE_CHECKING:
     from dflash_local.report.replay import Shapes
@@ -41,8 +42,8 @@ def report(
     debug: opt.Debug = False,
 ) -> None:
     """Put what a bug report needs into one archive: no prompts, replies, paths, names or tokens. Sends nothing."""
-    user = settings.load()
-    console = Console(user.environ)
+    call = Invocation.begin()
+    user, console = call.user, call.console
     if replay is not None:
         if out is not None or show or yes:
             raise UsageError("--replay reads a report and writes none", "leave --out, --show and --yes away")
@@ -143,15 +144,15 @@ def _compile_again(kernels: list[dict[str, Any]], console: Console) -> None:
 
 def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
     """The shapes of a pair by its name, as the registry or the files here tell them."""
-    from dflash_local.cli.places import places_or_none, registry
-    from dflash_local.cli.report_parts import known_shapes
+    from dflash_local.app.fitting import row_shapes
+    from dflash_local.app.models import model_store, registry
 
-    rows, places = registry(user), places_or_none(user)
+    rows, store = registry(user), model_store(user)
 
     def known(model: str) -> Shapes | None:
         try:
             row = rows.find(model)
-            found = None if row is None else known_shapes(row, user, places)
+            found = None if row is None else row_shapes(row, user, store)
         except DFlashError:
             return None
         return None if found is None else (found.target, found.drafter)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import settings
-from dflash_local.cli import doctor, fit
-from dflash_local.cli.places import Places, places_or_none, registry, standing
+from dflash_local.app import fitting
+from dflash_local.app.models import install_status, model_store, registry
+from dflash_local.cli import doctor
 from dflash_local.errors import DFlashError, SettingsError
 from dflash_local.load_config import LoadConfig
 from dflash_local.report import errors_log
@@ -93,23 +94,12 @@ def kernels_part(source: Source) -> list[dict[str, Any]]:
 def plans_part(source: Source) -> list[dict[str, Any]]:
     """The plan of each pair that is here, by its repository; the user's own rows are local models."""
     try:
-        places, rows = places_or_none(source.user), registry(source.user).rows
-        where = fit.machine(source.user, device=source.user.load_config.device)
+        store, rows = model_store(source.user), registry(source.user).rows
+        where = fitting.machine(source.user, device=source.user.load_config.device)
     except DFlashError as error:
         return [{"model": None, "error": error.kind}]
-    here = [row for row in rows if standing(row, places).state in ("bundled", "local")]
+    here = [row for row in rows if install_status(row, store).state in ("bundled", "local")]
     return [_planned(row, where, source.user) for row in here]
-
-
-def known_shapes(row: Row, user: Settings, places: Places | None) -> fit.Shapes | None:
-    """Of a row's pair; None when they are not known.
-
-    Raises:
-        DFlashError: its configuration is damaged.
-    """
-    from dflash_local.cli.resolve import choose, of_row
-
-    return fit.shapes(choose(row.bundled, None, user) if row.bundled else of_row(row), places)
 
 
 def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
@@ -119,13 +109,13 @@ def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
     model = LOCAL if row.overridden else row.name
     asked = {"asked": asdict(load), "kernels": where.kernels, "compiler": where.compiler}
     try:
-        known = known_shapes(row, user, places_or_none(user))
+        known = fitting.row_shapes(row, user, model_store(user))
         if known is None:
             return {"model": model, "error": "unknown shape"}
         found = plan(known.target, known.drafter, where, load)
     except DFlashError as error:
         return {"model": model, "error": error.kind}
-    return {"model": model, **asked, "plan": fit.as_json(found)}
+    return {"model": model, **asked, "plan": fitting.as_json(found)}
 
 
 def check_part(source: Source) -> list[Any]:

@@ -11,15 +11,13 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.reply_text import figures
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.reply import Reply, ReplyPrinter, figures, follow
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import start_service
-from dflash_local.cli.thinking import thinks
+from dflash_local.cli.reply import Reply, ReplyPrinter, follow
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -63,9 +61,8 @@ def run(
     load: LoadConfig,
 ) -> None:
     """Answer one prompt. Greedy unless --temperature is given."""
-    user = settings.load()
-    console = Console(user.environ)
-    draft = mode is opt.ModeChoice.dflash
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    user, console = call.user, call.console
     request = _request(
         prompt,
         opt.parse_ids(prompt_ids) if prompt_ids is not None else (),
@@ -85,9 +82,9 @@ def run(
         mode=opt.mode_name(mode),
         block_size=block_size,
     )
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
-    request = replace(request, thinking=thinks(pair, think, user, console))
-    with start_service(pair, replace(load, draft=draft), user, console) as service:
+    pair = call.pair(model, drafter, load)
+    request = replace(request, thinking=call.thinks(pair, think))
+    with call.start(pair, load) as service:
         if request.messages and not service.facts.has_tokenizer:
             raise UsageError(f"{pair.name} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
         reply = _as_json(service, request, console) if as_json else _as_text(service, request, console, pair)

@@ -1,26 +1,18 @@
-"""The chat on a full screen: decides whether the terminal can show one, and serves it the chat's commands."""
+"""When ``dflash chat`` and ``dflash race`` take the whole screen, and how one is drawn where signs are lacking."""
 
 from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import terminal
-from dflash_local.cli.attaching import running_server
 from dflash_local.cli.console import Console
-from dflash_local.cli.slash import COMMANDS, CommandContext, Quit, execute
 from dflash_local.errors import EngineError
-from dflash_local.events import LoadProgress, Notice, PullProgress
-from dflash_local.service.conversation import Conversation
 
 if TYPE_CHECKING:
-    from dflash_local.cli.fit import Loaded
-    from dflash_local.planner.occupancy import Occupancy
-    from dflash_local.ui.offers import Offer
-    from dflash_local.ui.tui.backend import Hear
+    from dflash_local.app.chat_session import ChatSession
 
 STAND_INS = {
     **dict.fromkeys("─━═–—▔", "-"),
@@ -34,151 +26,6 @@ STAND_INS = {
     "›": ">",
     "▓": "=",
 }
-LEAVE_OUT = ("/help", "/regen", "/quit")  # the screen has its own
-
-
-class ScreenConsole(Console):
-    """Says to a screen what a console says to a terminal; before one listens, it keeps what was said."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ)
-        self._hear: Callable[[str, str], None] | None = None
-        self._load: Callable[[str, float], None] = lambda _text, _fraction: None
-        self._kept: list[tuple[str, str]] = []
-        self._line = ""
-
-    def attach(self, hear: Callable[[str, str], None], load: Callable[[str, float], None]) -> None:
-        """Tell ``hear`` (text, level) and ``load`` (what, 0..1) from now on, and what was kept."""
-        self._hear, self._load = hear, load
-        for text, level in self._kept:
-            hear(text, level)
-        self._kept = []
-
-    @property
-    def live(self) -> bool:
-        """Never: no line of the terminal is to be written again."""
-        return False
-
-    @property
-    def can_ask(self) -> bool:
-        """Never: nobody reads the terminal under the screen."""
-        return False
-
-    def raw(self, text: str, style: str = "", end: str = "") -> None:
-        self._say(text + end, "note")
-
-    def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
-        self.note_text(terminal.safe_line(text), style, end)
-
-    def note_text(self, text: str, style: str = "", end: str = "\n") -> None:
-        self._line += text + end
-        if end:
-            line, self._line = self._line, ""
-            self._say(line, "note")
-
-    def raw_note(self, text: str, style: str = "", end: str = "") -> None:
-        self._say(text + end, "note")
-
-    def warn(self, text: str) -> None:
-        self._say(text, "warning")
-
-    @contextmanager
-    def progress(self) -> Iterator[Callable[[str, float], None]]:
-        yield lambda text, fraction: self._load(text, fraction)
-
-    def _say(self, text: str, level: str) -> None:
-        if not text.strip():
-            return
-        if self._hear is None:
-            self._kept.append((text, level))
-        else:
-            self._hear(text, level)
-
-
-class ScreenBackend:
-    """The chat's commands for a screen; what one command says comes as one note."""
-
-    def __init__(self, context: CommandContext, console: ScreenConsole, greeting: str) -> None:
-        self._context, self._console, self._greeting = context, console, greeting
-        context.show_turns = False  # the screen shows them itself
-        self._hear: Hear | None = None
-        self._gathering: list[str] | None = None
-
-    @property
-    def conversation(self) -> Conversation:
-        return self._context.conversation
-
-    @property
-    def greeting(self) -> str:
-        return self._greeting
-
-    @property
-    def examples(self) -> Sequence[str]:
-        from dflash_local.cli.examples import examples
-
-        return examples(self.conversation.pair)
-
-    @property
-    def commands(self) -> Mapping[str, str]:
-        return {command.usage: command.help for name, command in COMMANDS.items() if name not in LEAVE_OUT}
-
-    def attach(self, hear: Hear) -> None:
-        self._hear = hear
-        self._console.attach(self._heard, lambda text, fraction: hear(LoadProgress(text, fraction)))
-
-    def execute(self, line: str) -> None:
-        self._gathering = []
-        try:
-            execute(line, self._context)
-        except Quit:
-            return
-        finally:
-            said, self._gathering = "\n".join(self._gathering), None
-            self._tell(said, "note")
-
-    def offers(self) -> Sequence[Offer]:
-        from dflash_local.cli.offers import offers
-
-        return offers(self._context.talk.user, self._loaded)
-
-    def offer(self, name: str) -> Offer:
-        from dflash_local.cli.offers import offer
-
-        return offer(name, self._context.talk.user, self._loaded)
-
-    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
-        from dflash_local.cli.offers import pull
-
-        pull(name, self._context.talk.user, hear, cancelled)
-
-    def memory(self) -> Occupancy:
-        from dflash_local.planner.occupancy import Occupancy, occupancy
-        from dflash_local.remote.attached import AttachedFacts
-
-        facts, user = self.conversation.facts, self._context.talk.user
-        if facts is None:
-            return Occupancy()
-        server = running_server(user) if isinstance(facts, AttachedFacts) else None
-        return occupancy(facts.device, user.environ, server.get("pid") if server else None)
-
-    @property
-    def _loaded(self) -> Loaded | None:
-        from dflash_local.cli.fit import Loaded
-
-        facts = self.conversation.facts
-        return Loaded(self.conversation.pair, facts) if facts is not None else None
-
-    def _heard(self, text: str, level: str) -> None:
-        if level == "note" and self._gathering is not None:
-            self._gathering.append(text.rstrip("\n"))
-        else:
-            self._tell(text, level)
-
-    def _tell(self, text: str, level: str) -> None:
-        from dflash_local.ui.tui.backend import Notification
-
-        if self._hear is not None and text.strip():
-            self._hear(Notification(text, "warning" if level == "warning" else "note"))
 
 
 def can_show(console: Console, environ: Mapping[str, str]) -> bool:
@@ -218,7 +65,7 @@ def application(console: Console) -> Any | None:
     return run
 
 
-def show(run: Any, conversation: Conversation, backend: ScreenBackend) -> int:
+def show(run: Any, chat: ChatSession, greeting: str) -> int:
     """Run the screen to its end and give the model back.
 
     Raises:
@@ -226,9 +73,9 @@ def show(run: Any, conversation: Conversation, backend: ScreenBackend) -> int:
     """
     draw_plainly()
     try:
-        code = run(backend)
-        if conversation.broken:
+        code = run(chat, greeting)
+        if chat.broken:
             raise EngineError("the session broke", "dflash doctor looks at this machine")
         return int(code)
     finally:
-        conversation.close()
+        chat.close()

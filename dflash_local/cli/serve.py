@@ -1,74 +1,36 @@
 """``dflash serve``: one pair kept in memory behind an OpenAI-compatible endpoint on this machine.
 
-The command's options and what they may be; the server itself is imported when it runs. No message shows the token.
+The command's options; the server itself is imported when it runs.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import json
-import math
-import re
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dflash_local import settings
+from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import options as opt
-from dflash_local.cli import session as loading
-from dflash_local.cli.console import Console
+from dflash_local.cli.address import (
+    HOST,
+    AllowHostOption,
+    HostOption,
+    KeepAliveOption,
+    TokenFileOption,
+    TokenOption,
+    address_of,
+    parse_duration,
+)
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.thinking import thinks
-from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 
-HOST, PORT = "127.0.0.1", 8000
-TOKEN_VARIABLE = "DFLASH_TOKEN"
-WILDCARDS = ("0.0.0.0", "::", "")
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
-SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-HostOption = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Others than this machine's own need a token.")
-]
-TokenOption = Annotated[
-    str | None, typer.Option("--token", metavar="TEXT", help="What clients must send; others see it in ps.")
-]
-TokenFileOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds the token.")
-]
-AllowHostOption = Annotated[
-    list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A further name of this server.")
-]
-KeepAliveOption = Annotated[
-    str, typer.Option("--keep-alive", metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")
-]
+PORT = 8000
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     add_command(app, "serve", serve)
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen, and what to ask of clients."""
-
-    host: str
-    port: int
-    token: str | None = field(repr=False)
-    more_hosts: tuple[str, ...] = ()
-
-    @property
-    def url(self) -> str:
-        """What a client on this machine uses."""
-        name = "127.0.0.1" if self.host in WILDCARDS else f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{name}:{self.port}"
 
 
 def serve(
@@ -87,96 +49,10 @@ def serve(
     load: LoadConfig,
 ) -> None:
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
-    user = settings.load()
-    console = Console(user.environ)
-    address = address_of(host, port, token, token_file, allow_host, user)
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    address = address_of(host, port, token, token_file, allow_host, call.user)
     seconds = parse_duration(keep_alive)
-    draft = mode is opt.ModeChoice.dflash
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
-    with loading.named_when_missing():
+    pair = call.pair(model, drafter, load)
+    with named_when_missing():
         from dflash_local.cli.serving import Serving
-    thinking = thinks(pair, think, user, console)
-    Serving(pair, replace(load, draft=draft), thinking, user, console).run(address, seconds)
-
-
-def address_of(
-    host: str,
-    port: int,
-    token: str | None,
-    token_file: Path | None,
-    more_hosts: Sequence[str] | None,
-    user: settings.Settings,
-) -> Address:
-    """The options of an address, checked.
-
-    Raises:
-        UsageError: see ``check_address``; or the token is given twice, unreadable or unusable.
-    """
-    address = Address(host, port, _token(token, token_file, user), tuple(more_hosts or ()))
-    check_address(address)
-    return address
-
-
-def check_address(address: Address) -> None:
-    """Refuse to be reachable from elsewhere without a token.
-
-    Raises:
-        UsageError: says how to do it.
-    """
-    if address.token is None and not _is_loopback(address.host):
-        raise UsageError(
-            f"--host {address.host}: other machines could use this model, and there is no token",
-            f"put a secret into {TOKEN_VARIABLE} or --token-file, or stay on {HOST} and reach it with "
-            f"ssh -L {address.port}:{HOST}:{address.port}",
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _token(given: str | None, file: Path | None, user: settings.Settings) -> str | None:
-    """The token of the option, the file or the variable; None for none.
-
-    Raises:
-        UsageError: two options at once, a file that cannot be read, or what no header can carry.
-    """
-    if given is not None and file is not None:
-        raise UsageError("--token and --token-file both name a token", "give one of them")
-    token = given if given is not None else user.environ.get(TOKEN_VARIABLE) or None
-    if file is not None:
-        try:
-            token = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--token-file {file} cannot be read: {error}", "give a readable text file") from error
-    if token is not None and not re.fullmatch(r"[!-~]{8,4096}", token):
-        raise UsageError("the token is not usable", "8 or more letters, digits or signs without spaces")
-    return token
-
-
-def parse_duration(text: str) -> float | None:
-    """Seconds of ``90s``, ``30m``, ``2h``, ``0``; None for ``never``.
-
-    Raises:
-        UsageError: anything else.
-    """
-    if text.strip().lower() == "never":
-        return None
-    found = DURATION.fullmatch(text.strip().lower())
-    seconds = float(found[1]) * SECONDS[found[2]] if found else math.inf
-    if not math.isfinite(seconds):
-        raise UsageError(f"--keep-alive {text!r} is not a time", "such as 90s, 30m, 2h, 0 or never")
-    return seconds
-
-
-def curl_line(address: Address, model: str) -> str:
-    """A command that asks the server something; the token is named, not shown."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
-    secret = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if address.token else ""
-    url = f"{address.url}/v1/chat/completions"
-    return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{secret} -d {shlex.quote(body)}"
+    Serving(call, pair, load, call.thinks(pair, think)).run(address, seconds)

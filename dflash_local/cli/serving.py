@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dflash_local import settings
 from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen, run
+from dflash_local.app.attaching import recorded
+from dflash_local.app.models import installed
+from dflash_local.app.resident_model import model_of
+from dflash_local.app.resolve import resolve
+from dflash_local.app.thinking import default_thinking
 from dflash_local.catalog.bundled import Pair
-from dflash_local.catalog.generation_config import sampling_defaults
-from dflash_local.chat.tokenizer_files import read_files
-from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
-from dflash_local.cli import session as loading
-from dflash_local.cli.attaching import RECORD, attached, running_server
-from dflash_local.cli.console import Console
-from dflash_local.cli.places import places_or_none, registry, standing
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.serve import WILDCARDS, Address, curl_line
-from dflash_local.cli.thinking import default_thinking
+from dflash_local.cli.address import WILDCARDS, Address, curl_line
+from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import DFlashError, EngineError
-from dflash_local.events import Event, LoadProgress
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
-from dflash_local.remote.attached import is_listening
-from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
-from dflash_local.service.service import Session
-from dflash_local.store.kept import keep
 
 if TYPE_CHECKING:
     from dflash_local.ui.web.mount import Page
@@ -46,33 +33,20 @@ if TYPE_CHECKING:
 PageOf = Callable[[Resident, str, Callable[[], bool]], "Page"]  # the pair, the address, whether the server is ending
 
 
-class _Server(Console):
-    """Nobody sits before a server: it asks nothing."""
-
-    def __init__(self, console: Console, environ: Mapping[str, str]) -> None:
-        super().__init__(environ, console.out, console.err)
-
-    @property
-    def can_ask(self) -> bool:
-        """Never."""
-        return False
-
-
 class Serving:
     """One server's life, from the free port to the exit code."""
 
     def __init__(
         self,
+        call: Invocation,
         pair: Pair,
         load: LoadConfig,
         thinking: bool,
-        user: settings.Settings,
-        console: Console,
         page: PageOf | None = None,
         open_browser: bool = False,
     ) -> None:
-        self._pair, self._load, self._thinking, self._user = pair, load, thinking, user
-        self._console = _Server(console, user.environ)
+        self._user, self._console = call.user, call.console
+        self._pair, self._load, self._thinking = pair, load, thinking
         self._page, self._open_browser, self._url = page, open_browser, ""
         self._failed: DFlashError | None = None
 
@@ -93,7 +67,7 @@ class Serving:
             stack.callback(sock.close)
             stack.callback(resident.close)
             stack.callback(send_lines_to(self._console.note))
-            endpoint = Endpoint(resident, metrics, lambda: _names_here(self._user))
+            endpoint = Endpoint(resident, metrics, lambda: installed(self._user))
             page = self._page(resident, address.url, lambda: endpoint.draining) if self._page is not None else None
             app = guarded_app(
                 endpoint,
@@ -102,7 +76,16 @@ class Serving:
                 page.lifespan if page is not None else None,
             )
             server = Server(app, endpoint, ready=lambda: self._begin(server, resident, address, keep_alive_s))
-            stack.enter_context(recorded(self._user, address, model.name))
+            stack.enter_context(
+                recorded(
+                    self._user,
+                    address.url,
+                    model.name,
+                    host=address.host,
+                    port=address.port,
+                    token=address.token is not None,
+                )
+            )
             run(server, sock)
             broken = resident.status.error
         if self._failed is not None:
@@ -139,90 +122,13 @@ class Serving:
 
     def _find(self, name: str) -> Model:
         """Another model that is on this machine; its drafter decides whether it thinks."""
-        pair = resolve(name, None, self._user, self._console, draft=self._load.draft)
+        pair = resolve(name, None, self._user, self._console.notify, draft=self._load.draft)
         return self._model(pair, default_thinking(pair))
 
     def _model(self, pair: Pair, thinking: bool) -> Model:
         """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
         attach_from = self._url if self._page is not None else None
-        return model_of(pair, self._load, self._user, self._console, thinking, attach_from)
-
-
-def model_of(
-    pair: Pair,
-    config: LoadConfig,
-    user: settings.Settings,
-    console: Console,
-    thinking: bool,
-    attach_from: str | None = None,
-) -> Model:
-    """A pair as the resident service keeps it. Its id is a name, never a path of this machine.
-
-    Args:
-        attach_from: the address of the server that asks, when another one may lend the pair.
-    """
-    files = read_files(pair.target)
-    folder = os.path.isdir(os.path.expanduser(pair.name))
-    return Model(
-        name=(pair.target.resolve().name or "model") if folder else pair.name,
-        load=lambda progress: _load(pair, config, user, console, progress, attach_from),
-        aliases=() if folder else _aliases(pair, user),
-        sampling=sampling_defaults(pair.target),
-        thinking=thinking,
-        mode="dflash" if config.draft else "ar",
-        call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
-        context=loading.planned_context(pair, config, user),
-    )
-
-
-def _aliases(pair: Pair, user: settings.Settings) -> tuple[str, ...]:
-    row = registry(user).find(pair.name)
-    return tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)
-
-
-def _names_here(user: settings.Settings) -> tuple[str, ...]:
-    """Models that can be switched to without a download."""
-    places = places_or_none(user)
-    rows = [standing(row, places) for row in registry(user).rows]
-    return tuple(one.row.bundled or one.row.name for one in rows if one.state in ("bundled", "local"))
-
-
-class _Held:
-    """A session that lets go of its files when it is closed."""
-
-    def __init__(self, session: Session, hold: ExitStack) -> None:
-        self._session, self._hold = session, hold
-
-    @property
-    def facts(self) -> SessionFacts:
-        """What was loaded, and how."""
-        return self._session.facts
-
-    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """The session's own."""
-        return self._session.generate(request, cancelled)
-
-    def close(self) -> None:
-        """Release the model, then its files."""
-        self._session.close()
-        self._hold.close()
-
-
-def _load(
-    pair: Pair,
-    config: LoadConfig,
-    user: settings.Settings,
-    console: Console,
-    progress: Callable[[LoadProgress], None],
-    attach_from: str | None,
-) -> Session:
-    elsewhere = attached(pair, config, user, console, attach_from) if attach_from is not None else None
-    if elsewhere is not None:
-        return elsewhere
-    with ExitStack() as stack:
-        stack.enter_context(loading.held(pair, user))
-        session = loading.open_stepwise(pair, config, user, console, progress)
-        return _Held(session, stack.pop_all())
+        return model_of(pair, self._load, self._user, self._console.notify, thinking, attach_from)
 
 
 def rules_for(address: Address) -> Rules:
@@ -232,32 +138,3 @@ def rules_for(address: Address) -> Rules:
     if wild:
         names |= {socket.gethostname().lower(), "host.docker.internal"}
     return Rules(hosts=frozenset(names - set(WILDCARDS)), any_address=wild, token=address.token)
-
-
-@contextmanager
-def recorded(user: settings.Settings, address: Address, model: str) -> Iterator[None]:
-    """Within, ``serve.json`` in the cache folder tells other commands of this process."""
-    if user.cache_dir is None:
-        yield
-        return
-    path = user.cache_dir / RECORD
-    other = running_server(user)
-    if other is not None and other.get("model") == model and other["url"] != address.url and is_listening(other["url"]):
-        yield  # who wants this model finds it there
-        return
-    record: dict[str, Any] = {
-        "pid": os.getpid(),
-        "url": address.url,
-        "host": address.host,
-        "port": address.port,
-        "model": model,
-        "token": address.token is not None,
-        "started": time.time(),
-    }
-    keep(path, json.dumps(record, indent=2) + "\n")
-    try:
-        yield
-    finally:
-        with suppress(OSError, ValueError):
-            if json.loads(path.read_text(encoding="utf-8")).get("pid") == os.getpid():
-                path.unlink()

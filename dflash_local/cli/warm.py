@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local import settings
+from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import loaded_engine
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.session import named_when_missing
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -39,17 +36,15 @@ def warm(
     load: LoadConfig,
 ) -> None:
     """Load a pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
-    user = settings.load()
-    console = Console(user.environ)
-    draft = mode is opt.ModeChoice.dflash
-    pair = resolve(model, drafter, user, console, draft=draft, allow_mismatch=load.allow_mismatch)
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    console, pair = call.console, call.pair(model, drafter, load)
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.kernels import kernel_record
     if again:
         kernel_record.forget_all()
     begin = time.monotonic()
-    with loaded_engine(pair, replace(load, draft=draft), user, console) as session:
+    with call.session(pair, load) as session:
         seconds, facts = time.monotonic() - begin, session.facts
     found = _report(pair.name, facts, kernel_record.used_records(), seconds)
     if as_json:

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_local import settings
+from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import options as opt
-from dflash_local.cli import serve as serving
-from dflash_local.cli import session as loading
-from dflash_local.cli.chat import ModelOrDemo
-from dflash_local.cli.console import Console
+from dflash_local.cli.address import (
+    HOST,
+    AllowHostOption,
+    HostOption,
+    KeepAliveOption,
+    TokenFileOption,
+    TokenOption,
+    address_of,
+    parse_duration,
+)
+from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.resolve import resolve
-from dflash_local.cli.thinking import thinks
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -35,13 +41,13 @@ def register(app: typer.Typer) -> None:
 
 
 def web(
-    model: ModelOrDemo = None,
-    host: serving.HostOption = serving.HOST,
+    model: opt.ModelOrDemo = None,
+    host: HostOption = HOST,
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
-    token: serving.TokenOption = None,
-    token_file: serving.TokenFileOption = None,
-    allow_host: serving.AllowHostOption = None,
-    keep_alive: serving.KeepAliveOption = "30m",
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    allow_host: AllowHostOption = None,
+    keep_alive: KeepAliveOption = "30m",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     drafter: opt.Drafter = None,
     think: opt.Think = None,
@@ -50,20 +56,19 @@ def web(
     load: LoadConfig,
 ) -> None:
     """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
-    user = settings.load()
-    console = Console(user.environ)
-    address = serving.address_of(host, port, token, token_file, allow_host, user)
-    seconds = serving.parse_duration(keep_alive)
+    call = Invocation.begin()
+    user = call.user
+    address = address_of(host, port, token, token_file, allow_host, user)
+    seconds = parse_duration(keep_alive)
     settings.quiet_libraries()
-    with loading.named_when_missing("'dflash-local[web]'"):
+    with named_when_missing("'dflash-local[web]'"):
         from dflash_local.ui.web.page import page as page_of
-    pair = resolve(model or user.model or "demo", drafter, user, console, allow_mismatch=load.allow_mismatch)
-    with loading.named_when_missing():
+    pair = call.pair(model or user.model or "demo", drafter, load)
+    with named_when_missing():
+        from dflash_local.app.served_pair import ServedPair
         from dflash_local.cli.serving import Serving
-        from dflash_local.cli.web_backend import WebBackend
 
     def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(WebBackend(resident, pair, load, user, url), ending)
+        return page_of(ServedPair(resident, pair, load, user, url), ending)
 
-    life = Serving(pair, load, thinks(pair, think, user, console), user, console, page=page, open_browser=open_browser)
-    life.run(address, seconds)
+    Serving(call, pair, load, call.thinks(pair, think), page, open_browser).run(address, seconds)

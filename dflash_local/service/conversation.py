@@ -1,61 +1,102 @@
-"""A conversation: its pair, its turns and its options, and how a reply is requested.
+"""A conversation: its turns and its options, and how a reply is requested. Prints and draws nothing.
 
-Knows the service and the store; the way to load a pair is passed in. Prints and draws nothing, so
-that the line chat and the screens share it.
+Line chat, terminal screen and page share it; the model is passed in.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from dflash_local.catalog.bundled import Pair
-from dflash_local.catalog.generation_config import sampling_defaults
-from dflash_local.errors import DFlashError, UsageError
+from dflash_local.errors import BusyError, DFlashError, EngineError, UsageError
 from dflash_local.events import Event, Finished
-from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
 from dflash_local.service.gathered import Gathered
-from dflash_local.service.service import Service, Ticket
+from dflash_local.service.service import Ticket
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
 
-Load = Callable[[Pair, bool], Service]  # the pair, and whether its drafter is to be loaded
+
+class ChatModel(Protocol):
+    """What answers in a conversation: a pair that is loaded for it, or the resident one.
+
+    Attributes:
+        sampling: the model's own defaults.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    def submit(self, request: Request) -> Ticket: ...
 
 
 class Answer(Gathered):
-    """A reply on its way: an iterator over its events. Use it in a ``with``.
+    """A reply: an iterator over its events. Use it in a ``with``, which submits the request; that may take a load.
 
     Leaving the ``with`` decides: a reply that ended is kept as a turn, one that failed, was abandoned
     or was stopped before any text is not, and the conversation is as it was before.
+
+    Attributes:
+        turn: what it became in the conversation; None before, and when it was not kept.
     """
 
-    def __init__(self, ticket: Ticket, settle: Callable[[Answer], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        submit: Callable[[Request], Ticket],
+        settle: Callable[[Answer], None] = lambda _answer: None,
+    ) -> None:
         super().__init__()
-        self._ticket, self._settle = ticket, settle
-        self._events = ticket.events()
-        self._settled = False
+        self.request = request
+        self.turn: Turn | None = None
+        self._submit, self._settle = submit, settle
+        self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
+        self._ticket: Ticket | None = None
+        self._cancelled = self._settled = False
 
     def __enter__(self) -> Answer:
+        """Submit the request.
+
+        Raises:
+            DFlashError: it cannot be sent; the conversation is as it was before.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._end)
+            ticket = self._submit(self.request)
+            stack.pop_all()
+        with self._lock:
+            self._ticket = ticket
+            if self._cancelled:
+                ticket.cancel()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.finished is None:
+            self.cancel()
+        self._end()
+
+    def _end(self) -> None:
         if not self._settled:
             self._settled = True
-            if self.finished is None:
-                self.cancel()
             self._settle(self)
 
     def __iter__(self) -> Answer:
         return self
 
     def __next__(self) -> Event:
-        event = next(self._events)
+        if self._ticket is None:
+            raise EngineError("the request was not submitted")
+        event = next(self._ticket.events())
         self.gather(event)
         return event
 
@@ -65,145 +106,107 @@ class Answer(Gathered):
 
     def cancel(self) -> None:
         """Stop the reply within one cycle; its last event is ``Finished('cancelled')``. From any thread."""
-        self._ticket.cancel()
+        with self._lock:
+            self._cancelled = True
+            ticket = self._ticket
+        if ticket is not None:
+            ticket.cancel()
 
     @property
     def cancelled(self) -> bool:
         """True when ``cancel`` was called, whether or not it came in time."""
-        return self._ticket.cancelled
+        return self._cancelled
 
     @property
-    def request(self) -> Request:
-        """The request as it was submitted."""
-        return self._ticket.request
+    def submitted(self) -> bool:
+        """True once the model has the request."""
+        return self._ticket is not None
 
 
 class Conversation:
-    """One conversation with one loaded pair at a time.
-
-    Its methods are called from one thread at a time; between ``answer`` and the end of what it
-    returned nothing else is called but ``Answer.cancel``.
+    """One conversation, one reply at a time. Its methods may be called from any thread.
 
     Attributes:
         turns: the messages and replies. last: how the last reply ended. replies: how each of this session did.
+        pending: the reply on its way.
     """
 
-    def __init__(self, pair: Pair, load: Load, options: ChatOptions, recorder: Recorder) -> None:
-        self.pair, self.options, self.recorder = pair, options, recorder
+    def __init__(self, model: ChatModel, options: ChatOptions, recorder: Recorder | None = None) -> None:
+        self.model, self.options = model, options
+        self.recorder = recorder or Recorder(None, lambda _text: None, keep=False)
         self.turns: list[Turn] = []
         self.last: Finished | None = None
         self.replies: list[Finished] = []
-        self._load = load
-        self._defaults = SamplingParams()
-        self._service: Service | None = None
-
-    def open(self) -> None:
-        """Load the pair; takes seconds to minutes.
-
-        Raises:
-            UsageError: it has no tokenizer. DFlashError: it cannot be loaded.
-        """
-        self._open(self.pair)
-
-    def close(self) -> None:
-        """Close the service and the chat file."""
-        self.recorder.close()
-        if self._service is not None:
-            self._service.close()
-            self._service = None
-
-    @property
-    def service(self) -> Service:
-        """The loaded pair's service."""
-        if self._service is None:
-            raise UsageError("no model is loaded", "/model NAME loads one")
-        return self._service
-
-    @property
-    def facts(self) -> SessionFacts | None:
-        """What was loaded, and how; None while nothing is."""
-        service = self._service  # another thread may close it meanwhile
-        return service.facts if service is not None else None
-
-    @property
-    def broken(self) -> bool:
-        """True when no further reply can come from the loaded pair."""
-        return self._service is not None and self._service.broken
+        self.pending: Answer | None = None
+        self.lock = threading.RLock()
 
     @property
     def sampling(self) -> SamplingParams:
         """The model's own sampling with the user's options in it."""
-        return merged(self._defaults, self.options.sampling)
+        return merged(self.model.sampling, self.options.sampling)
 
-    def change_model(self, pair: Pair) -> None:
-        """Load another pair in this one's place; this one comes back when that fails.
-
-        The old one goes first: two may not fit into memory.
-        """
-        before = self.pair
-        if self._service is not None:
-            self._service.close()
-            self._service = None
-        try:
-            self._open(pair)
-        except DFlashError:
-            if self._service is None:
-                self._open(before)
-            raise
-
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str, options: ChatOptions | None = None) -> Answer:
         """Send a message; when no reply is kept, the message is taken back.
 
-        Raises:
-            DFlashError: it cannot be sent.
-        """
-        self._add(Turn("user", text))
-        try:
-            return self._submit(self.sampling, lambda: self._drop(1))
-        except DFlashError:
-            self._drop(1)
-            raise
+        Args:
+            options: from now on.
 
-    def regenerate(self) -> Answer:
+        Raises:
+            BusyError: a reply is on its way. DFlashError: it cannot be sent.
+        """
+        with self.lock:
+            self._begin(options)
+            self._add(Turn("user", text))
+            return self._prepare(lambda: self._drop(1))
+
+    def regenerate(self, options: ChatOptions | None = None) -> Answer:
         """The last reply again, with a fresh seed; when none is kept, the old one stays.
 
+        Args:
+            options: from now on.
+
         Raises:
-            UsageError: there is no reply yet. DFlashError: it cannot be sent.
+            BusyError: a reply is on its way. UsageError: there is none yet. DFlashError: it cannot be sent.
         """
-        if not self.turns or self.turns[-1].role != "assistant":
-            raise UsageError("there is no reply to make again")
-        old = self.turns[-1]
-        self._drop(1)
-        try:
-            return self._submit(replace(self.sampling, seed=fresh_seed()), lambda: self._add(old))
-        except DFlashError:
-            self._add(old)
-            raise
+        with self.lock:
+            self._begin(options)
+            if not self.turns or self.turns[-1].role != "assistant":
+                raise UsageError("there is no reply to make again")
+            old = self.turns[-1]
+            self._drop(1)
+            return self._prepare(lambda: self._add(old), seed=fresh_seed())
 
     def take_back(self) -> str:
         """Forget the last message of the user and what was replied; returns the message, to be edited.
 
         Raises:
-            UsageError: there is none.
+            BusyError: a reply is on its way. UsageError: there is none.
         """
-        last = max((index for index, turn in enumerate(self.turns) if turn.role == "user"), default=-1)
-        if last < 0:
-            raise UsageError("there is no message to edit")
-        text = self.turns[last].content
-        self._drop(len(self.turns) - last)
-        return text
+        with self.lock:
+            self._begin(None)
+            last = max((index for index, turn in enumerate(self.turns) if turn.role == "user"), default=-1)
+            if last < 0:
+                raise UsageError("there is no message to edit")
+            text = self.turns[last].content
+            self._drop(len(self.turns) - last)
+            return text
 
     def start_over(self) -> None:
-        """Forget the turns; the next one begins a new chat file."""
-        self.turns.clear()
-        self.last = None
-        self.recorder.begin_anew()
+        """Forget the turns; the next one begins a new chat file. A reply on its way is ended and goes nowhere."""
+        with self.lock:
+            if self.pending is not None:
+                self.pending.cancel()
+                self.pending = None
+            self.turns.clear()
+            self.last = None
+            self.recorder.begin_anew()
 
     def take_up(self, chat: Chat) -> None:
         """Go on with an earlier chat; its file is the recorder's business."""
-        self.start_over()
-        self.options.system = chat.system
-        self.turns.extend(chat.turns)
+        with self.lock:
+            self.start_over()
+            self.options.system = chat.system
+            self.turns.extend(chat.turns)
 
     def set_system(self, text: str) -> None:
         """Change the system message from the next reply on."""
@@ -221,29 +224,36 @@ class Conversation:
             messages.pop()
         return self._request(self.sampling, (*messages, *((Message("user", text),) if text else ())))
 
-    def _open(self, pair: Pair) -> None:
-        defaults = sampling_defaults(pair.target)
-        service = self._load(pair, pair.drafter is not None or self.options.mode == "dflash")
-        if not service.facts.has_tokenizer:
-            service.close()
-            raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
-        self._service, self.pair, self._defaults = service, pair, defaults
+    def _begin(self, options: ChatOptions | None) -> None:
+        if self.pending is not None:
+            raise BusyError("a reply is on its way", "Stop ends it")
+        self.options = options or self.options
 
-    def _submit(self, sampling: SamplingParams, undo: Callable[[], None]) -> Answer:
+    def _prepare(self, undo: Callable[[], None], **sampling: int) -> Answer:
         def settle(answer: Answer) -> None:
-            finished = answer.finished
-            if finished is None or not answer.worth_keeping:
-                undo()
-                return
-            self.last = finished
-            self.replies.append(finished)
-            self._add(Turn("assistant", answer.text, answer.thinking, answer.stopped, summary(finished)))
+            with self.lock:
+                if answer is not self.pending:  # begun anew meanwhile
+                    return
+                self.pending, finished = None, answer.finished
+                if finished is None or not answer.worth_keeping:
+                    undo()
+                    return
+                self.last = finished
+                self.replies.append(finished)
+                answer.turn = Turn("assistant", answer.text, answer.thinking, answer.stopped, summary(finished))
+                self._add(answer.turn)
 
-        return Answer(self.service.submit(self._request(sampling, tuple(turn.message for turn in self.turns))), settle)
+        try:
+            request = self._request(replace(self.sampling, **sampling), tuple(turn.message for turn in self.turns))
+        except DFlashError:
+            undo()
+            raise
+        self.pending = Answer(request, self.model.submit, settle)
+        return self.pending
 
     def _request(self, sampling: SamplingParams, messages: tuple[Message, ...]) -> Request:
         options = self.options
-        head = (Message("system", options.system),) if options.system else ()
+        head = (Message("system", options.system),) if options.system.strip() else ()
         return Request(
             messages=(*head, *messages),
             sampling=sampling,
@@ -255,7 +265,7 @@ class Conversation:
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)
-        self.recorder.turn(self.pair.name, self.options.system, self.turns)
+        self.recorder.turn(self.model.name, self.options.system, self.turns)
 
     def _drop(self, count: int) -> None:
         del self.turns[-count:]

@@ -113,6 +113,16 @@ class Resident:
         return self._model
 
     @property
+    def name(self) -> str:
+        """Of the model."""
+        return self._model.name
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The model's own, for requests that do not say."""
+        return self._model.sampling
+
+    @property
     def facts(self) -> SessionFacts | None:
         """What was loaded, and how; of the last time when it is not loaded now, None before the first."""
         service = self._service

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dflash_local import settings
+from dflash_local.app import loading
+from dflash_local.app.resident_model import loader
 from dflash_local.catalog import bundled
-from dflash_local.cli import serving
-from dflash_local.cli import session as cli_session
 from dflash_local.cli.console import Console
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -37,7 +37,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Finding("target", "ok", "fine"), Finding("drafter", "warning", "accepts little", "another one")
 
     monkeypatch.setattr(run, "check", check)
-    monkeypatch.setattr(cli_session, "CHECKED_DEVICE", "cpu")
+    monkeypatch.setattr(loading, "CHECKED_DEVICE", "cpu")
     return counted
 
 
@@ -58,16 +58,15 @@ def test_it_is_left_out_on_demand_and_where_something_is_measured(cli: Cli, time
 
 
 def test_on_a_cpu_nothing_is_checked_unasked(cli: Cli, times: list[int], monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(cli_session, "CHECKED_DEVICE", "cuda")
+    monkeypatch.setattr(loading, "CHECKED_DEVICE", "cuda")
     assert cli(*RUN).code == 0 and not times
 
 
 def test_a_served_pair_says_how_far_it_is_and_has_the_notice(times: list[int]) -> None:
     user, pair = settings.load(), bundled.find("demo")
     stages: list[str] = []
-    session = serving._load(
-        pair, LoadConfig(fit_check=False), user, Console({}), lambda event: stages.append(event.stage), None
-    )
+    load = loader(pair, LoadConfig(fit_check=False), user, Console({}).notify)
+    session = load(lambda event: stages.append(event.stage))
     session.close()
     assert times and session.facts.notices[-1].startswith("check of the drafter") and "ready" in stages
 
@@ -77,8 +76,8 @@ def test_what_was_found_is_shown_in_a_chat_and_goes_over_the_endpoint(cli: Cli, 
     assert "target     ok       fine\n" in found
     assert "drafter    warning  accepts little\n                    another one\n" in found
     assert "not checked" in cli("chat", "demo", "--no-fit-check", "--skip-check", stdin="/check\n").err
-    session = cli_session.open_session(bundled.find("demo"), LoadConfig(fit_check=False))
-    cli_session.checked(session, bundled.find("demo"), LoadConfig(), settings.load(), lambda _text, _part: None)
+    session = loading.open_session(bundled.find("demo"), LoadConfig(fit_check=False))
+    loading.checked(session, bundled.find("demo"), LoadConfig(), settings.load(), lambda _text, _part: None)
     session.close()
     checks = session.facts.checks
     assert [each.state for each in checks] == ["ok", "warning"] and checks[1].remedy == "another one"
@@ -92,9 +91,9 @@ def test_an_interrupted_check_closes_the_session(times: list[int], monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "check", interrupted)
-    session = cli_session.open_session(bundled.find("demo"), LoadConfig())
+    session = loading.open_session(bundled.find("demo"), LoadConfig())
     closed: list[bool] = []
     monkeypatch.setattr(session, "close", lambda: closed.append(True))
     with pytest.raises(KeyboardInterrupt):
-        cli_session.checked(session, bundled.find("demo"), LoadConfig(), settings.load(), lambda _text, _part: None)
+        loading.checked(session, bundled.find("demo"), LoadConfig(), settings.load(), lambda _text, _part: None)
     assert closed == [True]

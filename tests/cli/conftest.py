@@ -16,9 +16,9 @@ import typer
 from fake_hub import FakeHub, online
 from typer.main import get_command
 
+from dflash_local.app import loading
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli import session as cli_session
 from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
 from dflash_local.load_config import LoadConfig
@@ -88,7 +88,7 @@ class Opened:
 def opened(monkeypatch: pytest.MonkeyPatch, toys: Path) -> Opened:
     """Commands load scripted sessions; ``opened.make`` may be replaced."""
     record = Opened([], [], [], lambda _pair: ScriptedSession())
-    real = cli_session.open_session
+    real = loading.open_session
 
     def open_session(pair: Pair, config: LoadConfig, progress: object = None) -> ScriptedSession:
         record.pairs.append(pair)
@@ -98,7 +98,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, toys: Path) -> Opened:
         record.sessions.append(record.make(pair))
         return record.sessions[-1]
 
-    monkeypatch.setattr(cli_session, "open_session", open_session)
+    monkeypatch.setattr(loading, "open_session", open_session)
     return record
 
 

@@ -18,8 +18,9 @@ from quantised_checkpoints import quantise  # noqa: E402
 from dflash_local import settings  # noqa: E402
 from dflash_local.bench import fidelity as scores  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
-from dflash_local.cli import fidelity, measuring  # noqa: E402
+from dflash_local.cli import fidelity  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
+from dflash_local.cli.invocation import Invocation  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -109,14 +110,16 @@ def test_the_original_gives_its_memory_back_before_the_quantised_target_is_plann
     """A session reserves all the context that fits: beside it, or its memory kept by the allocator, nothing would."""
     steps: list[str] = []
 
+    real = Invocation.session
+
     @contextmanager
-    def loading(pair: Pair, load: LoadConfig, *rest: Any) -> Iterator[Any]:
+    def session(call: Invocation, pair: Pair, load: LoadConfig) -> Iterator[Any]:
         steps.append(f"load {load.quantize}")
-        with measuring.loaded_engine(pair, load, *rest) as session:
-            yield session
+        with real(call, pair, load) as loaded:
+            yield loaded
         steps.append("closed")
 
-    monkeypatch.setattr(fidelity, "loaded_engine", loading)
+    monkeypatch.setattr(Invocation, "session", session)
     monkeypatch.setattr(scores, "give_back", lambda: steps.append("given back"))
     done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW)
     assert done.code == 0, done.err
@@ -151,14 +154,14 @@ def test_the_original_of_a_published_variant_is_its_rows_target(monkeypatch: pyt
     asked: list[str] = []
     pair = Pair("Intel/Qwen3.5-9B-int4-AutoRound", FOLDER, None, bundled=False)
 
-    def resolved(model: str, *_rest: object, draft: bool) -> Pair:
+    def resolved(_call: Invocation, model: str, _drafter: None, load: LoadConfig) -> Pair:
         asked.append(model)
-        assert not draft
+        assert not load.draft
         return pair
 
-    monkeypatch.setattr(fidelity, "resolve", resolved)
-    user = settings.load({})
+    monkeypatch.setattr(Invocation, "pair", resolved)
+    call = Invocation(settings.load({}), Console({}))
     for named, quantize in ((None, None), ("other/name", None), ("other/name", "int4"), (None, "int4")):
         load = LoadConfig(quantize=quantize)
-        assert fidelity.original_of(pair.name, pair, named, load, user, Console(user.environ)) is pair
+        assert fidelity.original_of(call, pair.name, pair, named, load) is pair
     assert asked == ["Qwen/Qwen3.5-9B", "other/name", "other/name"], "what is rounded at load is its own original"

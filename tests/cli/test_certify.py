@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
+from dflash_local.app import loading  # noqa: E402
+from dflash_local.app.loading import open_session  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
-from dflash_local.cli import session as cli_session  # noqa: E402
-from dflash_local.cli.session import open_session  # noqa: E402
 from dflash_local.load_config import QUANTIZED  # noqa: E402
 from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -32,7 +32,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*arguments: object) -> object:
         return plant_drafted_bonus(open_session(*arguments))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli_session, "open_session", opened)
+    monkeypatch.setattr(loading, "open_session", opened)
 
 
 def test_identical_is_said_in_a_table(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.cli.slash import COMMANDS
+from dflash_local.app.chat_commands import COMMANDS
 from dflash_local.errors import ContextError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.store import history

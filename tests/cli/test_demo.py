@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from dflash_local import terminal
-from dflash_local.cli import demo as demo_module
 from dflash_local.events import Piece, Step
 from dflash_local.request import Request
 from tests.cli.conftest import Cli, Opened
@@ -72,12 +70,3 @@ def test_json_is_one_object_with_both_runs(cli: Cli, opened: Opened) -> None:
 def test_only_bundled_pairs_are_shown(cli: Cli, opened: Opened, local: Path) -> None:
     result = cli("demo", str(local))
     assert result.code == 2 and "not a bundled pair" in result.err and not opened.sessions
-
-
-def test_the_prompt_comes_from_the_file_and_has_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "prompts.json"
-    monkeypatch.setattr(demo_module, "PROMPTS", path)
-    assert demo_module.built_in_prompt() == demo_module.FALLBACK_PROMPT
-    for content, wanted in (({"demo": "Count to ten."}, "Count to ten."), ([1], None), ({"demo": 3}, None)):
-        path.write_text(json.dumps(content), encoding="utf-8")
-        assert demo_module.built_in_prompt() == (wanted or demo_module.FALLBACK_PROMPT)

@@ -21,17 +21,17 @@ from typing import Any
 
 import pytest
 
+from dflash_local.app import loading
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding
 from dflash_local.cli import report_parts
-from dflash_local.cli import session as cli_session
 from dflash_local.errors import DeviceLostError, DoesNotFitError, KernelError
 from dflash_local.planner import accelerators, hardware, machine, nvrtc_files, software
 from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
+from tests.app.test_load_steps import leave_marker
 from tests.cli.conftest import Cli, Opened
 from tests.cli.test_doctor import TWO_CARDS
-from tests.cli.test_load_steps import leave_marker
 from tests.service.scripted import HELLO, ScriptedSession
 
 pytestmark = pytest.mark.needs_torch
@@ -74,8 +74,8 @@ class Planted:
         from dflash_local.check import run
 
         self.patch.setattr(run, "check", lambda *_: (finding(),))
-        self.patch.setattr(cli_session, "CHECKED_DEVICE", "cpu")
-        self.patch.setattr(cli_session, "planned_peak", lambda *_: None)
+        self.patch.setattr(loading, "CHECKED_DEVICE", "cpu")
+        self.patch.setattr(loading, "planned_peak", lambda *_: None)
 
     def keeps_something(self) -> None:
         """A load whose kernels are tried and whose pair is checked."""

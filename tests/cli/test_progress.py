@@ -1,4 +1,4 @@
-"""Tables and the lines of a pull: widths, units, rates, and nothing that could move a cursor by itself."""
+"""The lines of a pull: widths, rates, and nothing that could move a cursor by itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
-from dflash_local.cli.tables import GIB, Column, amount, field, listing, table
 from dflash_local.events import Notice, PullProgress
+from dflash_local.tables import GIB
 from dflash_local.terminal import duration
 
 
@@ -32,30 +32,8 @@ def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
     return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, {}, clock), err, clock
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(None, "unknown"), (0, "0 B"), (2048, "2.0 KiB"), (51904512, "49.5 MiB"), (17.98 * GIB, "17.98 GiB")],
-)
-def test_amounts_carry_their_unit(size: float | None, shown: str) -> None:
-    assert amount(size) == shown
-    assert amount(1500 * GIB) == "1,500.0 GiB" and amount(0.3 * 2**20) == "0.3 MiB"
-
-
 def test_durations_are_short() -> None:
     assert [duration(seconds) for seconds in (4.4, 59.7, 268, 7500)] == ["4 s", "1m00s", "4m28s", "2h05m"]
-
-
-def test_tables_align_shrink_and_drop_what_is_empty() -> None:
-    columns = (Column("NAME", shrinks=True), Column("SIZE", right=True), Column("NOTE"))
-    rows = [("a", "1", ""), ("long\x1bname\nof two lines", "22", "")]
-    assert table(columns, rows, 80) == [
-        "NAME                    SIZE",
-        "a                          1",
-        "long␛name␊of two lines    22",
-    ]
-    assert max(map(len, table(columns, rows, 20))) == 20 and "…" in table(columns, rows, 20)[2]
-    assert field("label", "word " * 10, 30)[1].startswith(" " * 14 + "word")
-    assert listing(["a"]) == "a" and listing([*"abcdefg"], 2) == "a, b and 5 more"
 
 
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_each_end() -> None:

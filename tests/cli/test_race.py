@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.cli.demo import built_in_prompt
+from dflash_local.app.examples import built_in_prompt
 from dflash_local.errors import ContextError
 from dflash_local.request import Request
 from tests.cli.conftest import Cli, Opened

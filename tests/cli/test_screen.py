@@ -16,7 +16,7 @@ from fake_hub import FakeHub
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.cli.screen import ScreenConsole, draw_plainly
+from dflash_local.cli.screen import draw_plainly
 from dflash_local.errors import DFlashError, EngineError, Interrupted, UsageError
 from dflash_local.events import LoadProgress, PullProgress
 from dflash_local.planner.occupancy import Occupancy
@@ -35,18 +35,18 @@ def person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The backends that a screen was opened for; the screen itself loads, and leaves with 0."""
-    backends: list[Any] = []
-    acting(monkeypatch, lambda backend: backends.append(backend) or 0)
-    return backends
+    """The chats that a screen was opened for; the screen itself loads, and leaves with 0."""
+    chats: list[Any] = []
+    acting(monkeypatch, lambda chat: chats.append(chat) or 0)
+    return chats
 
 
 def acting(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any], int]) -> None:
-    def run(backend: Any) -> int:
-        backend.said = []
-        backend.attach(backend.said.append)
-        backend.conversation.open()
-        return act(backend)
+    def run(chat: Any, greeting: str) -> int:
+        chat.told, chat.greeting = [], greeting
+        chat.listen(chat.told.append)
+        chat.open()
+        return act(chat)
 
     monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)
 
@@ -88,21 +88,20 @@ def test_the_toy_pair_is_called_one_and_told_what_a_gpu_brings(
 def test_the_commands_answer_the_screen(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch, chats: Any
 ) -> None:
-    def act(backend: Any) -> int:
-        with backend.conversation.answer("hi") as answer:
+    def act(chat: Any) -> int:
+        with chat.conversation.answer("hi") as answer:
             list(answer)
-        for line in ("/set top_k 5", "/stats", "/save mine", "/clear", "/load mine", "/model demo-hybrid"):
-            backend.execute(line)
+        lines = ("/set top_k 5", "/stats", "/save mine", "/clear", "/load mine", "/model demo-hybrid")
+        texts = [chat.execute(line) for line in lines]
         with pytest.raises(UsageError, match="unknown command"):
-            backend.execute("/xyzzy")
-        texts = [said.text for said in backend.said if not isinstance(said, LoadProgress)]
-        assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1], "one note for each command"
+            chat.execute("/xyzzy")
+        assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1]
+        assert all(isinstance(event, LoadProgress) for event in chat.told)
         assert "2 messages of a chat with demo" in texts[4] and "Hello" not in texts[4]
         assert texts[5] == "now talking to demo-hybrid (toy pair)"
-        assert backend.conversation.options.sampling == {"top_k": 5} and len(backend.conversation.turns) == 2
-        assert "/set [NAME VALUE]" in backend.commands and not any(
-            word.startswith("/quit") for word in backend.commands
-        )
+        assert chat.conversation.options.sampling == {"top_k": 5} and len(chat.conversation.turns) == 2
+        own = {name for name, command in chat.commands.items() if command.act is None}
+        assert own == {"/help", "/regen", "/quit"}, "each screen has its own"
         return 0
 
     acting(monkeypatch, act)
@@ -114,11 +113,11 @@ def test_the_commands_answer_the_screen(
 def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acting(monkeypatch, lambda _backend: 143)
+    acting(monkeypatch, lambda _chat: 143)
     assert cli("chat", "demo").code == 143
 
-    def act(backend: Any) -> int:
-        with pytest.raises(EngineError), backend.conversation.answer("hi") as answer:
+    def act(chat: Any) -> int:
+        with pytest.raises(EngineError), chat.conversation.answer("hi") as answer:
             list(answer)
         return 0
 
@@ -126,21 +125,6 @@ def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(
     acting(monkeypatch, act)
     result = cli("chat", "demo")
     assert result.code == 7 and "the session broke" in result.err and opened.session.closed
-
-
-def test_what_is_said_before_the_screen_listens_is_not_lost() -> None:
-    console, heard = ScreenConsole({}), list[tuple[str, str]]()
-    console.warn("early")
-    console.note("a", end="")
-    console.note("b")
-    console.note("")
-    with console.progress() as line:
-        line("loading", 0.5)
-        console.attach(
-            lambda text, level: heard.append((text, level)), lambda text, part: heard.append((text, str(part)))
-        )
-        line("loading", 0.9)
-    assert heard == [("early", "warning"), ("ab\n", "note"), ("loading", "0.9")] and not console.can_ask
 
 
 def test_ui_09_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
@@ -160,12 +144,12 @@ def test_the_memory_is_of_the_process_that_holds_the_pair(
     record.write_text(json.dumps({"url": "http://127.0.0.1:9", "pid": os.getpid()}), encoding="utf-8")
     facts = AttachedFacts.from_dict(ScriptedFacts().as_dict())
 
-    def act(backend: Any) -> int:
-        held = backend.memory()
+    def act(chat: Any) -> int:
+        held = chat.memory()
         assert held.whose == ("dflash serve" if elsewhere else "this process")
         assert 0 < held.used < held.total
-        backend.conversation.close()
-        assert backend.memory() == Occupancy(), "nothing is loaded"
+        chat.close()
+        assert chat.memory() == Occupancy(), "nothing is loaded"
         return 0
 
     if elsewhere:
@@ -179,7 +163,7 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
 ) -> None:
     def run(title: str, prompt: str, prepare: Any) -> tuple[int, Any]:
         assert (title, prompt) == ("demo (toy pair)", "hi")
-        return 0, prepare(lambda _said: None).run()
+        return 0, prepare(lambda _event: None).run()
 
     monkeypatch.setattr("dflash_local.cli.race._screen", lambda _console: run)
     result = cli("race", "demo", "hi")
@@ -190,21 +174,21 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
 def test_the_screen_downloads_a_pair_of_the_registry(
     toy_hub: FakeHub, own_home: Path, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def act(backend: Any) -> int:
-        offers = {offer.name: offer for offer in backend.offers()}
-        assert offers["demo"].here and offers[TARGET].state == "absent" and len(offers) > 20
-        assert backend.offer("toy-9b") == offers[TARGET] and not offers[TARGET].here
+    def act(chat: Any) -> int:
+        entries = {entry.name: entry for entry in chat.entries()}
+        assert entries["demo"].here and entries[TARGET].state == "absent" and len(entries) > 20
+        assert chat.entry("toy-9b") == entries[TARGET] and not entries[TARGET].here
         heard: list[Any] = []
         with pytest.raises(Interrupted, match="stopped; "):
-            backend.pull(TARGET, heard.append, lambda: True)
-        backend.pull("toy-9b", heard.append, lambda: False)
+            chat.pull(TARGET, heard.append, lambda: True)
+        chat.pull("toy-9b", heard.append, lambda: False)
         assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET, DRAFTER}
-        assert backend.offer("toy-9b").state == "local" and backend.said == []
-        for act in (lambda name: backend.pull(name, heard.append, lambda: False), backend.offer):
+        assert chat.entry("toy-9b").state == "local" and chat.told == []
+        for act in (lambda name: chat.pull(name, heard.append, lambda: False), chat.entry):
             with pytest.raises(DFlashError):
                 act("nosuchname")
         with pytest.raises(UsageError, match="not in the registry"):
-            backend.offer(str(own_home))
+            chat.entry(str(own_home))
         return 0
 
     acting(monkeypatch, act)
@@ -233,8 +217,8 @@ def test_the_picker_downloads_from_the_hub_is_stopped_goes_on_and_talks(
         await pilot.press("enter")
         await stage.until(lambda: f"now talking to {TARGET}" in stage.screen_text, pilot)
 
-    def run(backend: Any) -> int:
-        stage = Stage(ChatApp(backend), backend, opened)  # type: ignore[arg-type]
+    def run(chat: Any, greeting: str) -> int:
+        stage = Stage(ChatApp(chat, greeting), chat, opened)  # type: ignore[arg-type]
 
         async def play() -> None:
             async with stage.app.run_test(size=(100, 30)) as pilot:

@@ -19,7 +19,7 @@ import pytest
 
 from dflash_local.api.server import GRACE_S, WIND_DOWN_S
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli.serve import Address, curl_line, parse_duration
+from dflash_local.cli.address import Address, curl_line, parse_duration
 from dflash_local.cli.serving import rules_for
 from dflash_local.errors import CheckpointError, EngineError, UsageError
 from tests.cli.conftest import Cli, Opened, Result

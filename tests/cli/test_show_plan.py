@@ -1,4 +1,4 @@
-"""``dflash show`` and ``dflash plan``: figures as the sources quote them, and whether they fit."""
+"""``dflash show`` and ``dflash plan``: figures as the sources quote them, and whether they fitting."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from fake_hub import FakeHub
 
+from dflash_local.app import fitting
+from dflash_local.app.resolve import of_row
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.shapes import shape
-from dflash_local.cli import fit
-from dflash_local.cli.resolve import of_row
 from dflash_local.config.quantizers import USUAL
 from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
@@ -257,9 +257,12 @@ def test_a_damaged_download_of_a_variant_keeps_no_pair_from_being_planned(tmp_pa
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     row = registry.load().find("qwen3.5-9b")
     assert row is not None
-    known, here = fit.shapes(of_row(row), None), SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path))
+    known, here = (
+        fitting.shapes(of_row(row), None),
+        SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path)),
+    )
     assert known is not None
-    found, damaged = (fit.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
+    found, damaged = (fitting.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
     assert damaged == found and found[0].fits
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dflash_local.app import resolve
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli import warm
 from tests.cli.conftest import Cli
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def test_without_a_card_there_is_nothing_to_try(cli: Cli) -> None:
 def test_without_drafts_no_drafter_is_asked_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def resolved(*names: object, draft: bool = True, **_named: object) -> Pair:
+    def resolved(*_: object, draft: bool = True, **_named: object) -> Pair:
         asked.append(draft)
         return bundled.find("demo")
 
-    monkeypatch.setattr(warm, "resolve", resolved)
+    monkeypatch.setattr(resolve, "resolve", resolved)
     assert cli("warm", "demo", "--mode", "ar").code == cli("warm", "demo").code == 0
     assert asked == [False, True]
 

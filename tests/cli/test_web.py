@@ -172,7 +172,7 @@ def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
 
 
 def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Opened) -> None:
-    from dflash_local.cli.serving import model_of
+    from dflash_local.app.resident_model import model_of
 
     opened.make = lambda _pair: as_loaded()
     found: list[Session] = []
@@ -181,7 +181,7 @@ def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Ope
         console = Console({}, io.StringIO(), io.StringIO())
         for asking in ("http://127.0.0.1:1", client.record["url"]):
             found.append(
-                model_of(find("demo"), LoadConfig(), settings.load(), console, False, asking).load(
+                model_of(find("demo"), LoadConfig(), settings.load(), console.notify, False, asking).load(
                     lambda _progress: None
                 )
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_local.app.fitting import shapes
+from dflash_local.app.resolve import Choice, of_row
 from dflash_local.catalog import registry
 from dflash_local.catalog.row import Repo, Row
-from dflash_local.cli.fit import shapes
-from dflash_local.cli.resolve import Choice, of_row
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named

@@ -1,46 +1,43 @@
-"""One conversation behind two faces: what is kept, taken back, asked again and recorded."""
+"""One conversation behind three faces: what is kept, taken back, asked again and recorded."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import BusyError, CheckpointError, ContextError, DFlashError, UsageError
+from dflash_local.errors import BusyError, ContextError, UsageError
 from dflash_local.events import Finished, Piece, Step
-from dflash_local.request import MAX_MESSAGE_CHARS, Limits
-from dflash_local.service.chat_options import ChatOptions, merged, parse_setting
+from dflash_local.request import MAX_MESSAGE_CHARS, Limits, SamplingParams
+from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Answer, Conversation
 from dflash_local.service.service import Service
 from dflash_local.store import history
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
-from tests.service.scripted import ScriptedFacts, ScriptedSession
+from tests.service.scripted import ScriptedSession
+
+
+class Model:
+    """What answers: a scripted session."""
+
+    def __init__(self, session: ScriptedSession) -> None:
+        self.name, self.sampling = "one", SamplingParams()
+        self.service = Service(session)
+        self.submit = self.service.submit
 
 
 class Table:
-    """A conversation over scripted sessions, kept in a folder."""
+    """A conversation with a scripted session, kept in a folder."""
 
     def __init__(
         self, folder: Path, session: ScriptedSession | None = None, options: ChatOptions | None = None
     ) -> None:
         self.folder, self.session = folder / "chats", session or ScriptedSession()
-        self.loads: list[tuple[str, bool]] = []
         self.warnings: list[str] = []
         recorder = Recorder(self.folder, self.warnings.append)
-        self.talk = Conversation(self.pair("one"), self.load, options or ChatOptions(), recorder)
-
-    @staticmethod
-    def pair(name: str, drafter: bool = True) -> Pair:
-        return Pair(name, Path("nowhere"), Path("nowhere") if drafter else None, bundled=False)
-
-    def load(self, pair: Pair, draft: bool) -> Service:
-        self.loads.append((pair.name, draft))
-        if pair.name == "bad":
-            raise CheckpointError("no such file")
-        return Service(ScriptedSession(ScriptedFacts(has_tokenizer=False)) if pair.name == "mute" else self.session)
+        self.model = Model(self.session)
+        self.chat = Conversation(self.model, options or ChatOptions(), recorder)
 
     def kept(self) -> list[tuple[str, str]]:
         (name,) = history.names(self.folder)
@@ -49,9 +46,7 @@ class Table:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    made = Table(tmp_path)
-    made.talk.open()
-    return made
+    return Table(tmp_path)
 
 
 def finish(answer: Answer) -> Answer:
@@ -62,129 +57,114 @@ def finish(answer: Answer) -> Answer:
 
 
 def test_an_answer_is_a_turn_when_its_with_is_left(table: Table) -> None:
-    with table.talk.answer("hi") as answer:
+    with table.chat.answer("hi") as answer:
         events = list(answer)
-        assert isinstance(events[-1], Finished) and [turn.role for turn in table.talk.turns] == ["user"]
-    assert answer.text == "Hello, world!\n" and table.talk.last is answer.finished
+        assert isinstance(events[-1], Finished) and [turn.role for turn in table.chat.turns] == ["user"]
+    assert answer.text == "Hello, world!\n" and table.chat.last is answer.finished
     assert table.kept() == [("user", "hi"), ("assistant", "Hello, world!\n")]
-    assert table.talk.turns[1].figures["mean_acceptance_length"] == 2.5
+    assert table.chat.turns[1].figures["mean_acceptance_length"] == 2.5
 
 
 def test_an_abandoned_answer_is_cancelled_and_taken_back(table: Table) -> None:
-    with table.talk.answer("hi") as answer:
+    with table.chat.answer("hi") as answer:
         next(answer)
-    assert answer.cancelled and table.talk.turns == [] and table.kept() == []
-    assert finish(table.talk.answer("ho")).text, "the next one is answered"
+    assert answer.cancelled and table.chat.turns == [] and table.kept() == []
+    assert finish(table.chat.answer("ho")).text, "the next one is answered"
 
 
 def test_a_failed_answer_is_taken_back_with_its_error(tmp_path: Path) -> None:
     table = Table(tmp_path, ScriptedSession(faults=[ContextError("too long")]))
-    table.talk.open()
     with pytest.raises(ContextError):
-        finish(table.talk.answer("hi"))
-    assert table.talk.turns == [] and table.kept() == []
+        finish(table.chat.answer("hi"))
+    assert table.chat.turns == [] and table.kept() == []
 
 
 def test_what_cannot_be_sent_leaves_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError):
-        table.talk.answer("x" * (MAX_MESSAGE_CHARS + 1))
-    finish(table.talk.answer("hi"))
+        table.chat.answer("x" * (MAX_MESSAGE_CHARS + 1))
+    finish(table.chat.answer("hi"))
 
     def full(_request: object) -> None:
         raise BusyError("full")
 
-    monkeypatch.setattr(table.talk.service, "submit", full)
-    for ask in (lambda: table.talk.answer("ho"), table.talk.regenerate):
+    monkeypatch.setattr(table.model, "submit", full)
+    for ask in (lambda: table.chat.answer("ho"), table.chat.regenerate):
         with pytest.raises(BusyError):
-            ask()
-    assert [turn.role for turn in table.talk.turns] == ["user", "assistant"]
+            finish(ask())
+    assert [turn.role for turn in table.chat.turns] == ["user", "assistant"]
 
 
 def test_a_stopped_answer_keeps_what_came(tmp_path: Path) -> None:
     table = Table(tmp_path)
     table.session.on_step = lambda index: answer.cancel() if index == 1 else None
-    table.talk.open()
-    answer = table.talk.answer("hi")
+    answer = table.chat.answer("hi")
     finish(answer)
-    assert answer.stopped and table.talk.turns[-1].stopped and table.talk.turns[-1].content.startswith("Hello")
+    assert answer.stopped and table.chat.turns[-1].stopped and table.chat.turns[-1].content.startswith("Hello")
 
 
 def test_regenerate_replaces_or_restores(tmp_path: Path) -> None:
     table = Table(tmp_path, ScriptedSession(faults=[None, None, ContextError("no")]), ChatOptions({"seed": 7}))
-    table.talk.open()
     with pytest.raises(UsageError, match="no reply"):
-        table.talk.regenerate()
-    finish(table.talk.answer("hi"))
-    finish(table.talk.regenerate())
+        table.chat.regenerate()
+    finish(table.chat.answer("hi"))
+    finish(table.chat.regenerate())
     with pytest.raises(ContextError):
-        finish(table.talk.regenerate())
-    assert [turn.role for turn in table.talk.turns] == ["user", "assistant"] and len(table.kept()) == 2
+        finish(table.chat.regenerate())
+    assert [turn.role for turn in table.chat.turns] == ["user", "assistant"] and len(table.kept()) == 2
     seeds = [request.sampling.seed for request in table.session.requests]
     assert seeds[0] == 7 and len(set(seeds)) == 3
 
 
 def test_taking_back_the_last_message_returns_it(table: Table) -> None:
-    finish(table.talk.answer("one"))
-    finish(table.talk.answer("two"))
-    assert table.talk.take_back() == "two" and len(table.talk.turns) == 2 == len(table.kept())
-    assert table.talk.take_back() == "one"
+    finish(table.chat.answer("one"))
+    finish(table.chat.answer("two"))
+    assert table.chat.take_back() == "two" and len(table.chat.turns) == 2 == len(table.kept())
+    assert table.chat.take_back() == "one"
     with pytest.raises(UsageError, match="no message"):
-        table.talk.take_back()
+        table.chat.take_back()
 
 
 def test_the_request_of_now_has_the_system_message_the_turns_and_the_options(table: Table) -> None:
-    table.talk.set_system("brief")
-    table.talk.options.limits = Limits(9)
-    finish(table.talk.answer("one"))
-    assert [m.content for m in table.talk.request("two").messages] == ["brief", "one", "Hello, world!\n", "two"]
-    again = table.talk.request()
+    table.chat.set_system("brief")
+    table.chat.options.limits = Limits(9)
+    finish(table.chat.answer("one"))
+    assert [m.content for m in table.chat.request("two").messages] == ["brief", "one", "Hello, world!\n", "two"]
+    again = table.chat.request()
     assert [m.content for m in again.messages] == ["brief", "one"] and again.limits.max_new_tokens == 9
 
 
-def test_a_model_that_cannot_be_had_leaves_the_old_one(table: Table) -> None:
-    for name in ("bad", "mute"):
-        with pytest.raises(DFlashError):
-            table.talk.change_model(table.pair(name))
-        assert table.talk.pair.name == "one" and finish(table.talk.answer("hi")).text
-    table.talk.options.mode = "ar"
-    table.talk.change_model(table.pair("alone", drafter=False))
-    assert table.loads[-1] == ("alone", False) and table.talk.pair.name == "alone"
-
-
-def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
-    table = Table(tmp_path, options=ChatOptions({"top_k": 3}))
-    config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
-    (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
-    table.talk.change_model(Pair("own", tmp_path, tmp_path, bundled=False))
-    assert (table.talk.sampling.temperature, table.talk.sampling.top_k) == (0.6, 3)
-    with pytest.raises(UsageError):
-        merged(table.talk.sampling, {"top_p": 2.0})
-
-
 def test_taking_up_and_starting_over(table: Table) -> None:
-    finish(table.talk.answer("one"))
-    table.talk.take_up(Chat("m", "be kind", (Turn("user", "old"),), False, 0, 0, 0))
-    assert table.talk.options.system == "be kind" and [turn.content for turn in table.talk.turns] == ["old"]
-    table.talk.start_over()
-    assert table.talk.turns == [] and table.talk.last is None
-    finish(table.talk.answer("new"))
+    finish(table.chat.answer("one"))
+    table.chat.take_up(Chat("m", "be kind", (Turn("user", "old"),), False, 0, 0, 0))
+    assert table.chat.options.system == "be kind" and [turn.content for turn in table.chat.turns] == ["old"]
+    table.chat.start_over()
+    assert table.chat.turns == [] and table.chat.last is None
+    finish(table.chat.answer("new"))
     assert len(history.names(table.folder)) == 2
 
 
 def test_thinking_is_kept_apart(tmp_path: Path) -> None:
     steps = [Step((Piece("hm", "thinking"), Piece("yes")), (1,), 0, 0, 0, 0.0)]
     table = Table(tmp_path, ScriptedSession(steps=steps))
-    table.talk.open()
-    answer = finish(table.talk.answer("hi"))
-    assert (answer.text, answer.thinking) == ("yes", "hm") and table.talk.turns[-1].thinking == "hm"
+    answer = finish(table.chat.answer("hi"))
+    assert (answer.text, answer.thinking) == ("yes", "hm") and table.chat.turns[-1].thinking == "hm"
 
 
-def test_without_a_model_there_is_a_hint(tmp_path: Path) -> None:
-    table = Table(tmp_path)
-    assert table.talk.facts is None and not table.talk.broken
-    with pytest.raises(UsageError, match="no model"):
-        table.talk.answer("hi")
-    assert table.talk.turns == []
+def test_one_reply_at_a_time_and_a_new_conversation_ends_it(table: Table) -> None:
+    answer = table.chat.answer("hi")
+    for refused in (lambda: table.chat.answer("ho"), table.chat.regenerate, table.chat.take_back):
+        with pytest.raises(BusyError, match="on its way"):
+            refused()
+    table.chat.start_over()
+    assert finish(answer).cancelled and answer.turn is None and table.chat.turns == []
+    finish(table.chat.answer("ho"))
+    assert [turn.content for turn in table.chat.turns] == ["ho", "Hello, world!\n"]
+
+
+def test_a_reply_that_is_cancelled_before_it_is_asked_for_comes_to_nothing(table: Table) -> None:
+    answer = table.chat.answer("hi")
+    answer.cancel()
+    assert finish(answer).finished is not None and answer.turn is None and table.chat.turns == []
 
 
 @pytest.mark.parametrize("name, value", [("thinking", "maybe"), ("top_k", "1.5"), ("temperature", "9")])

@@ -18,12 +18,10 @@ from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
 from dflash_local.service.chat_options import ChatOptions  # noqa: E402
-from dflash_local.service.conversation import Conversation  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
-from dflash_local.store.history import Recorder  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
 from tests.ui.pictures import FOLDER, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
-from tests.ui.stage import ScriptedBackend, ScriptedSession, Stage  # noqa: E402
+from tests.ui.stage import ScriptedChat, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
@@ -34,11 +32,10 @@ PROMPT = "Write a Python class Robot with the fields name, speed, weight and own
 async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     """The chat, the same by origin, and a race."""
     pair = find("demo")
-    recorder = Recorder(None, lambda _text: None, keep=False)
-    talk = Conversation(pair, lambda _pair, _draft: service, ChatOptions({"temperature": 0.0}), recorder)
-    backend = ScriptedBackend(talk, greeting=f"Talking to {pair.label}. F1 shows the keys, / the commands.")
-    backend.read = lambda: occupancy("cpu", {})
-    stage = Stage(ChatApp(backend), backend, ScriptedSession())
+    chat = ScriptedChat(ChatOptions({"temperature": 0.0}), lambda *_: service, pair=pair)
+    chat.read = lambda: occupancy("cpu", {})
+    greeting = f"Talking to {pair.label}. F1 shows the keys, / the commands."
+    stage = Stage(ChatApp(chat, greeting), chat, ScriptedSession())
 
     def save(name: str) -> None:
         path = folder / f"{name}-{size}-{theme}.svg"

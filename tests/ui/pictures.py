@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 from textual.pilot import Pilot
 
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError
 from dflash_local.events import Piece, Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.ui.offers import Offer
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -47,10 +47,10 @@ class Robot:
 """
 THOUGHTS = Step((Piece("which fields", "thinking"),), (1, 2, 3), 0, 0, 0, 0.5)
 OFFERS = [
-    Offer("demo", "bundled", "fits", ""),
-    Offer("qwen3-8b", "local", "fits to 32,768 tokens", "17.4 GB"),
-    Offer("qwen3-4b", "absent", "fits to 8,192 tokens", "9.1 GB"),
-    Offer("gpt-oss-120b", "absent", "needs 64 GB", "65.2 GB"),
+    ModelEntry("demo", "bundled", "fits", ""),
+    ModelEntry("qwen3-8b", "local", "fits to 32,768 tokens", "17.4 GB"),
+    ModelEntry("qwen3-4b", "absent", "fits to 8,192 tokens", "9.1 GB"),
+    ModelEntry("gpt-oss-120b", "absent", "needs 64 GB", "65.2 GB"),
 ]
 
 
@@ -81,7 +81,7 @@ async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 
 
 async def _models(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-    stage.backend.registry = OFFERS
+    stage.chat_session.registry = OFFERS
     await pilot.press("f7")
     await stage.until(lambda: stage.app.screen is not stage.chat, pilot)
 
@@ -118,7 +118,7 @@ def draw(scene: Scene) -> str:
     drawn: list[str] = []
 
     async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-        stage.backend.held = Occupancy()
+        stage.chat_session.held = Occupancy()
         stage.app.theme = scene.theme
         stage.chat.composer.cursor_blink = False
         await scene.act(stage, pilot)

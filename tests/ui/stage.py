@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from textual.pilot import Pilot
 
+from dflash_local import settings
+from dflash_local.app.chat_commands import Command
+from dflash_local.app.chat_session import ChatSession, Start
+from dflash_local.app.download import OnPull
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.events import Notice, PullProgress
+from dflash_local.events import Notice
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.service.conversation import Conversation
 from dflash_local.service.service import Service
-from dflash_local.store.history import Recorder
-from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.app import ChatApp
-from dflash_local.ui.tui.backend import Hear, Notification
 from tests.service.scripted import ScriptedSession
 
 Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
@@ -29,51 +31,54 @@ COLLECT_EVERY = 16  # plays
 _PLAYS = count()
 
 
-@dataclass
-class ScriptedBackend:
-    """A backend whose commands are functions of the test."""
+class ScriptedChat(ChatSession):
+    """A chat whose commands are functions of the test, and whose registry and downloads are the test's."""
 
-    conversation: Conversation
-    greeting: str = "welcome"
     examples: Sequence[str] = ()
-    commands: Mapping[str, str] = field(default_factory=lambda: {"/set [NAME VALUE]": "change", "/stats": "figures"})
-    acts: dict[str, Callable[[], None]] = field(default_factory=dict)
-    executed: list[str] = field(default_factory=list)
-    hear: Hear | None = None
-    registry: list[Offer] | DFlashError = field(default_factory=list)
-    pulls: list[str] = field(default_factory=list)
-    on_pull: Callable[[Callable[[PullProgress | Notice], None], Callable[[], bool]], None] = lambda _hear, _stop: None
-    held: Occupancy = Occupancy()
-    read: Callable[[], Occupancy] | None = None
+    commands: Mapping[str, Command] = {
+        "/set": Command("/set [NAME VALUE]", "change", lambda *_: ""),
+        "/stats": Command("/stats", "figures", lambda *_: ""),
+    }
 
-    def attach(self, hear: Hear) -> None:
-        self.hear = hear
+    def __init__(
+        self, options: ChatOptions, start: Start, examples: Sequence[str] = (), pair: Pair | None = None
+    ) -> None:
+        pair = pair or Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
+        super().__init__(pair, LoadConfig(), options, settings.load({}), keep=False, start=start)
+        self.examples = examples
+        self.acts: dict[str, Callable[[], None]] = {}
+        self.executed: list[str] = []
+        self.registry: list[ModelEntry] | DFlashError = []
+        self.pulls: list[str] = []
+        self.on_pull: Callable[[OnPull, Callable[[], bool]], None] = lambda _on_event, _cancelled: None
+        self.held = Occupancy()
+        self.read: Callable[[], Occupancy] | None = None
 
-    def execute(self, line: str) -> None:
+    def execute(self, line: str) -> str:
         self.executed.append(line)
         self.acts.get(line, lambda: None)()
+        return ""
 
-    def offers(self) -> list[Offer]:
+    def entries(self) -> list[ModelEntry]:
         if isinstance(self.registry, DFlashError):
             raise self.registry
         return self.registry
 
-    def offer(self, name: str) -> Offer:
-        found = next((offer for offer in self.offers() if offer.name == name), None)
+    def entry(self, name: str) -> ModelEntry:
+        found = next((entry for entry in self.entries() if entry.name == name), None)
         if found is None:
             raise UsageError(f"unknown model {name!r}", "did you mean another?")
         return found
 
-    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+    def pull(self, name: str, on_event: OnPull, cancelled: Callable[[], bool]) -> None:
         self.pulls.append(name)
-        self.on_pull(hear, cancelled)
+        self.on_pull(on_event, cancelled)
 
     def memory(self) -> Occupancy:
         return self.read() if self.read is not None else self.held
 
     def say(self, text: str) -> None:
-        assert self.hear is not None
-        self.hear(Notification(text))
+        self._tell(Notice(text))
 
 
 @dataclass
@@ -81,7 +86,7 @@ class Stage:
     """A running application and what is behind it."""
 
     app: ChatApp
-    backend: ScriptedBackend
+    chat_session: ScriptedChat
     session: ScriptedSession
 
     @property
@@ -132,22 +137,19 @@ def play(
     session: ScriptedSession | None = None,
     size: tuple[int, int] = (120, 36),
     options: ChatOptions | None = None,
-    load: Callable[[Pair, bool], Service] | None = None,
+    start: Start | None = None,
     examples: Sequence[str] = (),
 ) -> Stage:
     """Run the application off screen, let ``act`` drive it, and give everything back."""
     session = session or ScriptedSession()
     opened: list[Service] = []
 
-    def scripted(_pair: Pair, _draft: bool) -> Service:
+    def scripted(*_: object) -> Service:
         opened.append(Service(session))
         return opened[-1]
 
-    pair = Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
-    recorder = Recorder(None, lambda _text: None, keep=False)
-    conversation = Conversation(pair, load or scripted, options or ChatOptions(), recorder)
-    backend = ScriptedBackend(conversation, examples=examples)
-    stage = Stage(ChatApp(backend), backend, session)
+    chat = ScriptedChat(options or ChatOptions(), start or scripted, examples)
+    stage = Stage(ChatApp(chat, "welcome"), chat, session)
     look_no_more()
 
     async def run() -> None:
@@ -159,5 +161,5 @@ def play(
         asyncio.run(run())
         stage.app.finish()
     finally:
-        conversation.close()
+        chat.close()
     return stage

@@ -8,22 +8,22 @@ from contextlib import contextmanager
 
 import pytest
 
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
-from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.widgets.messages import UserMessage
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
 
 def roles(stage: Stage) -> list[str]:
-    return [turn.role for turn in stage.backend.conversation.turns]
+    return [turn.role for turn in stage.chat_session.conversation.turns]
 
 
 def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.acts["/stats"] = lambda: stage.backend.say("all the [bold]figures[/bold]")
+        stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("all the [bold]figures[/bold]")
         await pilot.press(*"/st")
         await pilot.pause()
         assert "Tab: /stats" in stage.screen_text
@@ -32,7 +32,7 @@ def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
         await stage.idle(pilot)
         assert "all the [bold]figures[/bold]" in stage.screen_text, "no markup is read into it"
 
-    assert play(act).backend.executed == ["/stats"]
+    assert play(act).chat_session.executed == ["/stats"]
 
 
 @contextmanager
@@ -41,12 +41,12 @@ def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[N
     go = threading.Event()
 
     def wait() -> None:
-        stage.backend.say("counting")
+        stage.chat_session.say("counting")
         assert go.wait(20)
         if error is not None:
             raise error
 
-    stage.backend.acts["/stats"] = wait
+    stage.chat_session.acts["/stats"] = wait
     try:
         yield
     finally:
@@ -68,15 +68,15 @@ def test_what_is_sent_while_a_command_runs_waits_for_its_end(ahead: str, execute
             await type_ahead(stage, pilot, "/stats", ahead)
             await stage.until(lambda: "counting" in stage.screen_text, pilot)
             assert stage.chat.composer.text == "" and "waits for what runs" in stage.screen_text
-            assert stage.session.requests == [] and stage.backend.executed == ["/stats"]
+            assert stage.session.requests == [] and stage.chat_session.executed == ["/stats"]
             await type_ahead(stage, pilot, "one too many")
             assert stage.chat.composer.text == "one too many", "one line waits, not two"
-        await stage.until(lambda: len(stage.backend.executed) + len(stage.session.requests) == 2, pilot)
+        await stage.until(lambda: len(stage.chat_session.executed) + len(stage.session.requests) == 2, pilot)
         await stage.idle(pilot)
         assert "waits for what runs" not in stage.screen_text and stage.chat.composer.text == "one too many"
         assert ("Hello, world!" in stage.screen_text) == (ahead == "hi")
 
-    assert play(act).backend.executed == executed
+    assert play(act).chat_session.executed == executed
 
 
 def test_what_waits_goes_back_on_escape_and_when_the_command_fails() -> None:
@@ -103,9 +103,9 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
 
         def load() -> None:
             assert go.wait(20)
-            stage.backend.conversation.turns.extend(turns)
+            stage.chat_session.conversation.turns.extend(turns)
 
-        stage.backend.acts["/load x"] = load
+        stage.chat_session.acts["/load x"] = load
         await type_ahead(stage, pilot, "/load x", "hi")
         go.set()
         await stage.until(lambda: bool(stage.session.requests), pilot)
@@ -119,7 +119,7 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
 def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage, pilot) -> None:
         written = threading.Event()
-        recorder = stage.backend.conversation.recorder
+        recorder = stage.chat_session.conversation.recorder
         write = recorder.turn
 
         def slowly(pair: str, system: str, turns: Sequence[Turn]) -> None:
@@ -163,8 +163,8 @@ def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click() -> None:
         await pilot.press("tab")
         assert stage.chat.composer.text == ""
         stage.chat.composer.focus()
-        stage.backend.acts["/clear"] = stage.backend.conversation.start_over
-        stage.backend.examples = OFFERED[1:]
+        stage.chat_session.acts["/clear"] = stage.chat_session.conversation.start_over
+        stage.chat_session.examples = OFFERED[1:]
         await stage.send("/clear", pilot)
         assert OFFERED[1] in stage.screen_text and OFFERED[0] not in stage.screen_text
 
@@ -227,10 +227,10 @@ def test_copy_takes_the_reply_or_a_code_block() -> None:
 
 def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.registry = [
-            Offer("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
-            Offer("fits/one", "partial", "fits in nf4", "9.0 GiB"),
-            Offer("here", "local", "fits", "1.0 GiB"),
+        stage.chat_session.registry = [
+            ModelEntry("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
+            ModelEntry("fits/one", "partial", "fits in nf4", "9.0 GiB"),
+            ModelEntry("here", "local", "fits", "1.0 GiB"),
         ]
         await pilot.press("f7")
         await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
@@ -240,12 +240,12 @@ def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
         await pilot.pause()
         await stage.idle(pilot)
 
-    assert play(act).backend.executed == ["/model here"]
+    assert play(act).chat_session.executed == ["/model here"]
 
 
 def test_a_registry_that_cannot_be_read_is_told() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.registry = SettingsError("registry.yaml line 3: no such key")
+        stage.chat_session.registry = SettingsError("registry.yaml line 3: no such key")
         await stage.send("/models", pilot)
         assert "registry.yaml line 3" in stage.screen_text
 

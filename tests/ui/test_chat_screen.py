@@ -15,7 +15,7 @@ from tests.ui.stage import Stage, play
 
 
 def roles(stage: Stage) -> list[str]:
-    return [turn.role for turn in stage.backend.conversation.turns]
+    return [turn.role for turn in stage.chat_session.conversation.turns]
 
 
 def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
@@ -29,7 +29,7 @@ def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
         assert stage.chat.composer.text == ""
 
     stage = play(act)
-    assert [(turn.role, turn.content) for turn in stage.backend.conversation.turns] == [
+    assert [(turn.role, turn.content) for turn in stage.chat_session.conversation.turns] == [
         ("user", "hi there"),
         ("assistant", "Hello, world!\n"),
     ]
@@ -71,14 +71,17 @@ def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
         assert "■ stopped" in stage.screen_text and stage.app.is_running
 
     stage = play(act, session)
-    assert stage.backend.conversation.turns[-1].stopped and stage.backend.conversation.turns[-1].content == "Hello"
+    assert (
+        stage.chat_session.conversation.turns[-1].stopped
+        and stage.chat_session.conversation.turns[-1].content == "Hello"
+    )
 
 
 def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> None:
     async def act(stage: Stage, pilot) -> None:
         await stage.send("hi", pilot)
         assert "■ cut off at its limit of 6 tokens" in stage.screen_text
-        await stage.chat.transcript.rebuild(stage.backend.conversation.turns, False)
+        await stage.chat.transcript.rebuild(stage.chat_session.conversation.turns, False)
         await pilot.pause()
         assert "■ cut off at its limit of 6 tokens" in stage.screen_text
 
@@ -159,7 +162,7 @@ def test_a_failed_message_comes_back_into_the_field() -> None:
         await stage.send("short", pilot)
 
     stage = play(act, ScriptedSession(faults=[ContextError("at once too long", "shorten it")]))
-    assert [turn.content for turn in stage.backend.conversation.turns] == ["short", "Hello, world!\n"]
+    assert [turn.content for turn in stage.chat_session.conversation.turns] == ["short", "Hello, world!\n"]
 
 
 def test_thinking_is_folded_with_its_count_and_time() -> None:
@@ -179,7 +182,7 @@ def test_thinking_is_folded_with_its_count_and_time() -> None:
         assert "let me see, well" in stage.screen_text
 
     stage = play(act, ScriptedSession(steps=steps))
-    assert stage.backend.conversation.turns[-1].thinking == "let me see, well"
+    assert stage.chat_session.conversation.turns[-1].thinking == "let me see, well"
 
 
 def test_origins_have_a_mark_that_is_no_colour() -> None:
@@ -211,10 +214,10 @@ def test_the_meter_shows_speed_acceptance_positions_split_context_and_promise() 
 
 def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.conversation.options.mode = "ar"
+        stage.chat_session.conversation.options.mode = "ar"
         await stage.send("hi", pilot)
         assert "no drafts in this mode" in stage.screen_text
-        stage.backend.conversation.options.mode = "dflash"
+        stage.chat_session.conversation.options.mode = "dflash"
         await stage.send("hi", pilot)
         assert "AR here: 60.0, 2.00x" in stage.screen_text
 
@@ -246,13 +249,13 @@ def test_an_alarm_stays_on_the_meter() -> None:
 
 
 def test_a_pair_that_cannot_be_loaded_ends_the_application_with_its_error() -> None:
-    def load(_pair: object, _draft: bool):  # type: ignore[no-untyped-def]
+    def start(*_: object):  # type: ignore[no-untyped-def]
         raise CheckpointError("no such file")
 
     async def act(stage: Stage, pilot) -> None:
         await pilot.pause()
 
-    stage = play(act, load=load)
+    stage = play(act, start=start)
     assert isinstance(stage.app.return_value, CheckpointError)
 
 
@@ -266,16 +269,16 @@ def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
         def reload() -> None:
             from dflash_local.service.service import Service
 
-            stage.backend.conversation._load = lambda _pair, _draft: Service(fresh)
-            stage.backend.conversation.change_model(stage.backend.conversation.pair)
+            stage.chat_session._start = lambda *_: Service(fresh)
+            stage.chat_session.change_model(stage.chat_session.pair)
 
-        stage.backend.acts["/model scripted"] = reload
+        stage.chat_session.acts["/model scripted"] = reload
         await stage.send("/model scripted", pilot)
         await stage.send("again", pilot)
         assert "Hello, world!" in stage.screen_text
 
     stage = play(act, ScriptedSession(faults=[EngineError("dead context")]))
-    assert fresh.requests and not stage.backend.conversation.broken
+    assert fresh.requests and not stage.chat_session.broken
 
 
 def test_hello_is_what_these_tests_think_it_is() -> None:

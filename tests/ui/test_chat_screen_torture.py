@@ -53,12 +53,12 @@ def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(name: str, by
         assert "before" in painted and "after" in painted
 
     stage = play(act, saying(f"before {HOSTILE[name]} after"))
-    assert HOSTILE[name] in stage.backend.conversation.turns[-1].content, "the model is given its own words again"
+    assert HOSTILE[name] in stage.chat_session.conversation.turns[-1].content, "the model is given its own words again"
 
 
 def test_ui_01_titles_errors_and_notes_are_made_safe() -> None:
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.acts["/stats"] = lambda: stage.backend.say("note \x1b]0;x\x07 end")
+        stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("note \x1b]0;x\x07 end")
         await stage.send("/stats", pilot)
         assert "note ␛]0;x␇ end" in stage.screen_text
 
@@ -141,7 +141,7 @@ def test_ui_12_a_long_conversation_shows_its_end() -> None:
     turns = [Turn("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(5000)]
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.acts["/load x"] = lambda: stage.backend.conversation.turns.extend(turns)
+        stage.chat_session.acts["/load x"] = lambda: stage.chat_session.conversation.turns.extend(turns)
         await stage.send("/load x", pilot)
         assert len(stage.chat.transcript.children) == MAX_REBUILT + 1 and "turn 4999" in stage.screen_text
         assert "earlier messages are not on screen" in str(stage.chat.transcript.children[0].render())
@@ -216,7 +216,7 @@ def test_ui_14_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> N
         raise ZeroDivisionError("oh")
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.acts["/stats"] = burst
+        stage.chat_session.acts["/stats"] = burst
         await stage.send("/stats", pilot)
         assert "unexpected failure: ZeroDivisionError: oh" in stage.screen_text
         await stage.send("hi", pilot)

@@ -16,7 +16,7 @@ GIB = 2**30
 def test_the_meter_shows_the_memory_of_what_holds_the_pair() -> None:
     async def act(stage: Stage, pilot) -> None:
         await stage.until(lambda: "unknown" in stage.screen_text, pilot)
-        stage.backend.held = Occupancy(3 * GIB, 12 * GIB, "the GPU")
+        stage.chat_session.held = Occupancy(3 * GIB, 12 * GIB, "the GPU")
         stage.chat.memory.look()
         shown = ("Memory of the GPU", "████████▎░░░", "3.00 GiB of 12.00 GiB (25%)")
         await stage.until(lambda: all(words in stage.screen_text for words in shown), pilot)
@@ -36,7 +36,7 @@ def test_a_driver_that_hangs_holds_nothing_up() -> None:
     gate = threading.Event()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.read = lambda: Occupancy() if gate.wait(30) else Occupancy(1, 1)
+        stage.chat_session.read = lambda: Occupancy() if gate.wait(30) else Occupancy(1, 1)
         stage.chat.memory.look()
         await stage.send("hi", pilot)
         assert "Hello, world!" in stage.screen_text

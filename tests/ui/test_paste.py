@@ -143,7 +143,7 @@ def test_edit_the_arrows_and_what_is_given_back_keep_the_text_behind_a_token() -
 
     stage = play(act, ScriptedSession(faults=[ContextError("too long")]))
     assert sent(stage)[-2:] == [f"{LONG}!"] * 2
-    assert [turn.content for turn in stage.backend.conversation.turns if turn.role == "user"] == [f"{LONG}!"]
+    assert [turn.content for turn in stage.chat_session.conversation.turns if turn.role == "user"] == [f"{LONG}!"]
 
 
 def test_a_pasted_file_that_begins_with_a_slash_is_a_message() -> None:
@@ -156,7 +156,7 @@ def test_a_pasted_file_that_begins_with_a_slash_is_a_message() -> None:
         await stage.idle(pilot)
 
     stage = play(act)
-    assert sent(stage) == [code.strip()] and stage.backend.executed == []
+    assert sent(stage) == [code.strip()] and stage.chat_session.executed == []
 
 
 def test_what_is_pasted_counts_whole_against_the_limit() -> None:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import Download
-from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.screens.pull import PullScreen
 from tests.ui.stage import Stage, play
 
 MIB = 2**20
-FITS = Offer("own/Fits-9B", "absent", "fits in nf4", "19.0 GiB")
-BIG = Offer("own/Big-99B", "partial", "needs 99 GiB", "90.0 GiB")
-HERE = Offer("demo", "bundled", "fits", "")
+FITS = ModelEntry("own/Fits-9B", "absent", "fits in nf4", "19.0 GiB")
+BIG = ModelEntry("own/Big-99B", "partial", "needs 99 GiB", "90.0 GiB")
+HERE = ModelEntry("demo", "bundled", "fits", "")
 
 
 class Pull:
@@ -44,7 +44,7 @@ def pulling(stage: Stage) -> PullScreen | None:
 
 
 async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-untyped-def]
-    stage.backend.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
+    stage.chat_session.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
     await pilot.press("f7")
     await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
     await pilot.press(*keys, "enter")
@@ -56,7 +56,7 @@ def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.on_pull = pull
+        stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         assert "It takes 19.0 GiB of disk." in stage.screen_text
         assert "It fits this machine in nf4." in stage.screen_text
@@ -72,7 +72,7 @@ def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -
         await stage.idle(pilot)
 
     stage = play(act, size=size)
-    assert stage.backend.pulls == ["own/Fits-9B"] and stage.backend.executed == ["/model own/Fits-9B"]
+    assert stage.chat_session.pulls == ["own/Fits-9B"] and stage.chat_session.executed == ["/model own/Fits-9B"]
 
 
 def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
@@ -87,7 +87,7 @@ def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
 
     stage = play(act)
-    assert stage.backend.pulls == [] == stage.backend.executed
+    assert stage.chat_session.pulls == [] == stage.chat_session.executed
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
@@ -95,7 +95,7 @@ def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.on_pull = pull
+        stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
         await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
@@ -107,7 +107,7 @@ def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
         await stage.until(lambda: pulling(stage) is None, pilot)
         assert "own/Fits-9B  partial" in stage.screen_text
 
-    assert play(act).backend.executed == []
+    assert play(act).chat_session.executed == []
 
 
 def test_an_error_is_one_line_and_enter_tries_again() -> None:
@@ -115,7 +115,7 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
     pull.gate.set()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.on_pull = pull
+        stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
         await stage.until(lambda: "error: the Hub cannot be reached; is there a network?" in stage.screen_text, pilot)
@@ -126,14 +126,14 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
         await stage.until(lambda: pulling(stage) is None, pilot)
         assert "own/Fits-9B  local" in stage.screen_text
 
-    assert play(act).backend.pulls == ["own/Fits-9B"] * 2
+    assert play(act).chat_session.pulls == ["own/Fits-9B"] * 2
 
 
 def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.on_pull, stage.backend.registry = pull, [BIG, FITS, HERE]
+        stage.chat_session.on_pull, stage.chat_session.registry = pull, [BIG, FITS, HERE]
         for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
             await stage.send(line, pilot)
             assert words in stage.screen_text and pulling(stage) is None
@@ -148,14 +148,14 @@ def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> N
         await stage.until(lambda: f"/model {FITS.name} talks to it" in stage.screen_text, pilot)
 
     stage = play(act)
-    assert stage.backend.pulls == [FITS.name] and stage.backend.executed == []
+    assert stage.chat_session.pulls == [FITS.name] and stage.chat_session.executed == []
 
 
 def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
     pull = Pull()
 
     async def act(stage: Stage, pilot) -> None:
-        stage.backend.on_pull, stage.backend.registry = pull, [FITS]
+        stage.chat_session.on_pull, stage.chat_session.registry = pull, [FITS]
         await stage.send(f"/pull {FITS.name}", pilot)
         await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
         await pilot.press("ctrl+q")

@@ -134,7 +134,7 @@ def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
         wanted = ("race: 1.83x wall clock", "AR here: 60.0, 2.00x")
         await stage.until(lambda: all(part in stage.screen_text for part in wanted), pilot)
-        assert stage.chat.composer.text == "two" and len(stage.backend.conversation.turns) == 2
+        assert stage.chat.composer.text == "two" and len(stage.chat_session.conversation.turns) == 2
 
     stage = play(act)
     asked = [[m.content for m in request.messages] for request in stage.session.requests[1:]]

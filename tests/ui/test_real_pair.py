@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_local.catalog.bundled import Pair, find
+from dflash_local.catalog.bundled import find
 from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.service import Service
 from tests.ui.stage import Stage, play
@@ -12,7 +12,7 @@ from tests.ui.stage import Stage, play
 
 @pytest.mark.needs_torch
 def test_a_chat_and_a_race_with_the_demo_pair() -> None:
-    def load(_pair: Pair, _draft: bool) -> Service:
+    def start(*_: object) -> Service:
         from dflash_local.engine.load import load
         from dflash_local.load_config import LoadConfig
 
@@ -29,5 +29,5 @@ def test_a_chat_and_a_race_with_the_demo_pair() -> None:
         await pilot.press("escape")
         await stage.until(lambda: "identical: yes" in stage.screen_text, pilot)
 
-    stage = play(act, options=ChatOptions({"temperature": 0.0}), load=load)
-    assert stage.backend.conversation.turns[-1].content.startswith("1, 2, 3")
+    stage = play(act, options=ChatOptions({"temperature": 0.0}), start=start)
+    assert stage.chat_session.conversation.turns[-1].content.startswith("1, 2, 3")

@@ -140,9 +140,8 @@ def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_pat
 def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> None:
     code = (
         "from dflash_local.cli import repl; from dflash_local.cli.console import Console\n"
-        "class Backend: console = Console({})\n"
-        "repl._act = lambda message, backend: print('got', ascii(message))\n"
-        "repl.repl(Backend())"
+        "repl._act = lambda message, *_: print('got', ascii(message))\n"
+        "repl.repl(None, Console({}))"
     )
     terminal.type(shlex.join(["cd", str(ROOT)]))
     terminal.keys("Enter")

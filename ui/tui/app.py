@@ -14,9 +14,9 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import TextArea
 
+from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
 from dflash_local.service.race import Race
-from dflash_local.ui.tui.backend import Backend
 from dflash_local.ui.tui.screens.chat import ChatScreen
 from dflash_local.ui.tui.screens.pull import PullScreen
 from dflash_local.ui.tui.screens.race import Prepare, RaceScreen
@@ -36,9 +36,9 @@ class ChatApp(App[DFlashError]):
         SLEEP,
     ]
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, session: ChatSession, greeting: str = "") -> None:
         super().__init__()
-        self.chat = ChatScreen(backend)
+        self.chat = ChatScreen(session, greeting)
         self.ended_by: int | None = None  # a signal
         self._pressed = -TWICE_S
 
@@ -123,13 +123,13 @@ def end_on_signals(app: ChatApp | RaceApp) -> None:
                 asyncio.get_running_loop().add_signal_handler(number, end, int(number))
 
 
-def run(backend: Backend) -> int:
+def run(session: ChatSession, greeting: str) -> int:
     """Show the chat until the user leaves; returns the exit code, 128 + n for signal n.
 
     Raises:
         DFlashError: the pair could not be loaded.
     """
-    app = ChatApp(backend)
+    app = ChatApp(session, greeting)
     error = app.run()
     app.finish()
     if error is not None:

@@ -9,7 +9,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Static
 
-from dflash_local.service.conversation import Conversation
+from dflash_local.app.chat_session import ChatSession
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.widgets.meter import Meter, one_line
@@ -20,14 +20,14 @@ METER_S = 0.1  # figures that change faster cannot be read
 class Board:
     """What a chat screen says of its pair and of the reply that runs."""
 
-    def __init__(self, screen: Screen[None], conversation: Conversation, readings: Readings) -> None:
-        self._screen, self._conversation, self._readings = screen, conversation, readings
+    def __init__(self, screen: Screen[None], session: ChatSession, readings: Readings) -> None:
+        self._screen, self._session, self._readings = screen, session, readings
         self._drawn = -METER_S
         self._later: Timer | None = None
 
     def draw(self, at_once: bool) -> None:
         """Show the figures as they are now; the panel a moment later unless ``at_once``."""
-        pair, facts = self._conversation.pair, self._conversation.facts
+        pair, facts = self._session.pair, self._session.facts
         how = f" · {facts.loaded_as}" if facts is not None else ""
         mode = "" if self._readings.mode == "dflash" else " · without drafting (ar)"
         self._tell("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dflash_local.errors import DFlashError, EngineError
 
@@ -20,6 +20,14 @@ class Ended:
 
     result: Any
     error: DFlashError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One thing that the program, and no reply of the model, has to say."""
+
+    text: str
+    level: Literal["note", "warning"] = "note"
 
 
 class Inbox:

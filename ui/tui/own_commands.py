@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from dflash_local.app.chat_commands import ALIASES
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError
 from dflash_local.service.race import Race, Racer
-from dflash_local.ui.offers import Offer
 from dflash_local.ui.tui.editor import edited
 from dflash_local.ui.tui.jobs import Ended
 from dflash_local.ui.tui.screens.help import HelpScreen
@@ -90,7 +91,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
     conversation = screen.conversation
     try:
         request = conversation.request(text)
-        racer = Racer(conversation.service, request)
+        racer = Racer(screen.session.service, request)
     except DFlashError as error:
         await screen.say_error(error)
         return
@@ -102,7 +103,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
             screen.redraw()
 
     prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
-    screen.app.push_screen(RaceScreen(conversation.pair.label, prompt, lambda _hear: racer), back)
+    screen.app.push_screen(RaceScreen(screen.session.pair.label, prompt, lambda _hear: racer), back)
 
 
 async def _models(screen: ChatScreen, _argument: str) -> None:
@@ -113,13 +114,13 @@ async def _models(screen: ChatScreen, _argument: str) -> None:
             await screen.say_error(ended.error)
             return
         screen.readings.state = "ready"
-        screen.app.push_screen(ModelsScreen(screen.backend, ended.result), chosen)
+        screen.app.push_screen(ModelsScreen(screen.session, ended.result), chosen)
 
-    async def chosen(offer: Offer | None) -> None:
-        if offer is not None:
-            await screen.action_command(f"/model {offer.name}")
+    async def chosen(entry: ModelEntry | None) -> None:
+        if entry is not None:
+            await screen.action_command(f"/model {entry.name}")
 
-    screen.begin(screen.backend.offers, listed)
+    screen.begin(screen.session.entries, listed)
 
 
 async def _pull(screen: ChatScreen, argument: str) -> None:
@@ -132,20 +133,20 @@ async def _pull(screen: ChatScreen, argument: str) -> None:
         if ended.error is not None:
             await screen.say_error(ended.error)
             return
-        offer: Offer = ended.result
-        if offer.here:
-            await screen.say(f"{offer.name} is here: /model {offer.name} talks to it")
+        entry: ModelEntry = ended.result
+        if entry.here:
+            await screen.say(f"{entry.name} is here: /model {entry.name} talks to it")
         else:
-            screen.app.push_screen(PullScreen(screen.backend, offer, ask=not offer.fine), back)
+            screen.app.push_screen(PullScreen(screen.session, entry, ask=not entry.fine), back)
 
     async def back(pulled: Pulled | None) -> None:
         if pulled is not None and pulled.talk:
-            await screen.action_command(f"/model {pulled.offer.name}")
+            await screen.action_command(f"/model {pulled.entry.name}")
         elif pulled is not None and pulled.word:
-            more = f": /model {pulled.offer.name} talks to it" if pulled.offer.here else ""
+            more = f": /model {pulled.entry.name} talks to it" if pulled.entry.here else ""
             await screen.say(pulled.word + more)
 
-    screen.begin(lambda: screen.backend.offer(argument), found)
+    screen.begin(lambda: screen.session.entry(argument), found)
 
 
 async def _theme(screen: ChatScreen, argument: str) -> None:
@@ -188,7 +189,6 @@ OWN: dict[str, tuple[str, Act]] = {
     "/theme [NAME]": ("show or change the theme", _theme),
     "/quit": ("leave (/bye, /exit)", _quit),
 }
-ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/h": "/help"}
 
 
 def own_command(word: str) -> Act | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.ui.web import markup
-from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitors
 
@@ -22,9 +22,9 @@ TITLES = ("Prompt", "Case", "Block", "Tokens", "Per cycle", "Verdict")
 Updates = list[Any]
 
 
-def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
     """The tab's components and what they do."""
-    _Tab(backend, visitors).connect(opened)
+    _Tab(served, visitors).connect(opened)
 
 
 class Certifying:
@@ -34,10 +34,10 @@ class Certifying:
         line: what goes on. fraction: how far it is (0..1).
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, served: ServedPair) -> None:
         self.line, self.fraction = "starting", 0.0
         self._stopped = False
-        self.job: Job[Mapping[str, Any]] = Job(lambda: backend.certify(self._heard, lambda: self._stopped), self.stop)
+        self.job: Job[Mapping[str, Any]] = Job(lambda: served.certify(self._heard, lambda: self._stopped), self.stop)
 
     def _heard(self, line: str, fraction: float) -> None:
         self.line, self.fraction = line, fraction
@@ -48,8 +48,8 @@ class Certifying:
 
 
 class _Tab:
-    def __init__(self, backend: Backend, visitors: Visitors) -> None:
-        self._backend, self._visitors = backend, visitors
+    def __init__(self, served: ServedPair, visitors: Visitors) -> None:
+        self._served, self._visitors = served, visitors
         self.facts = gr.HTML(apply_default_css=False, elem_id="df-about")
         gr.HTML(markup.paragraph(EXPLAINED))
         with gr.Row(elem_classes="df-actions"):
@@ -70,13 +70,13 @@ class _Tab:
 
     def _facts(self) -> str:
         try:
-            return markup.facts(self._backend.about())
+            return markup.facts(self._served.about())
         except DFlashError as error:
             return markup.failed(error)
 
     async def _make(self, request: gr.Request) -> AsyncIterator[Updates]:
         running = self._visitors.of(request).running
-        one = Certifying(self._backend)
+        one = Certifying(self._served)
         running.append(one)
         try:
             async for _ in one.job.pulses(0.2):

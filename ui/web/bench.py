@@ -10,10 +10,10 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import DFlashError
 from dflash_local.ui.web import bench_run, markup
-from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.bench_run import BenchRun
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitors
@@ -32,14 +32,14 @@ FILE = "dflash-bench.json"
 Updates = list[Any]
 
 
-def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
     """The tab's components and what they do."""
-    _Tab(backend, visitors).connect(opened)
+    _Tab(served, visitors).connect(opened)
 
 
 class _Tab:
-    def __init__(self, backend: Backend, visitors: Visitors) -> None:
-        self._backend, self._visitors = backend, visitors
+    def __init__(self, served: ServedPair, visitors: Visitors) -> None:
+        self._served, self._visitors = served, visitors
         self._runs: PerWindow[BenchRun] = PerWindow()  # the last one
         gr.HTML(markup.paragraph(EXPLAINED))
         self.prompts = gr.CheckboxGroup(label="Prompts", choices=[], elem_id="df-prompts")
@@ -76,15 +76,15 @@ class _Tab:
 
     def _prompts(self) -> Sequence[Prompt]:
         try:
-            return self._backend.bench_prompts()
+            return self._served.bench_prompts()
         except DFlashError:  # the run says why
             return ()
 
     async def _run(self, chosen: list[int], tokens: float, request: gr.Request) -> AsyncIterator[Updates]:
         try:
-            prompts = await asyncio.to_thread(self._backend.bench_prompts)
+            prompts = await asyncio.to_thread(self._served.bench_prompts)
             picked = [prompt for index, prompt in enumerate(prompts) if index in (chosen or ())]
-            run = BenchRun(self._backend.resident, picked, int(tokens))
+            run = BenchRun(self._served.resident, picked, int(tokens))
         except DFlashError as error:
             yield [*_shown(False, markup.failed(error)), *[gr.skip()] * 5]
             return
@@ -101,7 +101,7 @@ class _Tab:
                     yield [*_shown(True, markup.progress(run.line, run.fraction), _table(run)), *_drawn(run)]
                 else:
                     yield [*_shown(True, markup.progress(run.line, run.fraction)), *[gr.skip()] * 5]
-            source = await asyncio.to_thread(self._backend.provenance) if run.rows else {}
+            source = await asyncio.to_thread(self._served.provenance) if run.rows else {}
             yield _ended(job, run, source)
         finally:
             job.cancel()

@@ -11,15 +11,15 @@ from gradio.blocks import Block
 from gradio.components import Component
 from gradio.components.chatbot import ExampleMessage
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.web import follow, markup
-from dflash_local.ui.web.backend import Backend
+from dflash_local.ui.web.chat_view import chat_options, shown
 from dflash_local.ui.web.exports import links
 from dflash_local.ui.web.figures import figures, one_line
 from dflash_local.ui.web.reply import Reply
-from dflash_local.ui.web.talk import chat_options, shown
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 PULSE_S = 0.1  # the page is changed at most so often
@@ -29,9 +29,9 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
     """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    ChatTab(backend, visitors, opened)
+    ChatTab(served, visitors, opened)
 
 
 def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbox:
@@ -42,12 +42,12 @@ def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbo
 class ChatTab:
     """The components and what they do."""
 
-    def __init__(self, backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
-        self._backend, self._visitors = backend, visitors
+    def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
+        self._served, self._visitors = served, visitors
         with gr.Row(elem_classes="df-split"):
             with gr.Column(scale=7, min_width=300):
                 self.pair = gr.HTML(elem_classes="df-plain")
-                self.talk = gr.Chatbot(
+                self.chatbot = gr.Chatbot(
                     show_label=False,
                     height=None,
                     autoscroll=False,
@@ -89,7 +89,7 @@ class ChatTab:
         self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
 
     def _settings(self) -> None:
-        model = self._backend.resident.model
+        model = self._served.resident.model
         with gr.Accordion("Settings", open=False):
             self.own = gr.HTML(elem_classes="df-plain")
             self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
@@ -109,18 +109,18 @@ class ChatTab:
     def _bind(self, opened: gr.Tab) -> None:
         asked: set[Block] = {self.field, self.system, self.mode, self.thinking, self.temperature}
         asked |= {self.top_p, self.limit, self.block, self.seed}
-        drawn = [self.talk, self.field, self.status, self.figures, self.stop, self.pair]
+        drawn = [self.chatbot, self.field, self.status, self.figures, self.stop, self.pair]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         gr.on([self.send.click, self.field.submit], self._send, asked, drawn, trigger_mode="once", **how)
-        self.talk.example_select(self._try, asked, drawn, trigger_mode="once", **how)
+        self.chatbot.example_select(self._try, asked, drawn, trigger_mode="once", **how)
         self.again.click(self._again, asked, drawn, trigger_mode="once", **how)
         self.stop.click(self._stop, None, None, **how)
-        self.edit.click(self._edit, None, [self.talk, self.field, self.status], **how)
-        emptied = [self.talk, self.status, self.figures, self.links]
-        gr.on([self.clear.click, self.talk.clear], self._clear, None, emptied, **how)
+        self.edit.click(self._edit, None, [self.chatbot, self.field, self.status], **how)
+        emptied = [self.chatbot, self.status, self.figures, self.links]
+        gr.on([self.clear.click, self.chatbot.clear], self._clear, None, emptied, **how)
         self.export.click(self._export, None, [self.links], **how)
-        self.origins.change(self._show_origins, [self.origins], [self.talk, self.status], **how)
-        looked = [self.talk, self.pair, self.own, self.figures, self.mode, self.thinking]
+        self.origins.change(self._show_origins, [self.origins], [self.chatbot, self.status], **how)
+        looked = [self.chatbot, self.pair, self.own, self.figures, self.mode, self.thinking]
         gr.on(None, self._look, None, looked, **how)
         opened.select(self._look, None, looked, **how)
 
@@ -140,7 +140,7 @@ class ChatTab:
     async def _ask(self, text: str, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
         try:
-            reply = visitor.talk.ask(text, self._options(given))
+            reply = visitor.chat.ask(text, self._options(given))
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
@@ -149,12 +149,12 @@ class ChatTab:
             async for changes in self._follow(visitor, reply, text):
                 yield changes
         finally:  # a window that is closed ends its reply: nobody listens then
-            visitor.talk.leave(reply)
+            visitor.chat.leave(reply)
 
     async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
         try:
-            reply = visitor.talk.again(self._options(given))
+            reply = visitor.chat.again(self._options(given))
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
@@ -163,47 +163,47 @@ class ChatTab:
             async for changes in self._follow(visitor, reply):
                 yield changes
         finally:
-            visitor.talk.leave(reply)
+            visitor.chat.leave(reply)
 
     def _stop(self, request: gr.Request) -> None:
-        self._visitors.of(request).talk.stop()
+        self._visitors.of(request).chat.stop()
 
     def _edit(self, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
         try:
-            text = visitor.talk.take_back()
+            text = visitor.chat.conversation.take_back()
         except DFlashError as error:
             return {self.status: markup.failed(error)}
-        return {self.field: text, self.talk: visitor.talk.messages(visitor.origins), self.status: ""}
+        return {self.field: text, self.chatbot: visitor.chat.messages(visitor.origins), self.status: ""}
 
     def _clear(self, request: gr.Request) -> Changes:
-        talk = self._visitors.of(request).talk
-        talk.clear()
-        return {self.talk: [], self.status: "", self.links: "", self.figures: figures(talk.look())}
+        chat = self._visitors.of(request).chat
+        chat.clear()
+        return {self.chatbot: [], self.status: "", self.links: "", self.figures: figures(chat.look())}
 
     def _export(self, request: gr.Request) -> Changes:
-        return {self.links: links(self._visitors.of(request).talk)}
+        return {self.links: links(self._visitors.of(request).chat)}
 
     def _show_origins(self, wanted: bool, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
         visitor.origins = wanted
-        rows = visitor.talk.messages(wanted)
+        rows = visitor.chat.messages(wanted)
         # What the copy button would take is HTML then.
         buttons = ["copy_all"] if wanted else ["copy", "copy_all"]
         return {
-            self.talk: gr.update(value=rows, buttons=buttons),
+            self.chatbot: gr.update(value=rows, buttons=buttons),
             self.status: markup.paragraph(LEGEND if wanted else ""),
         }
 
     def _look(self, request: gr.Request) -> Changes:
         """The window is new, or was elsewhere: another pair may have been loaded meanwhile."""
-        visitor, model = self._visitors.of(request), self._backend.resident.model
+        visitor, model = self._visitors.of(request), self._served.resident.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
-            self.talk: gr.update(placeholder=self._welcome(), examples=self._examples()),
+            self.chatbot: gr.update(placeholder=self._welcome(), examples=self._examples()),
             self.pair: self._pair(),
             self.own: markup.paragraph(own),
-            self.figures: figures(visitor.talk.look()),
+            self.figures: figures(visitor.chat.look()),
         }
         if visitor.model != model.name:
             visitor.model = model.name
@@ -214,15 +214,15 @@ class ChatTab:
 
     async def _follow(self, visitor: Visitor, reply: Reply, text: str = "") -> AsyncIterator[Changes]:
         """The reply as it comes."""
-        job = visitor.talk.job
+        job = visitor.chat.job
         if job is None:
             return
         seen: tuple[int, str] | None = None
         drawn = figured = 0.0
         async for _ in job.pulses(PULSE_S):
             now, stamp = time.monotonic(), (reply.version, reply.state)
-            pause = PULSE_S * (1 + len(reply.text) // CHARS_A_PULSE)
-            if visitor.talk.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
+            pause = PULSE_S * (1 + len(reply.source.text) // CHARS_A_PULSE)
+            if visitor.chat.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
                 continue
             changes = self._drawn(visitor, reply)
             if now - figured < FIGURES_S:
@@ -231,14 +231,14 @@ class ChatTab:
                 changes[self.pair], figured = self._pair(), now
             seen, drawn = stamp, now
             yield changes
-        if visitor.talk.reply is not reply:  # cleared
+        if visitor.chat.reply is not reply:  # cleared
             yield {self.stop: gr.update(interactive=False)}
             return
         yield {self.stop: gr.update(interactive=False), self.pair: self._pair(), **self._ended(visitor, reply, text)}
 
     def _drawn(self, visitor: Visitor, reply: Reply) -> Changes:
         return {
-            self.talk: visitor.talk.messages(visitor.origins),
+            self.chatbot: visitor.chat.messages(visitor.origins),
             self.status: markup.paragraph(reply.state),
             self.figures: figures(reply.readings, reply.curve),
         }
@@ -246,9 +246,9 @@ class ChatTab:
     def _ended(self, visitor: Visitor, reply: Reply, text: str) -> Changes:
         """The last look of a reply; a message that got none goes back into the field."""
         changes = self._drawn(visitor, reply)
-        error = visitor.talk.error
-        if error is None and reply.worth_keeping:
-            turns = visitor.talk.turns
+        error = visitor.chat.error
+        if error is None and reply.source.turn is not None:
+            turns = visitor.chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
             changes[self.status] = markup.paragraph(" · ".join([*words, one_line(reply.readings)]))
             return changes
@@ -261,7 +261,7 @@ class ChatTab:
         return changes
 
     def _pair(self) -> str:
-        resident = self._backend.resident
+        resident = self._served.resident
         facts = resident.facts
         how = "not loaded yet: the first message loads it"
         if facts is not None:
@@ -272,16 +272,16 @@ class ChatTab:
     def _welcome(self) -> str:
         """What stands in an empty conversation."""
         return "\n\n".join(
-            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._backend.notes))
+            ("Type a message below, or begin with one of these.", *(shown(note) for note in self._served.notes))
         )
 
     def _examples(self) -> list[ExampleMessage]:
         """The prompts to begin with; a click sends one."""
-        return [{"text": prompt} for prompt in self._backend.examples]
+        return [{"text": prompt} for prompt in self._served.examples]
 
     def _options(self, given: Given) -> ChatOptions:
         return chat_options(
-            self._backend.resident,
+            self._served.resident,
             system=given[self.system] or "",
             mode=given[self.mode] or "",
             thinking=given[self.thinking],

@@ -9,29 +9,29 @@ from typing import Any, Literal
 
 import gradio as gr
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Finished
 from dflash_local.request import Message, Request
 from dflash_local.service.chat_options import merged
-from dflash_local.service.conversation import summary
+from dflash_local.service.conversation import Answer, summary
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.web.backend import Backend
+from dflash_local.ui.web.chat_view import chat_options
 from dflash_local.ui.web.contest import Contest
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.race import race_content, race_request
 from dflash_local.ui.web.reply import Reply
-from dflash_local.ui.web.talk import chat_options
 from dflash_local.ui.web.visitors import Visitors
 
 
-def build(backend: Backend, visitors: Visitors) -> None:
+def build(served: ServedPair, visitors: Visitors) -> None:
     """Add the endpoints; called inside the page's ``gr.Blocks``."""
-    gr.api(_chat(backend, visitors), api_name="chat", concurrency_limit=None)
-    gr.api(_race(backend, visitors), api_name="race", concurrency_limit=None)
+    gr.api(_chat(served, visitors), api_name="chat", concurrency_limit=None)
+    gr.api(_race(served, visitors), api_name="race", concurrency_limit=None)
     gr.api(_stop(visitors), api_name="stop", concurrency_limit=None)
 
 
-def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
+def _chat(served: ServedPair, visitors: Visitors) -> Callable[..., Any]:
     async def chat(
         request: gr.Request,
         message: str,
@@ -53,7 +53,7 @@ def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
             system: the system prompt.
             temperature: 0 is greedy; null is the model's own, as for all that follow.
         """
-        resident = backend.resident
+        resident = served.resident
         given = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_tokens, "seed": seed}
         try:
             options = chat_options(resident, system, mode or "", thinking, block_size=block_size, **given)
@@ -68,7 +68,7 @@ def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
             )
         except DFlashError as error:
             raise _told(error) from error
-        reply = Reply(resident, asked, Readings(mode=asked.mode), None)
+        reply = Reply(Answer(asked, resident.submit), resident, Readings(mode=asked.mode), None)
         job = Job(reply.run, reply.stop)
         running = visitors.of(request).running
         running.append(reply)
@@ -77,9 +77,9 @@ def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
             async for _ in job.pulses():
                 if reply.version != seen:
                     seen = reply.version
-                    yield reply.text, _so_far(reply)
+                    yield reply.source.text, _so_far(reply)
             _result(job)
-            yield reply.text, _so_far(reply)
+            yield reply.source.text, _so_far(reply)
         finally:  # nobody listens any more
             job.cancel()
             running.remove(reply)
@@ -88,7 +88,7 @@ def _chat(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
     return chat
 
 
-def _race(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
+def _race(served: ServedPair, visitors: Visitors) -> Callable[..., Any]:
     async def race(
         request: gr.Request,
         prompt: str = "",
@@ -104,8 +104,8 @@ def _race(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
             temperature: 0 is greedy.
             seed: of both; null draws one.
         """
-        resident = backend.resident
-        text = prompt or next(iter(backend.examples), "")
+        resident = served.resident
+        text = prompt or next(iter(served.examples), "")
         try:
             contest = Contest(resident, race_request(resident, text, max_tokens, temperature, seed))
         except DFlashError as error:
@@ -120,7 +120,7 @@ def _race(backend: Backend, visitors: Visitors) -> Callable[..., Any]:
                     seen = contest.state
                     yield seen, {}
             result = _result(job)
-            yield result.verdict, await asyncio.to_thread(race_content, backend, result, text)
+            yield result.verdict, await asyncio.to_thread(race_content, served, result, text)
         finally:
             job.cancel()
             running.remove(contest)
@@ -133,7 +133,7 @@ def _stop(visitors: Visitors) -> Callable[..., Any]:
     def stop(request: gr.Request) -> int:
         """End what this client has under way; what came of a reply is kept. Returns how many that were."""
         visitor = visitors.of(request)
-        count = len(visitor.running) + visitor.talk.busy
+        count = len(visitor.running) + visitor.chat.busy
         visitor.stop()
         return count
 
@@ -149,10 +149,10 @@ def _messages(history: list[dict[str, str]] | None) -> list[Message]:
 
 
 def _so_far(reply: Reply) -> dict[str, Any]:
-    finished: Finished | None = reply.finished
+    finished: Finished | None = reply.source.finished
     readings = reply.readings
     if finished is not None:
-        whole = {**summary(finished), "thinking": reply.thinking}
+        whole = {**summary(finished), "thinking": reply.source.thinking}
         return {**whole, "usage": asdict(finished.usage), "stats": asdict(finished.stats)}
     return {"state": reply.state, "tokens": readings.tokens, "tokens_per_s": readings.mean}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
+from dflash_local.ui.web.chat_view import ChatView
 from dflash_local.ui.web.markup import paragraph, word
-from dflash_local.ui.web.talk import Talk
 
 
 def link(label: str, name: str, kind: str, content: str) -> str:
@@ -15,10 +15,10 @@ def link(label: str, name: str, kind: str, content: str) -> str:
     return f'<a class="df-save" download="{word(name)}" href="{href}">{word(label)}</a>'
 
 
-def links(talk: Talk) -> str:
+def links(chat: ChatView) -> str:
     """The conversation as Markdown and as JSON with its figures."""
-    if not talk.turns:
+    if not chat.conversation.turns:
         return paragraph("there is nothing to export yet")
-    markdown = link("Markdown", "conversation.md", "text/markdown", talk.exported("md"))
-    as_json = link("JSON with figures", "conversation.json", "application/json", talk.exported("json"))
+    markdown = link("Markdown", "conversation.md", "text/markdown", chat.exported("md"))
+    as_json = link("JSON with figures", "conversation.json", "application/json", chat.exported("json"))
     return f'<p class="df-line">Save the conversation: {markdown} · {as_json}</p>'

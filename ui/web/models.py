@@ -9,8 +9,9 @@ from typing import Any
 
 import gradio as gr
 
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError
-from dflash_local.ui.offers import Offer
+from dflash_local.ui.pair_text import pair_page
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.models_view import ModelsView, Pull
 from dflash_local.ui.web.windows import PerWindow
@@ -62,7 +63,7 @@ class _Tab:
         self._order: PerWindow[list[str]] = PerWindow()  # of the rows; kept while a window has the tab open
         self.version = gr.State("")
         self.columns = gr.Number(MOST, visible=False)
-        self.standing = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
+        self.status_line = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
         self.pulling = gr.HTML(elem_id="df-pulling", elem_classes="df-maybe")
         self.cancel = gr.Button("Cancel the download", visible=False, elem_id="df-cancel-pull")
         self.pairs = gr.HTML(js_on_load=CHOOSE.replace("COLUMNS", COLUMNS), apply_default_css=False, elem_id="df-pairs")
@@ -85,7 +86,7 @@ class _Tab:
         buttons = [self.load, self.unload, self.download, self.remove]
         view = [self.pairs, self.details, *buttons]
         seen: dict[str, Any] = {"inputs": self.columns, "js": f"() => {COLUMNS}"}
-        now = [self.standing, self.pulling, self.cancel]
+        now = [self.status_line, self.pulling, self.cancel]
         # One after the other, or a table drawn before a click could come after what was clicked for.
         alone: dict[str, Any] = {"concurrency_id": "df-models-view", "concurrency_limit": 1}
         opened.select(self._open, outputs=[*view, *now], **seen, **quiet, **alone)
@@ -125,19 +126,19 @@ class _Tab:
     def _now(self) -> tuple[str, str, bool]:
         """What goes on above the table; whether there is a download to cancel."""
         pull = self._models.pull
-        return self._standing(), _pulling(pull), pull is not None and pull.running
+        return self._status(), _pulling(pull), pull is not None and pull.running
 
-    def _standing(self) -> str:
-        status = self._models.backend.resident.status
+    def _status(self) -> str:
+        status = self._models.served.resident.status
         if status.state == "loading" and status.progress is not None:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
-        return markup.paragraph(self._models.standing, "error" if status.state == "broken" else "note")
+        return markup.paragraph(self._models.status_line, "error" if status.state == "broken" else "note")
 
     def _open(self, columns: float, request: gr.Request) -> Updates:
         """All of the tab at once, so that nothing moves under the pointer afterwards."""
-        standing, pulling, running = self._now()
+        status_line, pulling, running = self._now()
         self._order.set(request, [])
-        return [*self._view(columns, request), standing, pulling, gr.update(visible=running)]
+        return [*self._view(columns, request), status_line, pulling, gr.update(visible=running)]
 
     def _view(self, columns: float, request: gr.Request) -> Updates:
         """The table, and all that belongs to the chosen pair."""
@@ -146,56 +147,56 @@ class _Tab:
         except DFlashError as error:
             return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
 
-    def _listed(self, request: gr.Request) -> Sequence[Offer]:
+    def _listed(self, request: gr.Request) -> Sequence[ModelEntry]:
         """The pairs in the order that the window had them in: no row moves under the pointer."""
-        offers, order = self._models.offers(), self._order.get(request) or []
+        entries, order = self._models.entries(), self._order.get(request) or []
         places = {name: place for place, name in enumerate(order)}
-        offers = sorted(offers, key=lambda offer: places.get(offer.name, len(places)))
-        self._order.set(request, [offer.name for offer in offers])
-        return offers
+        entries = sorted(entries, key=lambda entry: places.get(entry.name, len(places)))
+        self._order.set(request, [entry.name for entry in entries])
+        return entries
 
-    def _drawn(self, offers: Sequence[Offer], chosen: str, columns: float) -> Updates:
-        model = self._models.backend.resident.model
-        names = [offer.name for offer in offers]
+    def _drawn(self, entries: Sequence[ModelEntry], chosen: str, columns: float) -> Updates:
+        model = self._models.served.resident.model
+        names = [entry.name for entry in entries]
         if chosen not in names:
             chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")
-        offer = next((offer for offer in offers if offer.name == chosen), None)
-        return [_table(offers, chosen, model.name), self._details(chosen, columns), *self._buttons(offer)]
+        entry = next((entry for entry in entries if entry.name == chosen), None)
+        return [_table(entries, chosen, model.name), self._details(chosen, columns), *self._buttons(entry)]
 
     def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
         try:
-            offer = self._models.offer(str(getattr(event, "name", "")))
+            entry = self._models.entry(str(getattr(event, "name", "")))
         except DFlashError as error:
             return [*[gr.skip()] * 5, *self._asking(markup.failed(error))]
-        self._chosen.set(request, offer.name)
-        details = self._details(offer.name, getattr(event, "columns", MOST))
-        return [details, *self._buttons(offer), *self._asking()]
+        self._chosen.set(request, entry.name)
+        details = self._details(entry.name, getattr(event, "columns", MOST))
+        return [details, *self._buttons(entry), *self._asking()]
 
     def _name(self, request: gr.Request) -> str:
         """The chosen pair; before any was chosen, the one that is served."""
-        return self._chosen.get(request) or self._models.backend.resident.model.name
+        return self._chosen.get(request) or self._models.served.resident.model.name
 
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
         try:
-            return markup.block(self._models.backend.details(name, width)) if name else ""
+            return markup.block("\n".join(pair_page(*self._models.served.details(name), width))) if name else ""
         except DFlashError as error:
             return markup.failed(error)
 
-    def _buttons(self, offer: Offer | None) -> Updates:
+    def _buttons(self, entry: ModelEntry | None) -> Updates:
         """Load, unload, download, remove."""
-        resident, pull = self._models.backend.resident, self._models.pull
+        resident, pull = self._models.served.resident, self._models.pull
         ready = resident.status.state == "ready"
-        if offer is None:
+        if entry is None:
             states = (False, ready, False, False)
         else:
-            loaded = ready and resident.model.answers_to(offer.name)
+            loaded = ready and resident.model.answers_to(entry.name)
             pulling = pull is not None and pull.running
             states = (
-                offer.here and not loaded,
+                entry.here and not loaded,
                 ready,
-                not offer.here and not pulling,
-                offer.state in ("local", "partial") and not loaded,
+                not entry.here and not pulling,
+                entry.state in ("local", "partial") and not loaded,
             )
         return [gr.update(interactive=state) for state in states]
 
@@ -257,16 +258,16 @@ def _pulling(pull: Pull | None) -> str:
     return markup.progress(words, done / total if total else None)
 
 
-def _table(offers: Sequence[Offer], chosen: str, loaded: str) -> str:
+def _table(entries: Sequence[ModelEntry], chosen: str, loaded: str) -> str:
     """The pairs, one button each."""
     rows = []
-    for offer in offers:
-        name, state = markup.word(offer.name), STATES.get(offer.state, offer.state)
-        served = ' <span class="df-served">served</span>' if offer.name == loaded else ""
+    for entry in entries:
+        name, state = markup.word(entry.name), STATES.get(entry.state, entry.state)
+        served = ' <span class="df-served">served</span>' if entry.name == loaded else ""
         rows.append(
             f'<tr data-name="{name}"><td><button type="button" aria-pressed="false">{name}</button>{served}</td>'
-            f"<td>{markup.word(state)}</td><td>{markup.word(offer.size or '-')}</td>"
-            f"<td>{markup.word(offer.fits)}</td></tr>"
+            f"<td>{markup.word(state)}</td><td>{markup.word(entry.size or '-')}</td>"
+            f"<td>{markup.word(entry.fits)}</td></tr>"
         )
     titles = "".join(f'<th scope="col">{title}</th>' for title in ("Pair", "On disk", "Download", "This machine"))
     return (

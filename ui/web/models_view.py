@@ -1,6 +1,6 @@
 """The pairs of this machine as all windows see them: one download at a time, one pair loaded.
 
-Knows the backend; draws nothing.
+Draws nothing.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from dflash_local.app.model_entries import ModelEntry, in_order
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import BusyError, DFlashError, Interrupted, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import Download
-from dflash_local.ui.offers import Offer, in_order
-from dflash_local.ui.readings import precision
-from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.jobs import Job
 
 
@@ -24,12 +23,12 @@ class Pull:
         job: its thread. notice: the last thing that the store said besides figures.
     """
 
-    def __init__(self, backend: Backend, name: str) -> None:
+    def __init__(self, served: ServedPair, name: str) -> None:
         self.name, self.notice = name, ""
         self._download = Download()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.job: Job[None] = Job(lambda: backend.pull(name, self._hear, self._stop.is_set), self._stop.set)
+        self.job: Job[None] = Job(lambda: served.pull(name, self._hear, self._stop.is_set), self._stop.set)
 
     def _hear(self, event: PullProgress | Notice) -> None:
         with self._lock:
@@ -73,8 +72,8 @@ class Pull:
 class ModelsView:
     """What the Models tab and its endpoints do. Every method may be called from any thread."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, served: ServedPair) -> None:
+        self.served = served
         self._lock = threading.Lock()
         self._pull: Pull | None = None
         self._removed = 0
@@ -87,25 +86,25 @@ class ModelsView:
     @property
     def version(self) -> str:
         """Another text whenever the table may have changed."""
-        pull, status = self._pull, self.backend.resident.status
+        pull, status = self._pull, self.served.resident.status
         pulled = "" if pull is None else f"{id(pull)} {pull.running}"
         return f"{pulled}/{self._removed}/{status.model}/{status.state}"
 
-    def offers(self) -> Sequence[Offer]:
+    def entries(self) -> Sequence[ModelEntry]:
         """The pairs of the registry, what is here first; may take a second.
 
         Raises:
             DFlashError: the registry cannot be read.
         """
-        return in_order(self.backend.offers())
+        return in_order(self.served.entries())
 
-    def offer(self, name: str) -> Offer:
+    def entry(self, name: str) -> ModelEntry:
         """The pair of that name.
 
         Raises:
             UnknownModelError: the registry has none.
         """
-        return self.backend.offer(name)
+        return self.served.entry(name)
 
     def load(self, name: str) -> str:
         """Have a pair in memory in place of the one that is loaded; says what was loaded.
@@ -113,24 +112,24 @@ class ModelsView:
         Raises:
             UsageError: it is not on this machine. DFlashError: it cannot be loaded.
         """
-        resident = self.backend.resident
+        resident = self.served.resident
         if not resident.model.answers_to(name):
-            offer = self.offer(name)
-            if not offer.here:
-                raise UsageError(f"{offer.name} is not on this machine", "download it first")
-            name = offer.name
+            entry = self.entry(name)
+            if not entry.here:
+                raise UsageError(f"{entry.name} is not on this machine", "download it first")
+            name = entry.name
         resident.switch(name)
-        return self.standing
+        return self.status_line
 
     def unload(self) -> str:
         """Give its memory back; says how it is then."""
-        self.backend.resident.unload()
-        return self.standing
+        self.served.resident.unload()
+        return self.status_line
 
     @property
-    def standing(self) -> str:
+    def status_line(self) -> str:
         """How the pair is that page and endpoint share, in a sentence."""
-        status, facts = self.backend.resident.status, self.backend.resident.facts
+        status, facts = self.served.resident.status, self.served.resident.facts
         if status.state == "broken":
             return f"{status.model} cannot be used: {status.error}"
         if status.state == "loading":
@@ -139,7 +138,7 @@ class ModelsView:
             return f"{status.model} is not loaded; the next request loads it."
         return (
             f"{status.model} is loaded: {facts.loaded_as}; "
-            f"block {facts.block_size}, context {facts.context:,} ({precision(facts.dtype)})."
+            f"block {facts.block_size}, context {facts.context:,} ({facts.promise})."
         )
 
     def download(self, name: str) -> Pull:
@@ -148,13 +147,13 @@ class ModelsView:
         Raises:
             UnknownModelError: no such pair. BusyError: another download is under way.
         """
-        offer = self.offer(name)
-        if offer.state == "bundled":
-            raise UsageError(f"{offer.name} comes with the package", "there is nothing to download")
+        entry = self.entry(name)
+        if entry.state == "bundled":
+            raise UsageError(f"{entry.name} comes with the package", "there is nothing to download")
         with self._lock:
             if self._pull is not None and self._pull.running:
                 raise BusyError(f"{self._pull.name} is being downloaded", "one at a time: wait for it, or cancel it")
-            self._pull = Pull(self.backend, offer.name)
+            self._pull = Pull(self.served, entry.name)
             return self._pull
 
     def removal(self, name: str) -> str:
@@ -163,7 +162,7 @@ class ModelsView:
         Raises:
             DFlashError: it cannot be removed.
         """
-        return self.backend.removal(self._removable(name))
+        return self.served.removal(self._removable(name))
 
     def remove(self, name: str) -> str:
         """Delete a pair's files; says what was freed.
@@ -171,12 +170,12 @@ class ModelsView:
         Raises:
             DFlashError: it cannot be removed.
         """
-        said = self.backend.remove(self._removable(name))
+        said = self.served.remove(self._removable(name))
         self._removed += 1
         return said
 
     def _removable(self, name: str) -> str:
-        offer, pull = self.offer(name), self._pull
-        if pull is not None and pull.running and pull.name == offer.name:
+        entry, pull = self.entry(name), self._pull
+        if pull is not None and pull.running and pull.name == entry.name:
             raise BusyError(f"{pull.name} is being downloaded", "cancel that first")
-        return offer.name
+        return entry.name

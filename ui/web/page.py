@@ -6,8 +6,8 @@ from pathlib import Path
 
 import gradio as gr
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.ui.web import about, bench, chat, endpoints, models, pair_endpoints, race
-from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.looks import CSS, THEME
 from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.mount import Ending, Page, mounted
@@ -18,25 +18,25 @@ TABLES = Path(__file__).with_name("tables.css")
 AT_ONCE = 16  # handlers that may run side by side; the pair itself answers one request at a time
 
 
-def page(backend: Backend, ending: Ending = lambda: False) -> Page:
-    """The page over a backend, ready to be served.
+def page(served: ServedPair, ending: Ending = lambda: False) -> Page:
+    """The page over a pair, ready to be served.
 
     Args:
         ending: tells whether the server is about to end; windows that are open must not hold it up.
     """
-    models_view, visitors = ModelsView(backend), Visitors(backend.resident)
+    models_view, visitors = ModelsView(served), Visitors(served.resident)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as blocks:
         with gr.Tab("Chat", id="chat") as opened:
-            chat.build(backend, visitors, opened)
+            chat.build(served, visitors, opened)
         with gr.Tab("Race", id="race") as opened:
-            race.build(backend, visitors, opened)
+            race.build(served, visitors, opened)
         with gr.Tab("Models", id="models") as opened:
             models.build(models_view, opened)
         with gr.Tab("Bench", id="bench") as opened:
-            bench.build(backend, visitors, opened)
+            bench.build(served, visitors, opened)
         with gr.Tab("About", id="about") as opened:
-            about.build(backend, visitors, opened)
-        endpoints.build(backend, visitors)
+            about.build(served, visitors, opened)
+        endpoints.build(served, visitors)
         pair_endpoints.build(models_view, visitors)
         blocks.unload(visitors.leave)
     blocks.queue(default_concurrency_limit=AT_ONCE, max_size=64, status_update_rate="auto")

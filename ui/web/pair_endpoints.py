@@ -81,8 +81,8 @@ class _Calls:
     def models(self) -> Any:
         """The pairs of the registry: name, state on this machine, whether it fits, size of the download."""
         with _told():
-            served = self._models.backend.resident.model.name
-            return [{**asdict(offer), "served": offer.name == served} for offer in self._models.offers()]
+            served = self._models.served.resident.model.name
+            return [{**asdict(entry), "served": entry.name == served} for entry in self._models.entries()]
 
     @_gives(dict[str, Any])
     async def pull(self, name: str) -> AsyncIterator[Any]:
@@ -148,9 +148,9 @@ class _Calls:
             prompts: how many of them; 0 takes all.
         """
         with _told():
-            backend = self._models.backend
-            chosen = await asyncio.to_thread(backend.bench_prompts)
-            run = BenchRun(backend.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
+            served = self._models.served
+            chosen = await asyncio.to_thread(served.bench_prompts)
+            run = BenchRun(served.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
             job: Job[None] = Job(run.run, run.stop)
             running = self._visitors.of(request).running
             running.append(run)
@@ -159,7 +159,7 @@ class _Calls:
                     yield {"line": line, "fraction": fraction}
                 if job.error is not None:
                     raise job.error
-                yield bench_run.report(run, await asyncio.to_thread(backend.provenance))
+                yield bench_run.report(run, await asyncio.to_thread(served.provenance))
             finally:
                 job.cancel()
                 running.remove(run)
@@ -168,7 +168,7 @@ class _Calls:
     def about(self) -> Any:
         """Versions, machine, the pair that is served, and how strong the promise of equal text is with it."""
         with _told():
-            return dict(self._models.backend.about())
+            return dict(self._models.served.about())
 
     @_gives(dict[str, Any])
     async def certify(self, request: gr.Request) -> AsyncIterator[Any]:
@@ -177,7 +177,7 @@ class _Calls:
         /stop ends it.
         """
         with _told():
-            one = Certifying(self._models.backend)
+            one = Certifying(self._models.served)
             running = self._visitors.of(request).running
             running.append(one)
             try:

@@ -12,6 +12,7 @@ import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
 
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.events import Mode
 from dflash_local.request import Request, user_request
@@ -19,12 +20,11 @@ from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Lane, Race
 from dflash_local.service.resident import Resident
 from dflash_local.ui.web import markup
-from dflash_local.ui.web.backend import Backend
 from dflash_local.ui.web.chat import line
+from dflash_local.ui.web.chat_view import chat_options
 from dflash_local.ui.web.contest import NAMES, Contest, Replay, Track
 from dflash_local.ui.web.figures import NONE, rate
 from dflash_local.ui.web.jobs import Job
-from dflash_local.ui.web.talk import chat_options
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 TOKENS = 256
@@ -34,9 +34,9 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def build(backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
+def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
     """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    RaceTab(backend, visitors, opened)
+    RaceTab(served, visitors, opened)
 
 
 def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
@@ -54,8 +54,8 @@ def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any,
 class RaceTab:
     """The components and what they do."""
 
-    def __init__(self, backend: Backend, visitors: Visitors, opened: gr.Tab) -> None:
-        self._backend, self._visitors = backend, visitors
+    def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
+        self._served, self._visitors = served, visitors
         self._offered: set[str] = set()  # built-in prompts that stood in a field
         with gr.Row(elem_classes="df-composer"):
             self.prompt = gr.Textbox(show_label=False, container=False, lines=2, max_lines=8, scale=8, min_width=240)
@@ -81,12 +81,12 @@ class RaceTab:
         prompt = given[self.prompt] or ""
         try:
             asked = race_request(
-                self._backend.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
+                self._served.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
             )
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
-        contest = Contest(self._backend.resident, asked)
+        contest = Contest(self._served.resident, asked)
         job = Job(contest.run, contest.stop)
         visitor.running.append(contest)
         try:
@@ -112,14 +112,14 @@ class RaceTab:
         except DFlashError as error:
             yield {self.status: markup.failed(error), self.stop: gr.update(interactive=False)}
             return
-        visitor.talk.look(race.ar.finished.stats.tokens_per_s)
+        visitor.chat.look(race.ar.finished.stats.tokens_per_s)
         replay = Replay(race)
         while not replay.done and not contest.stopped:
             replay.advance()
             yield self._drawn(replay.tracks, "replay at true speed; Stop goes to the end", race)
             await asyncio.sleep(PULSE_S)
         replay.advance(float("inf"))
-        content = await asyncio.to_thread(race_content, self._backend, race, prompt)
+        content = await asyncio.to_thread(race_content, self._served, race, prompt)
         save = markup.saved("Save as JSON", "race.json", content)
         yield {
             **self._drawn(replay.tracks, "", race),
@@ -134,7 +134,7 @@ class RaceTab:
 
     def _offer(self, prompt: str = "") -> Any:
         """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
-        texts = self._backend.examples
+        texts = self._served.examples
         stale = not prompt or (prompt in self._offered and prompt not in texts)
         self._offered.update(texts)
         return texts[0] if stale and texts else gr.skip()
@@ -143,9 +143,9 @@ class RaceTab:
         return {self.status: markup.paragraph(state), self.lanes: lanes(tracks, race)}
 
 
-def race_content(backend: Backend, race: Race, prompt: str) -> dict[str, Any]:
+def race_content(served: ServedPair, race: Race, prompt: str) -> dict[str, Any]:
     """A race as it is saved: with what it was measured on."""
-    return {**backend.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
+    return {**served.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
 
 
 def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dflash_local.errors import EngineError
 from dflash_local.events import Channel, Event, Finished, Piece, Step
 from dflash_local.loaded import SessionFacts
-from dflash_local.request import Request
-from dflash_local.service.gathered import Gathered
+from dflash_local.service.conversation import Answer
 from dflash_local.service.resident import Resident
-from dflash_local.service.service import Ticket
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.safety import SafePieces
@@ -20,26 +18,22 @@ from dflash_local.ui.web.text import SafeMarkdown
 MAX_POINTS = 120  # of the curve of one reply
 
 
-class Reply(Gathered):
-    """Gathers a reply, and how the page shows it. ``run`` is called once, on a thread; everything else from any thread.
+class Reply:
+    """A reply, and how the page shows it. ``run`` is called once, on a thread; everything else from any thread.
 
     Args:
-        known: what the readings are of; another pair makes them begin anew.
+        source: the reply itself. known: what the readings are of; another pair makes them begin anew.
 
     Attributes:
         facts: of the pair that replies; before it does, of the one before.
         version: grows with everything that came.
     """
 
-    def __init__(self, resident: Resident, request: Request, readings: Readings, known: SessionFacts | None) -> None:
-        super().__init__()
-        self.request, self.readings = request, readings
-        self.facts = known
+    def __init__(self, source: Answer, resident: Resident, readings: Readings, known: SessionFacts | None) -> None:
+        self.source, self.readings, self.facts = source, readings, known
         self.version = 0
         self._resident = resident
         self._lock = threading.Lock()
-        self._ticket: Ticket | None = None
-        self._stopping = False
         self._safe = SafePieces()
         self._pieces: list[Piece] = []
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
@@ -56,28 +50,21 @@ class Reply(Gathered):
         Raises:
             DFlashError: the pair could not be loaded, or the request failed.
         """
-        ticket = self._resident.submit(self.request)
-        with self._lock:
-            self._ticket = ticket
-            if self._stopping:
-                ticket.cancel()
-            facts = self._resident.facts
-            if facts is not None and facts is not self.facts:
-                self.facts = facts
-                self.readings.load(facts)
-                self.readings.begin(self.request.mode)
-        for event in ticket.events():
-            self._take(event)
-        if self.finished is None:
+        with self.source as source:
+            with self._lock:
+                facts = self._resident.facts
+                if facts is not None and facts is not self.facts:
+                    self.facts = facts
+                    self.readings.load(facts)
+                    self.readings.begin(source.request.mode)
+            for event in source:
+                self._take(event)
+        if source.finished is None:
             raise EngineError("the reply ended without saying why")
 
     def stop(self) -> None:
         """End it within one cycle; what came is kept."""
-        with self._lock:
-            self._stopping = True
-            ticket = self._ticket
-        if ticket is not None:
-            ticket.cancel()
+        self.source.cancel()
 
     @property
     def answer(self) -> str:
@@ -101,7 +88,7 @@ class Reply(Gathered):
     @property
     def is_thinking(self) -> bool:
         """True while no word of the answer has come."""
-        return self.finished is None and not self._pieces
+        return self.source.finished is None and not self._pieces
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -119,13 +106,13 @@ class Reply(Gathered):
     def state(self) -> str:
         """What is going on, in words."""
         load = self._resident.status.progress
-        if self.finished is None and self._ticket is None:
+        if not self.source.submitted:
             return (
                 f"loading {self._resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}"
                 if load
                 else "waiting"
             )
-        return "stopping" if self._stopping and self.finished is None else self.readings.state
+        return "stopping" if self.source.cancelled and self.source.finished is None else self.readings.state
 
     def _take(self, event: Event) -> None:
         with self._lock:
@@ -135,7 +122,6 @@ class Reply(Gathered):
                 self._show(self._safe.feed(event.pieces))
             elif isinstance(event, Finished):
                 self._show(self._safe.finish())
-            self.gather(event)
             self.version += 1
 
     def _count(self, step: Step) -> None:

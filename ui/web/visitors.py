@@ -11,7 +11,7 @@ from typing import Protocol
 import gradio as gr
 
 from dflash_local.service.resident import Resident
-from dflash_local.ui.web.talk import Talk
+from dflash_local.ui.web.chat_view import ChatView
 
 MOST = 200  # windows that are remembered
 KEEP_S = 3600.0  # a window that lost its connection may come back so long
@@ -35,7 +35,7 @@ class Visitor:
         left: when it went, by the monotonic clock.
     """
 
-    talk: Talk
+    chat: ChatView
     model: str = ""
     origins: bool = False
     running: list[Stoppable] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Visitor:
 
     def stop(self) -> None:
         """End everything that it has under way."""
-        self.talk.stop()
+        self.chat.stop()
         for work in list(self.running):
             work.stop()
 
@@ -60,9 +60,9 @@ class Visitors:
         """The window that a request came from; one without a session is nobody's again afterwards."""
         name = request.session_hash
         if not name:
-            return Visitor(Talk(self._resident))
+            return Visitor(ChatView(self._resident))
         with self._lock:
-            visitor = self._all.pop(name, None) or Visitor(Talk(self._resident))
+            visitor = self._all.pop(name, None) or Visitor(ChatView(self._resident))
             visitor.left = None
             self._all[name] = visitor
             gone = self._forget()

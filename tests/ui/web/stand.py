@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash_local.api.app import guarded_app
@@ -15,40 +15,46 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
+from dflash_local.app.fitting import PairPlans
+from dflash_local.app.model_entries import ModelEntry
+from dflash_local.app.models import InstallStatus
+from dflash_local.app.served_pair import Details, ServedPair
 from dflash_local.bench.prompts import Prompt
+from dflash_local.catalog import registry
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Notice, PullProgress
+from dflash_local.planner.machine import named
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Session
-from dflash_local.ui.offers import Offer
 from tests.service.scripted import ScriptedSession
 
 
 @dataclass
-class FakeBackend:
-    """A backend whose answers the test decides."""
+class FakeServedPair(ServedPair):
+    """A pair and a registry whose answers the test decides."""
 
     resident: Resident
     notes: Sequence[str] = ()
     examples: Sequence[str] = ("Say hello.",)
-    registry: list[Offer] = field(default_factory=lambda: [Offer("scripted", "bundled", "fits", "")])
+    registry: list[ModelEntry] = field(default_factory=lambda: [ModelEntry("scripted", "bundled", "fits", "")])
     prompts: Sequence[Prompt] = (Prompt("greeting", "Say hello."),)
     facts: Mapping[str, str] = field(default_factory=lambda: {"dflash-local": "0"})
     pulling: Callable[..., None] = lambda _name, _hear, _cancelled: None
     report: Mapping[str, Any] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
 
-    def offers(self) -> Sequence[Offer]:
+    def entries(self) -> Sequence[ModelEntry]:
         return self.registry
 
-    def offer(self, name: str) -> Offer:
-        found = next((offer for offer in self.registry if offer.name.casefold() == name.casefold()), None)
+    def entry(self, name: str) -> ModelEntry:
+        found = next((entry for entry in self.registry if entry.name.casefold() == name.casefold()), None)
         if found is None:
             raise UnknownModelError(f"unknown model {name!r}")
         return found
 
-    def details(self, name: str, columns: int) -> str:
-        return f"all about {name}"
+    def details(self, name: str) -> Details:
+        row = replace(registry.load().find("demo"), name=f"all about {name}")
+        return Details(InstallStatus(row, None, None), PairPlans(named("H200", None), None, None, ()), None)
 
     def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
         self.pulling(name, hear, cancelled)
@@ -79,7 +85,7 @@ class Site:
 
     port: int
     resident: Resident
-    backend: FakeBackend
+    served: FakeServedPair
     server: Server
 
     @property
@@ -91,14 +97,14 @@ class Site:
 def site(
     *sessions: Session,
     rules: Rules | None = None,
-    change: Callable[[FakeBackend], None] = lambda _backend: None,
-    make: Callable[[Resident], Any] = FakeBackend,
+    change: Callable[[FakeServedPair], None] = lambda _served: None,
+    make: Callable[[Resident], Any] = FakeServedPair,
     find: Callable[[str], Model] | None = None,
 ) -> Iterator[Site]:
     """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
 
     Args:
-        change: makes the backend what the test wants before the page is built. make: another backend than the fake one.
+        change: makes the pair what the test wants before the page is built. make: another one than the fake.
         find: what other names mean.
     """
     from dflash_local.ui.web.page import page
@@ -107,17 +113,17 @@ def site(
     metrics = Metrics()
     model = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
     resident = Resident(model, find, None, metrics.observe)
-    backend = make(resident)
-    change(backend)
+    served = make(resident)
+    change(served)
     endpoint = Endpoint(resident, metrics)
-    built = page(backend, lambda: endpoint.draining)
+    built = page(served, lambda: endpoint.draining)
     sock = listen("127.0.0.1", 0)
     server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     try:
-        yield Site(sock.getsockname()[1], resident, backend, server)
+        yield Site(sock.getsockname()[1], resident, served, server)
     finally:
         resident.close()
         server.end()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import BusyError, Interrupted
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeBackend, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -26,7 +26,7 @@ REPORT: dict[str, Any] = {
 
 
 @contextmanager
-def about(visitor: Visitor, change: Callable[[FakeBackend], None]) -> Iterator[tuple[Site, Page]]:
+def about(visitor: Visitor, change: Callable[[FakeServedPair], None]) -> Iterator[tuple[Site, Page]]:
     """Within, a window at the About tab; it has asked no other machine for anything in the end."""
     with site(change=change) as here:
         page = visitor.page
@@ -38,8 +38,8 @@ def about(visitor: Visitor, change: Callable[[FakeBackend], None]) -> Iterator[t
 
 
 def test_the_facts_are_a_table_of_plain_text(visitor: Visitor) -> None:
-    def change(backend: FakeBackend) -> None:
-        backend.facts = {"dflash-local": "0.1.0", "runs on": "CPU <b>and</b> \x1b[31mnothing else"}
+    def change(served: FakeServedPair) -> None:
+        served.facts = {"dflash-local": "0.1.0", "runs on": "CPU <b>and</b> \x1b[31mnothing else"}
 
     with about(visitor, change) as (_, page):
         assert page.locator("#df-about tr").first.inner_text().split() == ["dflash-local", "0.1.0"]
@@ -55,7 +55,7 @@ def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visi
         assert go_on.wait(10)
         return REPORT
 
-    with about(visitor, lambda backend: setattr(backend, "certify", certify)) as (_, page):
+    with about(visitor, lambda served: setattr(served, "certify", certify)) as (_, page):
         assert "unloaded meanwhile" in page.get_by_text("The certificate answers").inner_text()
         page.locator("#df-certify").click()
         bar = page.locator("#df-certificate [role=progressbar]")
@@ -79,7 +79,7 @@ def test_a_bug_is_shown_as_an_error(visitor: Visitor) -> None:
         "verdict": "BUG",
         "statement": "BUG: prompt 1, greedy, block 8: token 3 is not the target's choice",
     }
-    with about(visitor, lambda backend: setattr(backend, "report", bug)) as (_, page):
+    with about(visitor, lambda served: setattr(served, "report", bug)) as (_, page):
         page.locator("#df-certify").click()
         page.locator("#df-certificate [role=alert]").get_by_text("BUG: prompt 1").wait_for()
 
@@ -93,7 +93,7 @@ def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visi
         running.pop()
         raise Interrupted("the certificate was stopped")
 
-    with about(visitor, lambda backend: setattr(backend, "certify", certify)) as (_, page):
+    with about(visitor, lambda served: setattr(served, "certify", certify)) as (_, page):
         page.locator("#df-certify").click()
         page.locator("#df-certify-cancel:enabled").click()
         page.locator("#df-certificate").get_by_text("the certificate was stopped").wait_for()
@@ -108,7 +108,7 @@ def test_programs_ask_for_both_by_name() -> None:
     from gradio_client import Client
     from gradio_client.exceptions import AppError
 
-    with site(change=lambda backend: setattr(backend, "report", REPORT)) as here:
+    with site(change=lambda served: setattr(served, "report", REPORT)) as here:
         client = Client(here.url, verbose=False)
         assert client.predict(api_name="/about") == {"dflash-local": "0"}
         assert client.predict(api_name="/certify") == REPORT
@@ -116,6 +116,6 @@ def test_programs_ask_for_both_by_name() -> None:
         def busy(*_: Any) -> Any:
             raise BusyError("a certificate is being made already", "wait for it")
 
-        here.backend.certify = busy  # type: ignore[method-assign]
+        here.served.certify = busy  # type: ignore[method-assign]
         with pytest.raises(AppError, match="being made already"):
             client.predict(api_name="/certify")

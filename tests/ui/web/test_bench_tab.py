@@ -20,7 +20,7 @@ from dflash_local.service.race import Lane, Race
 from dflash_local.service.resident import Model, Resident
 from tests.service.scripted import STATS, PartingSession, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeBackend, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PROMPTS = (Prompt("greeting", "Say <b>hello</b>."), Prompt("ids", ids=(1, 2, 3)))
 
 
-def two_prompts(backend: FakeBackend) -> None:
-    backend.prompts = PROMPTS
+def two_prompts(served: FakeServedPair) -> None:
+    served.prompts = PROMPTS
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def shown(page: Page, line: int) -> None:
 
 def test_an_empty_conversation_is_shown_from_its_beginning(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 400, "height": 500})
-    with chatting(visitor, change=lambda backend: setattr(backend, "examples", ["Say hello."] * 6)) as (_, page):
+    with chatting(visitor, change=lambda served: setattr(served, "examples", ["Say hello."] * 6)) as (_, page):
         page.get_by_role("button", name="Say hello.").first.wait_for()
         page.wait_for_timeout(500)  # for whatever scrolls late
         assert to_the_end(page) > 50 and place(page) == 0

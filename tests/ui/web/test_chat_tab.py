@@ -118,7 +118,7 @@ def test_an_empty_conversation_offers_prompts_and_a_click_sends_one(visitor: Vis
         page.get_by_role("button", name="Say hello.").click()
         status(page, "acceptance 2.50")
         assert page.locator(USER).inner_text().strip() == "Say hello." and field(page).input_value() == "my own"
-        here.backend.examples = ("Say <b>goodbye</b>.",)
+        here.served.examples = ("Say <b>goodbye</b>.",)
         page.get_by_role("tab", name="Models").click()
         page.get_by_role("tab", name="Chat").click()
         press(page, "Clear")

@@ -1,4 +1,4 @@
-"""The Models tab: a pull with its progress, cancelling, loading and removing; the backend is real, the hub is ours."""
+"""The Models tab: a pull with its progress, cancelling, loading and removing; only the hub is ours."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from fake_hub import FakeHub
 
 from dflash_local import settings
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import find
 from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
-from dflash_local.ui.offers import Offer
 from dflash_local.ui.web.models import LOOK_S
 from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeBackend, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -44,12 +44,12 @@ def enter(page: Page, here: Site) -> None:
     page.locator("#df-details pre").wait_for()
 
 
-def real_backend(resident: Resident) -> Any:
-    """The backend of the command, over the home and the hub of this test."""
-    from dflash_local.cli.web_backend import WebBackend
+def real_pair(resident: Resident) -> Any:
+    """What the command hands to the page, over the home and the hub of this test."""
+    from dflash_local.app.served_pair import ServedPair
 
     user = settings.load()
-    return WebBackend(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
+    return ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
 
 
 def any_model(name: str) -> Model:
@@ -77,7 +77,7 @@ def test_a_pull_is_seen_by_every_window_and_goes_on_when_its_own_is_closed(
     toy_hub: FakeHub,  # noqa: F811
 ) -> None:
     toy_hub.fault("*.safetensors", "trickle", times=9, rate=SLOW)
-    with models(visitor, make=real_backend, find=any_model) as (here, page):
+    with models(visitor, make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
         enabled(page, "df-download").click()
         bar = page.locator("#df-pulling [role=progressbar][aria-valuenow]")
@@ -101,7 +101,7 @@ def test_a_pair_is_pulled_loaded_and_removed(
     visitor: Visitor,
     toy_hub: FakeHub,  # noqa: F811
 ) -> None:
-    with models(visitor, make=real_backend, find=any_model) as (here, page):
+    with models(visitor, make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
         assert page.locator("#df-load").is_disabled() and page.locator("#df-remove").is_disabled()
         enabled(page, "df-download").click()
@@ -135,7 +135,7 @@ def test_a_pull_that_fails_is_one_plain_line(
     toy_hub: FakeHub,  # noqa: F811
 ) -> None:
     toy_hub.fault("api", "404", times=99, code="RepoNotFound")
-    with models(visitor, make=real_backend) as (_, page):
+    with models(visitor, make=real_pair) as (_, page):
         choose(page, TARGET)
         enabled(page, "df-download").click()
         line = page.locator("#df-pulling [role=alert]")
@@ -151,8 +151,8 @@ def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
 
         return Model(name, load)
 
-    def change(backend: FakeBackend) -> None:
-        backend.registry.append(Offer("other", "local", "fits", "1.00 GiB"))
+    def change(served: FakeServedPair) -> None:
+        served.registry.append(ModelEntry("other", "local", "fits", "1.00 GiB"))
 
     with models(visitor, change=change, find=broken) as (here, page):
         choose(page, "other")
@@ -173,8 +173,8 @@ def test_nothing_moves_under_the_pointer_when_the_tab_has_opened(visitor: Visito
 def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) -> None:
     odd = "<img src=x onerror=alert(1)>"
 
-    def change(backend: FakeBackend) -> None:
-        backend.registry.append(Offer(odd, "absent", "fits", "1 GiB"))
+    def change(served: FakeServedPair) -> None:
+        served.registry.append(ModelEntry(odd, "absent", "fits", "1 GiB"))
 
     with models(visitor, change=change) as (_, page):
         page.locator("#df-pairs").get_by_text(odd).click()
@@ -194,9 +194,9 @@ def test_programs_use_the_pairs_by_name() -> None:
             time.sleep(0.01)
         raise Interrupted("stopped; finished files are kept")
 
-    def change(backend: FakeBackend) -> None:
-        backend.registry.append(Offer("absent-one", "absent", "fits", "1 GiB"))
-        backend.pulling = pulling
+    def change(served: FakeServedPair) -> None:
+        served.registry.append(ModelEntry("absent-one", "absent", "fits", "1 GiB"))
+        served.pulling = pulling
 
     with site(change=change) as here:
         client = Client(here.url, verbose=False)
@@ -205,8 +205,8 @@ def test_programs_use_the_pairs_by_name() -> None:
         assert "is loaded" in client.predict("scripted", api_name="/load")
         assert "is not loaded" in client.predict(api_name="/unload")
         assert "would be freed" in client.predict("absent-one", True, api_name="/remove")
-        assert here.backend.removed == []
-        assert "freed" in client.predict("absent-one", api_name="/remove") and here.backend.removed == ["absent-one"]
+        assert here.served.removed == []
+        assert "freed" in client.predict("absent-one", api_name="/remove") and here.served.removed == ["absent-one"]
         for call in (lambda: client.predict("/etc", api_name="/load"), lambda: client.predict("x", api_name="/pull")):
             with pytest.raises(AppError, match="unknown model"):
                 call()
@@ -234,10 +234,10 @@ def test_no_endpoint_is_named_that_is_not_meant_to_be() -> None:
 
 
 def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
-    def change(backend: FakeBackend) -> None:
-        backend.registry = [
-            Offer("scripted", "bundled", "fits", ""),
-            *(Offer(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", "a")),
+    def change(served: FakeServedPair) -> None:
+        served.registry = [
+            ModelEntry("scripted", "bundled", "fits", ""),
+            *(ModelEntry(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", "a")),
         ]
 
     def order(page: Page) -> list[str]:
@@ -246,8 +246,8 @@ def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
     with models(visitor, change=change) as (here, page):
         assert order(page) == ["scripted", "d", "c", "b", "a"]
         news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
-        here.backend.registry = [
-            Offer(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.backend.registry
+        here.served.registry = [
+            ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.served.registry
         ]
         here.resident.load()
         row(page, "d").get_by_text("needs 9 GiB").wait_for()
@@ -265,9 +265,10 @@ def test_two_pulls_at_once_are_refused() -> None:
         raise Interrupted("stopped")
 
     resident = Resident(any_model("scripted"))
-    backend = FakeBackend(resident, registry=[Offer("a", "absent", "fits", ""), Offer("b", "absent", "fits", "")])
-    backend.pulling = pulling
-    models_view = ModelsView(backend)
+    entries = [ModelEntry(name, "absent", "fits", "") for name in "ab"]
+    served = FakeServedPair(resident, registry=entries)
+    served.pulling = pulling
+    models_view = ModelsView(served)
     pull = models_view.download("A")
     with pytest.raises(BusyError, match="a is being downloaded"):
         models_view.download("b")

@@ -10,7 +10,7 @@ import pytest
 from dflash_local.catalog.bundled import find
 from tests.service.scripted import PartingSession, ScriptedFacts, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeBackend, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 
 def enter(visitor: Visitor, here: Site) -> None:
@@ -92,8 +92,8 @@ def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
     from dflash_local.engine.load import load
     from dflash_local.load_config import LoadConfig
 
-    def change(backend: FakeBackend) -> None:
-        backend.examples = ("Count from 1 to 30.",)
+    def change(served: FakeServedPair) -> None:
+        served.examples = ("Count from 1 to 30.",)
 
     page = visitor.page
     with site(load(find("demo"), LoadConfig(device="cpu"), None), change=change) as here:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from textual import on
 from textual.app import ComposeResult
@@ -13,16 +13,16 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer, Static, TextArea
 
+from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
-from dflash_local.events import LoadProgress, Step
+from dflash_local.events import LoadProgress, Notice, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.backend import Backend, Notification
 from dflash_local.ui.tui.board import Board
 from dflash_local.ui.tui.collector import SETTLE_S, Collector
-from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
+from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs, Notification
 from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
@@ -56,16 +56,17 @@ class ChatScreen(Screen[None]):
         Binding("pagedown", "scroll_page(1)", "Down", show=False, priority=True),
     ]
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, session: ChatSession, greeting: str) -> None:
         super().__init__()
-        self.backend = backend
-        self.conversation = backend.conversation
+        self.session, self._greeting = session, greeting
+        self.conversation = session.conversation
         self.readings = Readings(mode=self.conversation.options.mode, state="loading")
-        self.commands = {**backend.commands, **{usage: about for usage, (about, _) in OWN.items()}}
-        self._board = Board(self, self.conversation, self.readings)
+        self.commands = {command.usage: command.help for command in session.commands.values() if command.act}
+        self.commands |= {usage: about for usage, (about, _) in OWN.items()}
+        self._board = Board(self, session, self.readings)
         self._inbox = Inbox()
         self.jobs = Jobs(self._inbox)
-        self.memory = MemoryWatch(backend.memory, self._inbox.put)
+        self.memory = MemoryWatch(session.memory, self._inbox.put)
         self._job: Callable[[Ended], Any] | None = None  # what to do at the end of the running job
         self._answer: Answer | None = None
         self._stopping = False
@@ -86,14 +87,20 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.add_class("-metered")
-        self.backend.attach(self._inbox.put)
-        if self.backend.greeting:
-            await self.say(self.backend.greeting)
-        await self.transcript.offer(self.backend.examples)
-        self.begin(self.conversation.open, self._loaded)
+        self.session.listen(self._hear)
+        if self._greeting:
+            await self.say(self._greeting)
+        await self.transcript.offer(self.session.examples)
+        self.begin(self.session.open, self._loaded)
         self.memory.start()
         self.set_interval(PULSE_S, self._drain)
         self.query_one(Composer).focus()
+
+    def _hear(self, event: Notice | LoadProgress) -> None:
+        """From any thread. A notice of the program's is said; one of a reply's is an alarm of the meter."""
+        warning = isinstance(event, Notice) and event.level == "warning"
+        level: Literal["note", "warning"] = "warning" if warning else "note"
+        self._inbox.put(Notification(event.message, level) if isinstance(event, Notice) else event)
 
     @property
     def busy(self) -> bool:
@@ -188,7 +195,7 @@ class ChatScreen(Screen[None]):
 
     def take_facts(self) -> None:
         """The loaded pair may be another one."""
-        facts = self.conversation.facts
+        facts = self.session.facts
         self.memory.look()
         if facts is not None:
             self.readings.load(facts)
@@ -258,16 +265,16 @@ class ChatScreen(Screen[None]):
         if ended.error is not None:
             self.readings.state = "failed"
             await self.say_error(ended.error)
-            if self.conversation.broken:
+            if self.session.broken:
                 await self.say("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
         if view is None:
             return False
-        if answer is None or answer.finished is None or not answer.worth_keeping:
+        if answer is None or answer.finished is None or answer.turn is None:
             await view.remove()
             if ended.error is None:
                 await self.say(NOTHING_CAME)
             return False
-        await view.finish(figures(answer.finished), self.conversation.turns[-1].ending)
+        await view.finish(figures(answer.finished), answer.turn.ending)
         return True
 
     async def action_command(self, line: str) -> None:
@@ -277,21 +284,23 @@ class ChatScreen(Screen[None]):
         if own is not None:
             await own(self, argument.strip())
             return
-        before, loaded = list(self.conversation.turns), self.conversation.facts
+        before, loaded = list(self.conversation.turns), self.session.facts
 
         async def then(ended: Ended) -> None:
             if ended.error is not None:
                 await self.say_error(ended.error)
+            elif ended.result:
+                await self.say(ended.result)
             if self.conversation.turns != before:
                 await self.transcript.rebuild(self.conversation.turns, self._by_origin)
-            if self.conversation.facts is not loaded:
+            if self.session.facts is not loaded:
                 self.take_facts()
-            if self.conversation.turns != before or self.conversation.facts is not loaded:
-                await self.transcript.offer(() if self.conversation.turns else self.backend.examples)
-            self.readings.state = "ready" if self.conversation.facts is not None else "no model is loaded"
+            if self.conversation.turns != before or self.session.facts is not loaded:
+                await self.transcript.offer(() if self.conversation.turns else self.session.examples)
+            self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
             self.readings.mode = self.conversation.options.mode
 
-        if not self.begin(lambda: self.backend.execute(line), then):
+        if not self.begin(lambda: self.session.execute(line), then):
             self.composer.put(line)
 
     def action_stop(self) -> None:

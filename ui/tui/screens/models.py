@@ -11,28 +11,28 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.model_entries import ModelEntry, in_order
 from dflash_local.terminal import safe_line
-from dflash_local.ui.offers import Offer, in_order
-from dflash_local.ui.tui.backend import Backend
 from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 
 
-class ModelsScreen(ModalScreen[Offer | None]):
+class ModelsScreen(ModalScreen[ModelEntry | None]):
     """A list over the chat; dismissed with what was chosen."""
 
     BINDINGS = [Binding("escape,f7,q", "dismiss", "Close")]
     CSS_PATH = "models.tcss"
 
-    def __init__(self, backend: Backend, offers: Sequence[Offer]) -> None:
+    def __init__(self, session: ChatSession, entries: Sequence[ModelEntry]) -> None:
         super().__init__()
-        self._backend = backend
-        self._offers = in_order(offers)
+        self._session = session
+        self._entries = in_order(entries)
 
     def compose(self) -> ComposeResult:
         width = self._width
         with Vertical(id="picker"):
             yield Static(_row("Pair", "State", "Download", "Fits this machine", width), classes="heading", markup=False)
-            yield OptionList(*(Content(_line(offer, width)) for offer in self._offers), markup=False)
+            yield OptionList(*(Content(_line(entry, width)) for entry in self._entries), markup=False)
             yield Static("Enter talks to it, or downloads it first. Esc closes this.", classes="heading")
 
     def on_mount(self) -> None:
@@ -40,30 +40,30 @@ class ModelsScreen(ModalScreen[Offer | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Chosen; what is not here is downloaded over the list."""
-        offer = self._offers[event.option_index]
-        if offer.here:
-            self.dismiss(offer)
+        entry = self._entries[event.option_index]
+        if entry.here:
+            self.dismiss(entry)
             return
 
         def back(pulled: Pulled | None) -> None:
             if pulled is None:
                 return
-            self._offers[event.option_index] = pulled.offer
+            self._entries[event.option_index] = pulled.entry
             if pulled.talk:
-                self.dismiss(pulled.offer)
+                self.dismiss(pulled.entry)
             else:
-                line = Content(_line(pulled.offer, self._width))
+                line = Content(_line(pulled.entry, self._width))
                 self.query_one(OptionList).replace_option_prompt_at_index(event.option_index, line)
 
-        self.app.push_screen(PullScreen(self._backend, offer), back)
+        self.app.push_screen(PullScreen(self._session, entry), back)
 
     @property
     def _width(self) -> int:
-        return max((len(offer.name) for offer in self._offers), default=0)
+        return max((len(entry.name) for entry in self._entries), default=0)
 
 
-def _line(offer: Offer, width: int) -> str:
-    return _row(offer.name, "-" if offer.state == "absent" else offer.state, offer.size, offer.fits, width)
+def _line(entry: ModelEntry, width: int) -> str:
+    return _row(entry.name, "-" if entry.state == "absent" else entry.state, entry.size, entry.fits, width)
 
 
 def _row(name: str, state: str, size: str, fits: str, width: int) -> str:

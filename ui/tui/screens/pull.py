@@ -13,12 +13,12 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.terminal import byte_size, safe, safe_line
 from dflash_local.ui.downloads import Download
-from dflash_local.ui.offers import Offer
-from dflash_local.ui.tui.backend import Backend
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.widgets.bars import bar
 
@@ -40,10 +40,10 @@ class Pulled:
     """How a download was left.
 
     Attributes:
-        offer: the pair as it is now. talk: the user wants to talk to it. word: what came of it.
+        entry: the pair as it is now. talk: the user wants to talk to it. word: what came of it.
     """
 
-    offer: Offer
+    entry: ModelEntry
     talk: bool
     word: str
 
@@ -61,9 +61,9 @@ class PullScreen(ModalScreen[Pulled]):
     ]
     CSS_PATH = "pull.tcss"
 
-    def __init__(self, backend: Backend, offer: Offer, ask: bool = True) -> None:
+    def __init__(self, session: ChatSession, entry: ModelEntry, ask: bool = True) -> None:
         super().__init__()
-        self._backend, self._offer, self._ask = backend, offer, ask
+        self._session, self._entry, self._ask = session, entry, ask
         self._inbox = Inbox()
         self._jobs = Jobs(self._inbox)
         self._download = Download()
@@ -73,8 +73,8 @@ class PullScreen(ModalScreen[Pulled]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="pull"):
-            yield Static(Content(f"Download {safe_line(self._offer.name)}"), classes="heading")
-            yield Static(Content(safe(self._offer.question)), id="question")
+            yield Static(Content(f"Download {safe_line(self._entry.name)}"), classes="heading")
+            yield Static(Content(safe(self._entry.question)), id="question")
             yield Static("", id="progress", markup=False)
             yield Static("", id="word", markup=False)
             yield Static("", id="keys", classes="heading", markup=False)
@@ -113,12 +113,12 @@ class PullScreen(ModalScreen[Pulled]):
 
     def _leave(self, talk: bool) -> None:
         self._left = True
-        here = "local" if self.state == "done" else "partial" if self._download.done else self._offer.state
-        self.dismiss(Pulled(replace(self._offer, state=here), talk, self._word))
+        here = "local" if self.state == "done" else "partial" if self._download.done else self._entry.state
+        self.dismiss(Pulled(replace(self._entry, state=here), talk, self._word))
 
     def _begin(self) -> None:
         self._download, self._cancelled, self._word, self.state = Download(), False, "", "running"
-        self._jobs.start(lambda: self._backend.pull(self._offer.name, self._inbox.put, lambda: self._cancelled))
+        self._jobs.start(lambda: self._session.pull(self._entry.name, self._inbox.put, lambda: self._cancelled))
         self._show()
 
     def _pulse(self) -> None:
@@ -135,7 +135,7 @@ class PullScreen(ModalScreen[Pulled]):
 
     def _ended(self, error: DFlashError | None) -> None:
         if error is None:
-            self.state, self._word = "done", f"{self._offer.name} is here and verified"
+            self.state, self._word = "done", f"{self._entry.name} is here and verified"
             return
         hint = f"; {error.hint}" if error.hint else ""
         self.state = "failed"

@@ -12,16 +12,16 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from dflash_local.app.notices import Notify
 from dflash_local.errors import DFlashError
-from dflash_local.events import Event, Finished, LoadProgress, Mode, Step
+from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Step
 from dflash_local.service.race import MODES, Race, Racer
 from dflash_local.terminal import safe, safe_line
-from dflash_local.ui.tui.backend import Notification
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
 from dflash_local.ui.tui.widgets.lane import NAMES, LaneView
 
 PULSE_S = 0.03
-Prepare = Callable[[Callable[[Notification | LoadProgress], None]], Racer]  # may load the pair; called on a thread
+Prepare = Callable[[Notify], Racer]  # may load the pair; called on a thread
 
 
 class RaceScreen(Screen[Race | None]):
@@ -82,8 +82,8 @@ class RaceScreen(Screen[Race | None]):
                 await self._ended(item)
             elif isinstance(item, LoadProgress):
                 self._tell(f"{safe_line(item.stage)} {item.fraction:.0%}")
-            elif isinstance(item, Notification):
-                self.notify(safe_line(item.text), markup=False)
+            elif isinstance(item, Notice):
+                self.notify(safe_line(item.message), markup=False)
             else:
                 self._count(*item)
         if self._begun is not None:

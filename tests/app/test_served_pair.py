@@ -1,4 +1,4 @@
-"""What the page asks of the command line: names from a browser, removal, facts, which pair is certified."""
+"""What the page does with the pairs of this machine: names from a browser, removal, facts, which pair is certified."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import pytest
 from fake_hub import FakeHub
 
 from dflash_local import settings
+from dflash_local.app import certificate
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import find
-from dflash_local.cli import certifying
-from dflash_local.cli.web_backend import WebBackend
 from dflash_local.errors import BusyError, DFlashError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.service.resident import Model, Resident
+from dflash_local.ui.pair_text import pair_page
 from tests.cli.conftest import DRAFTER, TARGET
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
@@ -39,46 +40,46 @@ def resident() -> Iterator[Resident]:
     kept.close()
 
 
-def backend_of(resident: Resident) -> WebBackend:
+def served(resident: Resident) -> ServedPair:
     user = settings.load()
-    return WebBackend(resident, find("demo"), LoadConfig(device="cpu"), user, URL)
+    return ServedPair(resident, find("demo"), LoadConfig(device="cpu"), user, URL)
 
 
 @pytest.mark.parametrize("name", ["", "nope", "/etc", "../..", "~", ".", "demo/../demo", "--all", "a\nb", "x" * 10_000])
 def test_web_names_that_are_not_in_the_registry_are_refused(resident: Resident, name: str) -> None:
-    backend = backend_of(resident)
-    for call in (backend.offer, backend.removal, backend.remove, lambda name: backend.details(name, 80)):
+    pair = served(resident)
+    for call in (pair.entry, pair.removal, pair.remove, pair.details):
         with pytest.raises(UnknownModelError) as raised:
             call(name)
         assert len(raised.value.message) < 200
     with pytest.raises(UnknownModelError):
-        backend.pull(name, lambda _event: None, lambda: False)
+        pair.pull(name, lambda _event: None, lambda: False)
 
 
 def test_names_are_found_in_any_case_and_by_alias(resident: Resident) -> None:
-    backend = backend_of(resident)
-    assert backend.offer("DEMO").name == "demo" and backend.offer("qwen3-8b").name == "Qwen/Qwen3-8B"
-    assert "z-lab/Qwen3-8B-DFlash-b16" in backend.details("qwen3-8b", 96)
-    narrow = backend.details("qwen3-8b", 44).splitlines()
-    assert max(map(len, narrow[:12])) <= 44
-    assert {offer.name for offer in backend.offers()} >= {"demo", "demo-hybrid", "Qwen/Qwen3-8B"}
+    pair = served(resident)
+    assert pair.entry("DEMO").name == "demo" and pair.entry("qwen3-8b").name == "Qwen/Qwen3-8B"
+    details = pair.details("qwen3-8b")
+    assert "z-lab/Qwen3-8B-DFlash-b16" in "\n".join(pair_page(*details, 96))
+    assert max(map(len, pair_page(*details, 44)[:12])) <= 44
+    assert {entry.name for entry in pair.entries()} >= {"demo", "demo-hybrid", "Qwen/Qwen3-8B"}
 
 
 def test_a_pair_is_pulled_and_removed_but_not_while_it_is_loaded(resident: Resident, toy_hub: FakeHub) -> None:
-    backend, heard = backend_of(resident), []
-    backend.pull(TARGET, heard.append, lambda: False)
-    assert heard and backend.offer(TARGET).state == "local"
+    pair, heard = served(resident), []
+    pair.pull(TARGET, heard.append, lambda: False)
+    assert heard and pair.entry(TARGET).state == "local"
     resident.switch(TARGET)
-    for call in (backend.removal, backend.remove):
+    for call in (pair.removal, pair.remove):
         with pytest.raises(BusyError, match="loaded") as raised:
             call("toy-9b")
         assert raised.value.hint == "unload it first"
     resident.unload()
-    told = backend.removal(TARGET)
+    told = pair.removal(TARGET)
     assert TARGET in told and DRAFTER in told and "would be freed" in told
-    assert "freed" in backend.remove(TARGET) and backend.offer(TARGET).state == "absent"
+    assert "freed" in pair.remove(TARGET) and pair.entry(TARGET).state == "absent"
     with pytest.raises(UsageError, match="nothing of"):
-        backend.removal(TARGET)
+        pair.removal(TARGET)
 
 
 def test_what_another_program_put_there_stays(resident: Resident, toy_hub: FakeHub, own_home: Path) -> None:
@@ -86,8 +87,8 @@ def test_what_another_program_put_there_stays(resident: Resident, toy_hub: FakeH
     snapshot = cache / f"models--{TARGET.replace('/', '--')}" / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}", encoding="utf-8")
-    backend = backend_of(resident)
-    for call in (backend.removal, backend.remove):
+    pair = served(resident)
+    for call in (pair.removal, pair.remove):
         with pytest.raises(UsageError, match="another program") as raised:
             call(TARGET)
         assert "dflash rm --all" in raised.value.hint
@@ -95,27 +96,27 @@ def test_what_another_program_put_there_stays(resident: Resident, toy_hub: FakeH
 
 
 def test_a_toy_has_its_own_prompts_and_is_called_one(resident: Resident, toy_hub: FakeHub) -> None:
-    backend = backend_of(resident)
-    assert len(backend.bench_prompts()) == 6 and all(prompt.answer for prompt in backend.bench_prompts())
-    assert backend.notes[0].startswith("Toy pair") and any("With a GPU" in note for note in backend.notes)
-    backend.pull(TARGET, lambda _event: None, lambda: False)
+    pair = served(resident)
+    assert len(pair.bench_prompts()) == 6 and all(prompt.answer for prompt in pair.bench_prompts())
+    assert pair.notes[0].startswith("Toy pair") and any("With a GPU" in note for note in pair.notes)
+    pair.pull(TARGET, lambda _event: None, lambda: False)
     resident.switch(TARGET)
-    assert [prompt.kind for prompt in backend.bench_prompts()] == ["code", "maths", "text", "table"]
-    assert list(backend.notes) == []
+    assert [prompt.kind for prompt in pair.bench_prompts()] == ["code", "maths", "text", "table"]
+    assert list(pair.notes) == []
 
 
 def test_about_tells_the_pair_and_the_promise() -> None:
     checks = (Verdict("target", "ok", "fine"), Verdict("drafter", "warning", "accepts little", "another one"))
     resident = Resident(Model("demo", lambda _told: ScriptedSession(ScriptedFacts(checks=checks))), model, None)
-    backend = backend_of(resident)
-    before = backend.about()
+    pair = served(resident)
+    before = pair.about()
     assert before["pair"] == "demo (unloaded)" and "engine" not in before and before["endpoint"] == f"{URL}/v1"
     resident.load()
-    facts = backend.about()
+    facts = pair.about()
     assert facts["pair"] == "demo (ready)" and facts["promise"] == "float32: exact" and facts["context"] == "512 tokens"
     assert facts["check of the target"] == "ok · fine"
     assert facts["check of the drafter"] == "warning · accepts little · another one"
-    source = backend.provenance()
+    source = pair.provenance()
     assert source["engine"] == "reference" and source["machine"]["device"]["kind"] in ("cpu", "cuda", "mps")
     assert str(Path.home()) not in json.dumps(source), "it can be handed in as it is"
     resident.close()
@@ -127,13 +128,13 @@ def test_the_facts_are_known_without_torch() -> None:
         "from dflash_local import settings\n"
         "from dflash_local.catalog.bundled import find\n"
         "from dflash_local.load_config import LoadConfig\n"
-        "from dflash_local.cli.web_backend import WebBackend\n"
+        "from dflash_local.app.served_pair import ServedPair\n"
         "from dflash_local.service.resident import Model, Resident\n"
         "user = settings.load()\n"
         "resident = Resident(Model('demo', None), None, None)\n"
-        "backend = WebBackend(resident, find('demo'), LoadConfig(), user, '')\n"
-        "assert backend.about() and backend.provenance() and backend.offers() and backend.details('demo', 80)\n"
-        "assert backend.notes\n"
+        "pair = ServedPair(resident, find('demo'), LoadConfig(), user, '')\n"
+        "assert pair.about() and pair.provenance() and pair.entries() and pair.details('demo')\n"
+        "assert pair.notes\n"
         "heavy = {'torch', 'transformers', 'gradio', 'textual'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -155,21 +156,23 @@ def test_a_certificate_is_of_the_pair_that_is_served_and_unloads_it(
         assert go_on.wait(10)
         return {"verdict": "identical"}
 
-    monkeypatch.setattr(certifying, "run", run)
-    backend = backend_of(resident)
+    monkeypatch.setattr(certificate, "run", run)
+    pair = served(resident)
     resident.switch("demo-hybrid")
     told: list[str] = []
-    thread = threading.Thread(target=lambda: backend.certify(lambda text, _share: told.append(text), lambda: False))
+    thread = threading.Thread(target=lambda: pair.certify(lambda text, _share: told.append(text), lambda: False))
     thread.start()
     assert in_it.wait(10)
     with pytest.raises(BusyError, match="being made already"):
-        backend.certify(lambda _text, _share: None, lambda: False)
+        pair.certify(lambda _text, _share: None, lambda: False)
     go_on.set()
     thread.join(10)
-    assert asked[0][3:] == ["certify", "demo-hybrid", "--json", "--device", "cpu"] and states == ["unloaded"]
+    assert asked[0][3:] == ["certify", "demo-hybrid", "--json", "--json-progress", "--device", "cpu"] and states == [
+        "unloaded"
+    ]
     assert told[0] == "unloading demo-hybrid"
     with pytest.raises(DFlashError):
-        monkeypatch.setattr(certifying, "run", lambda *_: (_ for _ in ()).throw(UsageError("no")))
-        backend.certify(lambda _text, _share: None, lambda: False)
-    monkeypatch.setattr(certifying, "run", lambda *_: {"verdict": "BUG"})
-    assert backend.certify(lambda _text, _share: None, lambda: False) == {"verdict": "BUG"}
+        monkeypatch.setattr(certificate, "run", lambda *_: (_ for _ in ()).throw(UsageError("no")))
+        pair.certify(lambda _text, _share: None, lambda: False)
+    monkeypatch.setattr(certificate, "run", lambda *_: {"verdict": "BUG"})
+    assert pair.certify(lambda _text, _share: None, lambda: False) == {"verdict": "BUG"}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
+from dflash_local.app.attaching import attached
+from dflash_local.app.loading import start_service
 from dflash_local.catalog.bundled import Pair, find
-from dflash_local.cli.attaching import attached
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import start_service
 from dflash_local.events import Finished, Started, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
@@ -43,7 +43,7 @@ def test_a_running_server_answers_for_run_and_nothing_is_loaded_twice(
     def visit(_client: Client) -> None:
         user = settings.load()
         console = Console({}, io.StringIO(), io.StringIO())
-        with start_service(find("demo"), LoadConfig(), user, console) as service:
+        with start_service(find("demo"), LoadConfig(), user, console.notify) as service:
             seen["facts"] = service.facts
             seen["events"] = list(service.submit(user_request("hi")).events())
         seen["said"] = console.err.getvalue()  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_a_server_with_another_pair_or_another_way_is_left_alone(
 
     def visit(_client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
-        found.append(attached(find(model), LoadConfig(**change), settings.load(), console))
+        found.append(attached(find(model), LoadConfig(**change), settings.load(), console.notify))
         found.append(console.err.getvalue())  # type: ignore[attr-defined]
 
     assert serving(visit, "demo").code == 0
@@ -102,7 +102,7 @@ def test_options_that_the_server_was_started_with_are_no_reason_to_load_again(
     def visit(_client: Client) -> None:
         for given in (LoadConfig(), LoadConfig(exact=True, kv_cache="fp8"), started, LoadConfig(fit_check=False)):
             console = Console({}, io.StringIO(), io.StringIO())
-            assert attached(find("demo"), given, settings.load(), console) is not None
+            assert attached(find("demo"), given, settings.load(), console.notify) is not None
             said.append(console.err.getvalue())  # type: ignore[attr-defined]
 
     assert serving(visit, "demo", "--exact", "--kv-cache", "fp8", "--no-fit-check").code == 0
@@ -118,14 +118,14 @@ def test_attaching_can_be_switched_off_and_a_stale_record_is_nobody(
 
     def visit(client: Client) -> None:
         monkeypatch.setenv("DFLASH_ATTACH", "0")
-        found.append(attached(find("demo"), LoadConfig(), settings.load(), console))
+        found.append(attached(find("demo"), LoadConfig(), settings.load(), console.notify))
         monkeypatch.delenv("DFLASH_ATTACH")
         found.append(client.record)
 
     assert serving(visit, "demo").code == 0
     stale = own_home / ".cache" / "dflash-local" / "serve.json"
     stale.write_text(json.dumps(found.pop()), encoding="utf-8")
-    found.append(attached(find("demo"), LoadConfig(), settings.load(), console))
+    found.append(attached(find("demo"), LoadConfig(), settings.load(), console.notify))
     assert found == [None, None]
 
 
@@ -138,7 +138,7 @@ def test_a_cancel_reaches_the_server_and_brings_its_figures_back(
 
     def visit(_client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
-        with start_service(find("demo"), LoadConfig(), settings.load(), console) as service:
+        with start_service(find("demo"), LoadConfig(), settings.load(), console.notify) as service:
             ticket = service.submit(user_request("hi"))
             events = ticket.events()
             next(event for event in events if isinstance(event, Started))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dflash_local import settings
+from dflash_local.app.fitting import fitted, planned_context
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
-from dflash_local.cli.session import fitted, planned_context
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, DriverError, UsageError
@@ -52,7 +52,7 @@ def ask(pair: Pair, config: LoadConfig, free: int, monkeypatch: pytest.MonkeyPat
     """What is loaded on a card with so many bytes free, and what the user is told."""
     monkeypatch.setattr(machine, "this_machine", lambda *_: card(free))
     told = io.StringIO()
-    return fitted(pair, config, NOBODY, Console({}, err=told)), told.getvalue()
+    return fitted(pair, config, NOBODY, Console({}, err=told).notify), told.getvalue()
 
 
 def test_all_of_it_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +116,6 @@ def test_a_card_that_torch_cannot_use_ends_the_load_before_it_begins(
     monkeypatch.setattr(hardware, "nvidia_driver", lambda: hardware.Driver("470.10", ("NVIDIA T4",)))
     monkeypatch.setattr(hardware, "probe_torch", lambda: hardware.TorchFacts("2.13.0", cuda="13.0"))
     with pytest.raises(DriverError, match="driver 470.10 is too old"):
-        fitted(pair, LoadConfig(fit_check=fit_check), NOBODY, Console({}))
+        fitted(pair, LoadConfig(fit_check=fit_check), NOBODY, Console({}).notify)
     on_cpu = LoadConfig(device="cpu", fit_check=False)
-    assert fitted(pair, on_cpu, NOBODY, Console({})) == on_cpu
+    assert fitted(pair, on_cpu, NOBODY, Console({}).notify) == on_cpu

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.fitting import Loaded
+from dflash_local.app.model_entries import model_entries, model_entry
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
-from dflash_local.cli import web_backend
-from dflash_local.cli.fit import Loaded
-from dflash_local.cli.offers import offer, offers
-from dflash_local.cli.screen import ScreenBackend, ScreenConsole
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, hardware
 from dflash_local.remote.attached import AttachedFacts
+from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.resident import Model, Resident
+from dflash_local.service.service import Service
 from tests.cli.conftest import Cli
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
@@ -56,23 +58,24 @@ FACTS = ScriptedFacts(
 
 
 def verdicts(found: Any) -> dict[str, str]:
-    return {offer.name: offer.fits for offer in found}
+    return {entry.name: entry.fits for entry in found}
 
 
 def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(
     pair: Pair, main_memory: SimpleNamespace
 ) -> None:
     user = settings.load()
-    before = verdicts(offers(user))
+    before = verdicts(model_entries(user))
     assert before[NAME] == "fits"
     main_memory.free = 20 * GIB  # its weights lie in memory now
-    assert verdicts(offers(user))[NAME] != "fits"
+    assert verdicts(model_entries(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
-    assert verdicts(offers(user, loaded))[NAME] == offer(NAME, user, loaded).fits == "fits"
+    assert verdicts(model_entries(user, loaded))[NAME] == model_entry(NAME, user, loaded).fits == "fits"
     elsewhere = AttachedFacts.from_dict(FACTS.as_dict())
-    assert verdicts(offers(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
+    assert verdicts(model_entries(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
     assert (
-        verdicts(offers(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:0")))))[NAME] != "fits"
+        verdicts(model_entries(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:0")))))[NAME]
+        != "fits"
     )
 
 
@@ -81,20 +84,19 @@ def test_command_line_terminal_and_page_say_the_same(
 ) -> None:
     user = settings.load()
     told = {row["bundled"] or row["name"]: row["fits"] for row in cli("models", "--json").json["pairs"]}
-    conversation = SimpleNamespace(pair=pair, facts=None)
-    talk = SimpleNamespace(user=user)
-    screen = ScreenBackend(SimpleNamespace(conversation=conversation, talk=talk), ScreenConsole({}), "")  # type: ignore[arg-type]
+    screen = ChatSession(pair, LoadConfig(), ChatOptions(), user, start=lambda *_: Service(ScriptedSession(FACTS)))
     resident = Resident(Model(NAME, lambda _progress: ScriptedSession(FACTS)))
-    monkeypatch.setattr(web_backend.WebBackend, "_served", pair)
-    page = web_backend.WebBackend(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
-    assert verdicts(screen.offers()) == verdicts(page.offers()) == told
+    monkeypatch.setattr(ServedPair, "_served", pair)
+    page = ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
+    assert verdicts(screen.entries()) == verdicts(page.entries()) == told
     main_memory.free = 20 * GIB
-    small = verdicts(screen.offers())
-    assert small == verdicts(page.offers()) and small[NAME] != "fits"
-    conversation.facts = FACTS
+    small = verdicts(screen.entries())
+    assert small == verdicts(page.entries()) and small[NAME] != "fits"
+    screen.open()
     resident.load()
-    assert verdicts(screen.offers()) == verdicts(page.offers())
-    assert screen.offer(NAME).fits == page.offer(NAME).fits == "fits"
+    assert verdicts(screen.entries()) == verdicts(page.entries())
+    assert screen.entry(NAME).fits == page.entry(NAME).fits == "fits"
     resident.unload()
-    assert verdicts(page.offers()) == small
+    assert verdicts(page.entries()) == small
+    screen.close()
     resident.close()

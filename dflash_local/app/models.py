@@ -1,4 +1,4 @@
-"""Where this machine keeps models, and how much of a registry row is already there.
+"""The registry's pairs, and how much of each is on this machine.
 
 Looks at names and sizes on disk; opens no connection and loads nothing.
 """
@@ -23,16 +23,16 @@ OVERLAY = "registry.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The folders of the store: the shared cache, our manifests and our locks. None without a home."""
+class ModelStore:
+    """The shared cache of models, our manifests and our locks; the latter None without a home folder."""
 
     cache: Cache
     manifests: Path | None
     locks: Path | None
 
     @classmethod
-    def of(cls, user: Settings) -> Places:
-        """The folders that the user's settings name.
+    def of(cls, user: Settings) -> ModelStore:
+        """The store that the user's settings name.
 
         Raises:
             DownloadError: there is no home folder and no variable names a cache.
@@ -51,8 +51,13 @@ class Places:
         return None if repo is None else local.find(self.cache, self.manifests, repo.id)
 
 
+def model_store(user: Settings) -> ModelStore | None:
+    """The store; None for a user without one: nothing is here then."""
+    return ModelStore.of(user) if user.hub.cache is not None else None
+
+
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InstallStatus:
     """A row and what is here of its two repositories."""
 
     row: Row
@@ -86,32 +91,34 @@ class Standing:
         return self.state == "local" and all(i.verified for i in (self.target, self.drafter) if i is not None)
 
 
-def standing(row: Row, places: Places | None) -> Standing:
+def install_status(row: Row, store: ModelStore | None) -> InstallStatus:
     """How much of a row is here; a drafter's mirror counts as the drafter. A bad repository is no error here."""
     from dflash_local.catalog.row import Repo
 
-    if places is None or row.bundled:
-        return Standing(row, None, None)
+    if store is None or row.bundled:
+        return InstallStatus(row, None, None)
     drafters = [row.drafter, *(Repo(name) for name in row.mirrors)] if row.drafter else []
-    found = (_look(repo, places) for repo in drafters)
-    return Standing(row, _look(row.target, places), next((item for item in found if item is not None), None))
+    found = (_look(repo, store) for repo in drafters)
+    return InstallStatus(row, _look(row.target, store), next((item for item in found if item is not None), None))
 
 
-def _look(repo: Repo | None, places: Places) -> Local | None:
+def _look(repo: Repo | None, store: ModelStore) -> Local | None:
     from dflash_local.store.local import Local
 
     if repo is None:
         return None
     try:
-        return places.find(repo)
+        return store.find(repo)
     except DFlashError as error:
-        folder = places.cache.repo_folder(repo.id)
+        folder = store.cache.repo_folder(repo.id)
         return Local(repo.id, "", folder, (), 0, (), verified=False, problem=error.message)
 
 
-def places_or_none(user: Settings) -> Places | None:
-    """The folders, or None for a user who has none: nothing is here then."""
-    return Places.of(user) if user.hub.cache is not None else None
+def installed(user: Settings) -> tuple[str, ...]:
+    """Names of the pairs that need no download."""
+    store = model_store(user)
+    found = [install_status(row, store) for row in registry(user).rows]
+    return tuple(one.row.bundled or one.row.name for one in found if one.state in ("bundled", "local"))
 
 
 def registry(user: Settings) -> Registry:
@@ -123,3 +130,18 @@ def registry(user: Settings) -> Registry:
     from dflash_local.catalog import registry as catalog
 
     return catalog.load(user.config_dir / OVERLAY if user.config_dir else None)
+
+
+def download_gib(row: Row) -> float | None:
+    """GiB of both repositories; None when one is unknown."""
+    if row.target_gib is None or row.drafter_gib is None:
+        return None
+    return row.target_gib + row.drafter_gib
+
+
+def server_commands(row: Row) -> dict[str, str]:
+    """Server program -> exact command, for those that are known."""
+    if row.server is None or row.target is None or row.drafter is None:
+        return {}
+    launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
+    return {name: how.line(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}

@@ -1,4 +1,4 @@
-"""Asks the planner about a choice and puts its answers into words: ledger, table, verdict.
+"""Asks the planner what a pair takes: of a name, of folders, of a row; on this machine or another.
 
 Shapes come from the files when they are here, else from the registry. Nothing is computed here.
 """
@@ -10,18 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dflash_local.app.models import ModelStore, registry
+from dflash_local.app.notices import Notify
+from dflash_local.app.resolve import Choice, choose, of_row
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.model_config import read_model_config
-from dflash_local.cli.tables import GIB, UNKNOWN, Column, amount, table, tokens, wrapped
-from dflash_local.errors import CheckpointError, DoesNotFitError
+from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError
+from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import BASICS
+from dflash_local.tables import GIB, UNKNOWN, amount
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
     from dflash_local.catalog.row import Repo, Row, Variant
-    from dflash_local.cli.places import Places
-    from dflash_local.cli.resolve import Choice
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.features import ModelConfig
     from dflash_local.loaded import SessionFacts
@@ -88,25 +89,25 @@ def _given_back(loaded: Loaded) -> dict[str, int]:
     return {device: held(known.target, known.drafter, facts)}
 
 
-def shapes(choice: Choice, places: Places | None) -> Shapes | None:
+def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     """What is known of both shapes; None when not even that of the target is.
 
     Raises:
         CheckpointError: the config.json of a folder that was named is missing, damaged or of another architecture.
     """
     try:
-        return _shapes(choice, places)
+        return _shapes(choice, store)
     except CheckpointError:
-        if places is None or isinstance(choice.target, Path) or isinstance(choice.drafter, Path):
+        if store is None or isinstance(choice.target, Path) or isinstance(choice.drafter, Path):
             raise
         return _shapes(choice, None)  # a download that is damaged, which loading will tell better
 
 
-def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
+def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.read_model import read_model
 
-    config = configuration(choice.target, None, places) or _of_variant(choice)
+    config = configuration(choice.target, None, store) or _of_variant(choice)
     name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
     target = None if config is None else _known(read_model, config, name)
     if target is None:
@@ -115,7 +116,7 @@ def _shapes(choice: Choice, places: Places | None) -> Shapes | None:
         return Shapes(target, None)
     row = choice.row if choice.own_drafter else None
     readable = row is None or row.kind == "dflash"  # of its relatives nothing here knows what they take
-    config = configuration(choice.drafter, row, places) if readable else None
+    config = configuration(choice.drafter, row, store) if readable else None
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
     return Shapes(target, drafter, drafter_unknown=drafter is None)
@@ -132,6 +133,53 @@ def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
     variant = row.variant(choice.target.id)
     plain, stored = shape(row.target.id), None if variant is None else quantization_config(variant)
     return None if plain is None or stored is None else {**plain, "quantization_config": stored}
+
+
+def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:
+    """What is read; None where the registry's copy of a configuration lacks a number."""
+    try:
+        return read(config, source)
+    except UnknownValue:
+        if "_inferred" in config:
+            return None
+        raise
+
+
+def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
+    """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
+    from dflash_local.config.drafter_config import DrafterConfig
+    from dflash_local.config.read_model import read_model
+
+    try:
+        shape = read_model(_read(target), name)
+        if drafter is None:
+            return Shapes(shape, None)
+        return Shapes(shape, DrafterConfig.from_shape(_read(drafter), str(drafter)))
+    except CheckpointError:
+        return None
+
+
+def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore | None) -> Mapping[str, Any] | None:
+    """The configuration of a folder, of a repository that is here, or what the registry keeps of it.
+
+    Raises:
+        CheckpointError: the folder's or the repository's own is missing or damaged.
+    """
+    from dflash_local.catalog.shapes import shape
+
+    if part is None:
+        return None
+    if isinstance(part, Path):
+        return _read(part)
+    here = store.find(part) if store is not None else None
+    if here is not None and (here.folder / "config.json").exists():
+        return _read(here.folder)
+    kept = shape(part.id)
+    return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    return read_model_config(folder, "give the folder that holds config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +201,7 @@ class VariantPlan:
 
 
 def variant_plans(
-    row: Row | None, known: Shapes, where: Machine, load: LoadConfig | None = None, places: Places | None = None
+    row: Row | None, known: Shapes, where: Machine, load: LoadConfig | None = None, store: ModelStore | None = None
 ) -> tuple[VariantPlan, ...]:
     """A plan for each pre-quantised target that the registry lists beside a row's own target.
 
@@ -162,15 +210,13 @@ def variant_plans(
             own weight format.
     """
     from dflash_local.catalog.row import Repo
-    from dflash_local.cli.resolve import Choice
-    from dflash_local.errors import UsageError
     from dflash_local.planner.plan import plan
 
     load = replace(load or LoadConfig(), quantize=None)
     found = []
     for variant in row.variants if row is not None else ():
         choice = Choice(variant.repo, Repo(variant.repo, variant.revision), None, row)
-        own = shapes(choice, places)
+        own = shapes(choice, store)
         try:
             made = None if own is None else plan(own.target, known.drafter, where, load)
         except UsageError:  # an option that this target cannot have
@@ -199,60 +245,11 @@ def variant_hint(model: str, one: VariantPlan) -> str:
     return f"pre-quantised it fits ({needs}{one.variant.repo}): dflash pull {model} --variant {one.variant.name}"
 
 
-def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
-    """What each pre-quantised target takes on a machine."""
-    columns = (
-        Column("VARIANT"),
-        Column("FITS"),
-        Column("CONTEXT", right=True),
-        Column("NEEDS", right=True),
-        Column("", shrinks=True),
-    )
-    rows, reasons = [], []
-    for one in plans:
-        name = one.variant.name
-        if one.plan is None:
-            rows.append((name, UNKNOWN, "-", "-", "its recipe is not known before it is here"))
-        elif not one.fits and not too_big(one.plan):
-            rows.append((name, "no", "-", "-", ""))
-            reasons += wrapped(f"{name}: {one.plan.reason}", width)
-        else:
-            context, total = tokens(one.plan.context), amount(one.plan.ledger.total)
-            rows.append((name, "yes" if one.fits else "no", context, total, _how(one.plan)))
-    return [*table(columns, rows, width), *reasons] if rows else []
-
-
-def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:
-    """What is read; None where the registry's copy of a configuration lacks a number."""
-    try:
-        return read(config, source)
-    except UnknownValue:
-        if "_inferred" in config:
-            return None
-        raise
-
-
-def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
-    """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
-    from dflash_local.config.drafter_config import DrafterConfig
-    from dflash_local.config.read_model import read_model
-
-    try:
-        shape = read_model(_read(target), name)
-        if drafter is None:
-            return Shapes(shape, None)
-        return Shapes(shape, DrafterConfig.from_shape(_read(drafter), str(drafter)))
-    except CheckpointError:
-        return None
-
-
 def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
     """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows.
 
     A pre-quantised target that is published of it counts as the pair.
     """
-    from dflash_local.cli.resolve import of_row
-
     if row.bundled:
         return "fits", None
     known = shapes(of_row(row), None)
@@ -303,104 +300,21 @@ def too_big(found: Plan) -> bool:
     return not found.fits and total is not None and total > found.machine.free
 
 
-def machine_line(where: Machine) -> str:
-    """``CPU, 12.0 GiB free of 15.6 GiB (no GPU was found)``."""
-    why = f" ({where.why})" if where.why else ""
-    return f"{where.name}, {amount(where.free)} free of {amount(where.memory)}{why}"
+def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:
+    """The error for a plan that does not fit: what is needed, what is there, what would
 
+    Args:
+        hint: of something better than ``near``; that comes behind it.
+    """
+    from dflash_local.planner.plan import require
 
-def engine_line(found: Plan) -> str:
-    """``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
-    from dflash_local.planner.verified import standing
-
-    told = [standing(found)] if standing(found) else []
-    if found.engine != "fused":
-        remark = rounding_remark(found)
-        return ", ".join([f"engine: {found.engine}", *told, *([remark] if remark else [])])
-    words = ["engine: fused", *told, *found.load.described(BASICS)]
-    return f"{', '.join(words)}; it reserves the whole context when it is loaded"
-
-
-def rounding_remark(found: Plan) -> str:
-    """What rounding the weights as they are read comes to on the reference engine; empty where it keeps the codes."""
-    if found.load.bitsandbytes:
-        return "bitsandbytes: slow"
-    return "decoded again: saves no memory here" if found.engine != "fused" and found.load.quantize else ""
-
-
-def ledger_lines(found: Plan, width: int) -> list[str]:
-    """The memory of a plan, line by line, and what it comes to."""
-    book = found.ledger
-    columns = (Column("MEMORY"), Column("SIZE", right=True), Column("", shrinks=True))
-    rows = [(line.name, amount(line.bytes), line.note) for line in book.lines]
-    on_host = [(line.name, amount(line.bytes), f"in host memory, not counted; {line.note}") for line in book.host]
-    if found.runs_on == "local":
-        rows.append(("running", amount(book.running), "all of the above"))
-        if book.loading.bytes:
-            rows.append((book.loading.name, amount(book.loading.bytes), book.loading.note))
-        if book.reserve.bytes:
-            rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
-        rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} free"))
-        rows += on_host
-    return table(columns, rows, width)
-
-
-def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
-    """What fits at which context in which format, or why it does not; the engine's objections stand below."""
-    from dflash_local.planner.formats import refusal
-
-    columns = (
-        Column("FORMAT"),
-        Column("FITS"),
-        Column("CONTEXT", right=True),
-        Column("NEEDS", right=True),
-        Column("", shrinks=True),
-    )
-    rows, reasons = [], []
-    for plan in plans:
-        total, refused = plan.ledger.total, refusal(known.target, plan.load.quantize)
-        if refused:
-            rows.append((plan.format, "no", "-", "-", ""))
-            reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
-            continue
-        fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
-        reasons += wrapped(plan.reason, width) if total is None else []
-        rows.append((plan.format, fits, tokens(plan.context), amount(total), _how(plan)))
-    return [*table(columns, rows, width), *reasons]
-
-
-def _how(found: Plan) -> str:
-    """What a plan takes beside its format to fit, or by how much it does not."""
-    from dflash_local.planner.verified import standing
-
-    total = found.ledger.total
-    if not found.fits and total is not None:
-        return f"{amount(total - found.machine.free)} too little"
-    precision = found.load.drafter_precision if found.engine == "fused" else "auto"
-    host = " and ".join(line.name for line in found.ledger.host)
-    said = (
-        standing(found) if found.fits else "",
-        rounding_remark(found),
-        "" if precision == "auto" else f"drafter precision {precision}",
-        f"{host} in host memory" if host else "",
-    )
-    return "; ".join(part for part in said if part)
-
-
-def inferred(known: Shapes) -> list[str]:
-    """Which values of the shapes no source quotes, a sentence for each shape."""
-    parts = [(known.target.source, known.target.inferred)]
-    if known.drafter is not None:
-        parts.append((known.drafter.source, known.drafter.inferred))
-    return [f"inferred, not quoted by any source, of {name}: {', '.join(names)}" for name, names in parts if names]
-
-
-def remarks(known: Shapes, width: int) -> list[str]:
-    """What the figures leave out, and what they rest on that no source quotes."""
-    texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
-    if known.target.quantization is not None and known.target.quantization.remark:
-        texts.append(known.target.quantization.remark)
-    return [line for text in (*texts, *inferred(known)) for line in wrapped(text, width)]
+    try:
+        require(found, near)
+    except DoesNotFitError as error:
+        if hint:
+            error.hint = f"{hint}; or {error.hint}" if near is not None else hint
+        return error
+    return DoesNotFitError(found.reason)
 
 
 def as_json(found: Plan) -> dict[str, Any]:
@@ -408,29 +322,6 @@ def as_json(found: Plan) -> dict[str, Any]:
     from dflash_local.planner.verified import reports_of
 
     return {**found.as_dict(), "format": found.format, "verified_by_reports": reports_of(found)}
-
-
-def configuration(part: Repo | Path | None, row: Row | None, places: Places | None) -> Mapping[str, Any] | None:
-    """The configuration of a folder, of a repository that is here, or what the registry keeps of it.
-
-    Raises:
-        CheckpointError: the folder's or the repository's own is missing or damaged.
-    """
-    from dflash_local.catalog.shapes import shape
-
-    if part is None:
-        return None
-    if isinstance(part, Path):
-        return _read(part)
-    here = places.find(part) if places is not None else None
-    if here is not None and (here.folder / "config.json").exists():
-        return _read(here.folder)
-    kept = shape(part.id)
-    return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    return read_model_config(folder, "give the folder that holds config.json")
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:
@@ -446,29 +337,133 @@ def per_token(known: Shapes | None) -> dict[str, int | None]:
     }
 
 
-def per_token_text(known: Shapes) -> str:
-    """The same, as one sentence."""
-    found = per_token(known)
-    parts = [f"target KV {amount(found['target_kv'])}", f"drafter KV {amount(found['drafter_kv'])}"]
-    if known.drafter is None:
-        del parts[1]
-    text = f"in 16 bits a token takes {' and '.join(parts)}"
-    state = found["recurrent_state"]
-    return f"{text}; the recurrent state {amount(state)} whatever the context" if state else text
+def inferred(known: Shapes) -> list[str]:
+    """Which values of the shapes no source quotes, a sentence for each shape."""
+    parts = [(known.target.source, known.target.inferred)]
+    if known.drafter is not None:
+        parts.append((known.drafter.source, known.drafter.inferred))
+    return [f"inferred, not quoted by any source, of {name}: {', '.join(names)}" for name, names in parts if names]
 
 
-def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:
-    """The error for a plan that does not fit: what is needed, what is there, what would fit.
+@dataclass(frozen=True, slots=True)
+class PairPlans:
+    """What the planner says of a pair on a machine: the plan of a load, and one for each format and variant."""
 
-    Args:
-        hint: of something better than ``near``; that comes behind it.
+    where: Machine
+    known: Shapes | None
+    plan: Plan | None
+    table: tuple[Plan, ...]
+    variants: tuple[VariantPlan, ...] = ()
+
+
+def pair_plans(
+    known: Shapes | None, where: Machine, row: Row, load: LoadConfig | None = None, store: ModelStore | None = None
+) -> PairPlans:
+    """Ask the planner for the plan of a load and for every format."""
+    if known is None:
+        return PairPlans(where, None, None, ())
+    from dflash_local.planner.plan import fits_table, plan
+
+    found = plan(known.target, known.drafter, where, load, runs_on=row.runs_on)
+    if row.runs_on != "local" or row.kind != "dflash":
+        return PairPlans(where, known, found, ())
+    table = fits_table(known.target, known.drafter, where, load)
+    return PairPlans(where, known, found, table, variant_plans(row, known, where, load, store))
+
+
+def row_shapes(row: Row, user: Settings, store: ModelStore | None) -> Shapes | None:
+    """The shapes of a row's pair; see ``shapes``."""
+    return shapes(choose(row.bundled, None, user) if row.bundled else of_row(row), store)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
+
+    known: Shapes
+    where: Machine
+    found: Plan
+    limit: int
+
+
+def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
+    """None when a config.json cannot be read, which loading will tell better.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
     """
-    from dflash_local.planner.plan import require
+    from dflash_local.planner import plan as planner
+    from dflash_local.planner.machine import this_machine
 
+    known = folder_shapes(pair.name, pair.target, pair.drafter if load.draft else None)
+    if known is None:
+        return None
+    where = this_machine(load.device, user.environ)
+    found = planner.plan(known.target, known.drafter, where, load)
+    return _Planned(known, where, found, planner.context_limit(known.target, known.drafter))
+
+
+def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
+    """Tokens that the session would hold if it were loaded now; None where only the load can tell."""
     try:
-        require(found, near)
-    except DoesNotFitError as error:
-        if hint:
-            error.hint = f"{hint}; or {error.hint}" if near is not None else hint
-        return error
-    return DoesNotFitError(found.reason)
+        planned = _planned(pair, load, user)
+    except DFlashError:  # the load says it
+        return None
+    if load.context is not None or planned is None:
+        return load.context
+    return planned.found.context if load.fit_check and planned.found.fits else planned.limit
+
+
+def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
+    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    planned = _planned(pair, load, user)
+    return None if planned is None else planned.found.ledger.peak
+
+
+def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:
+    """What the plan loads: the context and the drafter precision that fit, where the user named none.
+
+    Raises:
+        DriverError: there is an NVIDIA card, and the installed torch cannot use it.
+        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    from dflash_local.planner.plan import nearest
+    from dflash_local.planner.torch_build import require_usable
+
+    require_usable(load.device, user.environ)
+    planned = _planned(pair, load, user) if load.fit_check else None
+    if planned is None:
+        return load
+    known, where, found = planned.known, planned.where, planned.found
+    if too_big(found):
+        refusal = refusal_of(
+            found, nearest(known.target, known.drafter, where, load), _variant_hint(pair, known, where, load, user)
+        )
+        refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
+        raise refusal
+    plan = replace(found.load, draft=load.draft) if found.fits else load
+    if load.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
+        plan = replace(plan, device=where.device)  # the engine's own choice would be the first GPU
+        notify(Notice(f"on {where.device}, {where.name}: {where.why}"))
+    if plan.drafter_precision != load.drafter_precision:
+        notify(Notice(f"drafter precision {plan.drafter_precision}: what fits on {where.name}; no reply changes by it"))
+    if plan.offload != load.offload:
+        lines = " and ".join(f"{line.name} ({amount(line.bytes)})" for line in found.ledger.host)
+        notify(Notice(f"in host memory: {lines}: what fits on {where.name}; the same bits"))
+    if load.context is None and plan.context is not None and plan.context < planned.limit:
+        notify(Notice(f"context {plan.context:,} of {planned.limit:,}: what fits on {where.name}"))
+    return plan
+
+
+def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: Settings) -> str:
+    """How to take a pre-quantised target that fits instead; empty where none is known to."""
+    row = registry(user).find(pair.name)
+    if row is None or row.target is None or row.name != pair.name:
+        return ""
+    better = fitting_variant(variant_plans(row, known, where, load))
+    return "" if better is None else variant_hint(pair.name, better)

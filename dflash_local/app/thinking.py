@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli.console import Console
+from dflash_local.events import Notice
 from dflash_local.settings import Settings
 
 
@@ -12,16 +13,16 @@ def default_thinking(pair: Pair) -> bool:
     return pair.thinking == "required"
 
 
-def thinks(pair: Pair, asked: bool | None, user: Settings, console: Console) -> bool:
+def thinks(pair: Pair, asked: bool | None, user: Settings, notify: Notify) -> bool:
     """Whether replies think: as asked, else as the user's settings say, else as the drafter was trained.
 
     Warns when the answer does not suit the drafter.
     """
-    said = asked if asked is not None else user.thinking
-    thinking = default_thinking(pair) if said is None else said
+    chosen = asked if asked is not None else user.thinking
+    thinking = default_thinking(pair) if chosen is None else chosen
     notice = thinking_notice(pair, thinking)
     if notice:
-        console.warn(notice)
+        notify(Notice(notice, "warning"))
     return thinking
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import settings
+from dflash_local.app import certificate
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli import certifying
 from dflash_local.errors import DoesNotFitError, EngineError, Interrupted
 from dflash_local.load_config import LoadConfig
 
@@ -27,7 +27,7 @@ def python(script: str) -> list[str]:
 
 def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[tuple[str, float]]]:
     heard: list[tuple[str, float]] = []
-    report = certifying.run(
+    report = certificate.run(
         python(script),
         os.environ,
         lambda text, fraction: heard.append((text, fraction)),
@@ -37,8 +37,8 @@ def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[
 
 
 def test_it_is_called_with_the_options_of_the_loaded_pair() -> None:
-    plain = certifying.command(PAIR, LoadConfig(), False, NOBODY)
-    assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json"]
+    plain = certificate.command(PAIR, LoadConfig(), False, NOBODY)
+    assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json", "--json-progress"]
     own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
     config = LoadConfig(
         dtype="bfloat16",
@@ -49,25 +49,24 @@ def test_it_is_called_with_the_options_of_the_loaded_pair() -> None:
         fit_check=False,
         engine="fused",
     )
-    assert " ".join(certifying.command(own, config, False, NOBODY)[4:]) == (
-        "owner/name --json --drafter /d --context 4096 --quantize bnb-nf4 --dtype bfloat16 --device cuda:1 "
-        "--engine fused --allow-mismatch --no-fit-check --no-think"
+    assert " ".join(certificate.command(own, config, False, NOBODY)[4:]) == (
+        "owner/name --json --json-progress --drafter /d --context 4096 --quantize bnb-nf4 --dtype bfloat16 "
+        "--device cuda:1 --engine fused --allow-mismatch --no-fit-check --no-think"
     )
-    assert certifying.command(own, LoadConfig(), True, NOBODY)[5:] == ["--json", "--drafter", "/d"]
+    assert certificate.command(own, LoadConfig(), True, NOBODY)[5:] == ["--json", "--json-progress", "--drafter", "/d"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no terminal to give it")
 def test_its_progress_is_heard_and_its_report_comes_back_also_after_a_bug() -> None:
     report, heard = run(
         "import sys, time\n"
-        "assert sys.stderr.isatty() and not sys.stdin.isatty()\n"
-        "for share in (0, 50):\n"
-        "    sys.stderr.write(f'\\rcertifying, run 1 of 2 {share}%   '); sys.stderr.flush(); time.sleep(0.05)\n"
-        "sys.stderr.write('\\r' + ' ' * 30 + '\\r')\n"
+        "assert not sys.stderr.isatty() and not sys.stdin.isatty()\n"
+        "for share in (0, 0.5):\n"
+        '    print(f\'{{"progress": "certifying, run 1 of 2", "fraction": {share}}}\', flush=True); time.sleep(0.05)\n'
+        "print('no JSON', '[1]', '3', sep='\\n'); print('a remark', file=sys.stderr)\n"
         'print(\'{"verdict": "BUG", "filler": "\' + \'x\' * 200000 + \'"}\')\n'
         "sys.exit(7)"
     )
-    assert report["verdict"] == "BUG"
+    assert report["verdict"] == "BUG" and len(str(report["filler"])) == 200_000
     assert heard == [("certifying, run 1 of 2", 0.0), ("certifying, run 1 of 2", 0.5)]
 
 
@@ -79,7 +78,7 @@ def test_its_error_is_raised_as_what_it_was() -> None:
     with pytest.raises(EngineError, match="exit code 3: it went wrong"):
         run("import sys; sys.stderr.write('it went wrong'); sys.exit(3)")
     with pytest.raises(EngineError, match="could not be started"):
-        certifying.run(["/nowhere/at/all"], os.environ, lambda _text, _share: None, lambda: False)
+        certificate.run(["/nowhere/at/all"], os.environ, lambda _text, _share: None, lambda: False)
 
 
 def test_cancelled_it_is_gone_within_two_seconds_with_all_that_it_started(tmp_path: Path) -> None:

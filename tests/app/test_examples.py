@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dflash_local.app import examples as examples_module
+from dflash_local.app.examples import built_in_prompt, examples
 from dflash_local.bench.prompts import BUILT_IN
 from dflash_local.catalog.bundled import BUNDLED, Pair, find
-from dflash_local.cli.demo import built_in_prompt
-from dflash_local.cli.examples import examples
 from dflash_local.events import Finished, Step
 from dflash_local.request import Limits, user_request
 
@@ -40,3 +41,12 @@ def test_a_toy_answers_what_it_is_offered_for_and_stops(name: str) -> None:
 def test_other_pairs_get_what_any_instruction_model_can_answer(tmp_path: Path) -> None:
     pair = Pair("other", tmp_path, tmp_path, bundled=False)
     assert examples(pair) == tuple(text for _, text in BUILT_IN)
+
+
+def test_the_prompt_comes_from_the_file_and_has_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompts.json"
+    monkeypatch.setattr(examples_module, "PROMPTS", path)
+    assert examples_module.built_in_prompt() == examples_module.FALLBACK_PROMPT
+    for content, wanted in (({"demo": "Count to ten."}, "Count to ten."), ([1], None), ({"demo": 3}, None)):
+        path.write_text(json.dumps(content), encoding="utf-8")
+        assert examples_module.built_in_prompt() == (wanted or examples_module.FALLBACK_PROMPT)

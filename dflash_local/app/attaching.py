@@ -1,12 +1,17 @@
-"""Whether a ``dflash serve`` on this machine has the wanted pair already, so that a command need not load it again."""
+"""The ``dflash serve`` that runs on this machine: what it wrote down, and its pair in place of one loaded here."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli.console import Console
+from dflash_local.events import Notice
 from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,9 +22,7 @@ if TYPE_CHECKING:
 RECORD = "serve.json"  # in the cache folder; written by ``dflash serve``
 
 
-def attached(
-    pair: Pair, load: LoadConfig, user: Settings, console: Console, own_url: str = ""
-) -> AttachedSession | None:
+def attached(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, own_url: str = "") -> AttachedSession | None:
     """The session of a running server that keeps this pair as it is to be loaded; None when there is none.
 
     A server of another model is left alone: switching it would take it from others. One that has the pair loaded with
@@ -41,16 +44,13 @@ def attached(
     if status is None or not _has(pair, status):
         return None
     facts = remote.facts_of(status)
-    if facts is not None and not _is_usable(pair, load, facts, server.url, console):
+    if facts is not None and not _is_usable(pair, load, facts, server.url, notify):
         return None
     session = remote.attach(server, str(status["model"]))
-    if facts is None and not _is_usable(pair, load, session.facts, server.url, console):
+    if facts is None and not _is_usable(pair, load, session.facts, server.url, notify):
         return None
-    console.note(
-        f"using the pair that dflash serve keeps loaded at {server.url} (process {status.get('pid')}): "
-        f"{session.facts.loaded_as}",
-        "dim",
-    )
+    process = f"{server.url} (process {status.get('pid')})"
+    notify(Notice(f"using the pair that dflash serve keeps loaded at {process}: {session.facts.loaded_as}"))
     return session
 
 
@@ -63,20 +63,45 @@ def running_server(user: Settings) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("url"), str) else None
 
 
+@contextmanager
+def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None]:
+    """Within, ``serve.json`` in the cache folder tells other commands of this process.
+
+    Args:
+        more: of the address.
+    """
+    from dflash_local.remote.attached import is_listening
+    from dflash_local.store.kept import keep
+
+    if user.cache_dir is None:
+        yield
+        return
+    path = user.cache_dir / RECORD
+    other = running_server(user)
+    if other is not None and other.get("model") == model and other["url"] != url and is_listening(other["url"]):
+        yield  # who wants this model finds it there
+        return
+    record = {"pid": os.getpid(), "url": url, "model": model, "started": time.time(), **more}
+    keep(path, json.dumps(record, indent=2) + "\n")
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            if json.loads(path.read_text(encoding="utf-8")).get("pid") == os.getpid():
+                path.unlink()
+
+
 def _has(pair: Pair, status: dict[str, Any]) -> bool:
     names = {str(name).casefold() for name in (status["model"], *status.get("aliases", ()))}
     return pair.name.casefold() in names and status["state"] not in ("broken", "stopping")
 
 
-def _is_usable(pair: Pair, load: LoadConfig, facts: SessionFacts, url: str, console: Console) -> bool:
+def _is_usable(pair: Pair, load: LoadConfig, facts: SessionFacts, url: str, notify: Notify) -> bool:
     """True when loading here would bring the same: the same folders, and every option that was given."""
     if facts.target != pair.target_label or (load.draft and facts.drafter != pair.drafter_label):
         return False
     unlike = load.unlike(facts.load)
     if unlike:
-        console.note(
-            f"dflash serve at {url} has {pair.name} loaded without {' '.join(unlike)} ({facts.loaded_as}): "
-            "it is loaded here once more",
-            "dim",
-        )
+        there = f"{pair.name} loaded without {' '.join(unlike)} ({facts.loaded_as})"
+        notify(Notice(f"dflash serve at {url} has {there}: it is loaded here once more"))
     return not unlike

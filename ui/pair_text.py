@@ -1,16 +1,17 @@
-"""A registry row in words: one readable section after another, for ``show``, ``plan`` and errors.
-
-Says what the row says; nothing is measured or looked up here.
-"""
+"""A pair in words, one readable section after another: what its row says, what is here, what its plans are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dflash_local.cli.tables import UNKNOWN, Column, field, gib, indented, table, tokens, wrapped
+from dflash_local.app.models import InstallStatus, ModelStore, download_gib, server_commands
+from dflash_local.app.resolve import NOT_HERE
+from dflash_local.tables import UNKNOWN, Column, amount, field, gib, indented, table, tokens, wrapped
+from dflash_local.ui import plan_text
 
 if TYPE_CHECKING:
+    from dflash_local.app.fitting import PairPlans
     from dflash_local.catalog.row import Published, Row, Variant
 
 THINKING = {
@@ -20,7 +21,62 @@ THINKING = {
     None: UNKNOWN,
 }
 GATED_URL = "https://huggingface.co/{}"
-NOT_HERE = "dflash-local cannot attach to vLLM or SGLang yet: start it with this command and use its own address"
+
+
+def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, width: int) -> list[str]:
+    """All that is known of a pair, as ``dflash show`` and the page tell it."""
+    row = item.row
+    told = ", ".join([row.family] * bool(row.family) + [row.kind, row.status])
+    return spaced(
+        [
+            [f"{row.name}  ({told})"],
+            [*facts(row, width), *_here(item, store, width)],
+            generations(row, width),
+            variants(row, width),
+            _plans(plans, width),
+            published(row, width),
+            server(row, width),
+        ]
+    )
+
+
+def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str]:
+    """What is on this disk, and the next command."""
+    row = item.row
+    if row.bundled:
+        return field("here", f"yes; dflash run {row.name}, dflash demo {row.name}", width)
+    if row.drafter is None:
+        return field("here", "no: there is nothing to download yet", width)
+    if item.state == "absent":
+        return field("here", f"no; dflash pull {row.name}", width)
+    where = f"{amount(item.size)} in {store.cache.folder}" if store else amount(item.size)
+    if item.state == "partial":
+        parts = (("target", item.target), ("drafter", item.drafter))
+        lacking = [name for name, part in parts if part is None or not part.complete]
+        return field("here", f"in part, {where}; lacking: {', '.join(lacking)}; dflash pull {row.name}", width)
+    told = "verified" if item.verified else f"complete but not verified; dflash pull {row.name} checks it"
+    return field("here", f"{told}, {where}; dflash chat {row.name}", width)
+
+
+def _plans(plans: PairPlans, width: int) -> list[str]:
+    """The ledger of the plan and the table of formats."""
+    found, known = plans.plan, plans.known
+    if known is None or found is None:
+        return ["memory", "  unknown: no source tells the target's shape"]
+    page = ["memory on a server, as published"]
+    if found.runs_on == "local":
+        context = f"context {found.context:,}" if found.context else "context unknown"
+        page = wrapped(f"memory on {plan_text.machine_line(plans.where)}", width)
+        drafting = f"block {found.block_size or 'unknown'}"
+        page.append(f"  {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}")
+    inside = plan_text.ledger_lines(found, width - 2)
+    inside += wrapped(plan_text.per_token_text(known), width - 2)
+    if plans.table:
+        inside += ["", "what fits", *plan_text.fit_lines(known, plans.table, width - 2)]
+    if plans.variants:
+        inside += ["", "pre-quantised", *plan_text.variant_lines(plans.variants, width - 2)]
+    remarks = plan_text.remarks(known, width - 2)
+    return [*page, *indented([*inside, *([""] if remarks else []), *remarks])]
 
 
 def marks(row: Row) -> list[str]:
@@ -56,14 +112,7 @@ def download(row: Row) -> str:
         return "nothing: comes with the package"
     drafter = "none published yet" if row.drafter is None else f"{gib(row.drafter_gib)} drafter"
     text = f"{gib(row.target_gib)} target + {drafter}"
-    return f"{text} = {gib(in_all(row))}" if in_all(row) is not None else text
-
-
-def in_all(row: Row) -> float | None:
-    """GiB of both repositories; None when one is unknown."""
-    if row.target_gib is None or row.drafter_gib is None:
-        return None
-    return row.target_gib + row.drafter_gib
+    return f"{text} = {gib(download_gib(row))}" if download_gib(row) is not None else text
 
 
 def generations(row: Row, width: int) -> list[str]:
@@ -155,14 +204,6 @@ def server(row: Row, width: int) -> list[str]:
     if row.runs_on == "server":
         lines += indented(wrapped(NOT_HERE, width - 2))
     return lines
-
-
-def server_commands(row: Row) -> dict[str, str]:
-    """Server program -> exact command, for those that are known."""
-    if row.server is None or row.target is None or row.drafter is None:
-        return {}
-    launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
-    return {name: how.line(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}
 
 
 def terms(row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""From what the user typed to a pair that is on this machine; offers the pull of what is missing.
+"""From what the user typed to a pair that is on this machine.
 
 Decides by names, folders and manifests. What lies in the files is checked at load.
 """
@@ -6,24 +6,26 @@ Decides by names, folders and manifests. What lies in the files is checked at lo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_local.app.models import ModelStore, registry, server_commands
+from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
-from dflash_local.cli.console import Console
-from dflash_local.cli.places import Places, registry
-from dflash_local.cli.tables import gib, listing
-from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted, UnknownModelError, UsageError
+from dflash_local.errors import DoesNotFitError, DownloadError, UnknownModelError, UsageError
+from dflash_local.events import Notice
 from dflash_local.settings import Settings
+from dflash_local.tables import gib, listing
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
     from dflash_local.catalog.row import Repo, Row
-    from dflash_local.store.local import Local
     from dflash_local.store.pull import Wanted
+
+NOT_HERE = "dflash-local cannot attach to vLLM or SGLang yet: start it with this command and use its own address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +50,63 @@ class Choice:
         return tuple((role, repo) for role, repo in both if repo is not None and not isinstance(repo, Path))
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What of a pair is not on this machine.
+
+    Attributes:
+        text: that in words, with the size of the download. roles: of the repositories that are to be had.
+    """
+
+    choice: Choice
+    text: str
+    roles: tuple[str, ...]
+
+    @property
+    def needs(self) -> tuple[Wanted, ...]:
+        """What the store has to fetch."""
+        return wanted(self.choice, self.roles)
+
+
+Obtain = Callable[[Missing], bool]  # downloads it; False where nobody can be asked whether it is to
+
+
 def resolve(
     model: str,
     drafter: str | None,
     user: Settings,
-    console: Console,
+    notify: Notify,
     *,
     draft: bool = True,
-    allow_mismatch: bool = False,
+    obtain: Obtain = lambda _missing: False,
 ) -> Pair:
-    """The folders of the pair that ``model`` names, after a download if the user agrees to one.
+    """The folders of the pair that ``model`` names.
 
     Args:
         model: a bundled name, a folder, a name of the registry, or with ``drafter`` any ``owner/name``.
         drafter: a folder or ``owner/name``; overrides the registry's.
         draft: False needs the target only, and takes the drafter when it is there.
-        allow_mismatch: a drafter of an unknown generation is downloaded all the same.
+        obtain: gets what is missing.
 
     Raises:
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
-        DownloadError: something is missing and was not to be downloaded, or the download failed.
-        DoesNotFitError: the target runs on a server only. Interrupted: the user broke the download off.
+        DownloadError: something is missing and was not downloaded. DoesNotFitError: the target runs on a server only.
     """
-    if model in BUNDLED or os.path.isdir(os.path.expanduser(model)):
+    if model in BUNDLED or _is_folder(model):
         if drafter is None or _is_folder(drafter):
             return bundled.find(model, drafter)
     choice = choose(model, drafter, user)
     if choice.row is not None and choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
-    places = Places.of(user)
-    choice = _with_local_mirror(choice, places)
-    _get(choice, places, user, console, draft, allow_mismatch)
-    folders = [_folder(part, places) for part in (choice.target, choice.drafter)]
+    store = ModelStore.of(user)
+    choice = _with_local_mirror(choice, store)
+    _obtain(choice, store, user, draft, obtain)
+    folders = [_folder(part, store) for part in (choice.target, choice.drafter)]
     if folders[0] is None:
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
-    _note_unverified(choice, places, console)
+    if any(item is not None and not item.verified for item in (store.find(repo) for _, repo in choice.repos)):
+        notify(Notice(f"not every file was checked against the Hub; {_command(choice)} does that"))
     pair = Pair(choice.name, folders[0], folders[1], bundled=False)
     row = choice.row
     if row is None or not choice.own_drafter:
@@ -98,7 +121,7 @@ def choose(model: str, drafter: str | None, user: Settings) -> Choice:
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
     """
     own = _drafter(drafter) if drafter is not None else None
-    if model in BUNDLED or os.path.isdir(os.path.expanduser(model)):
+    if model in BUNDLED or _is_folder(model):
         pair = bundled.find(model)
         row = registry(user).find(model) if model in BUNDLED else None
         return Choice(model, pair.target, own or pair.drafter, row, own is None)
@@ -164,8 +187,6 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     Raises:
         DownloadError: the drafter is announced only. DoesNotFitError: it runs on a server, with the command.
     """
-    from dflash_local.cli.pair_text import NOT_HERE, server_commands
-
     row = choice.row
     if row is None or row.bundled:
         return
@@ -194,43 +215,38 @@ def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tupl
     )
 
 
-def _get(choice: Choice, places: Places, user: Settings, console: Console, draft: bool, allow_mismatch: bool) -> None:
-    """Fetch what is missing, with the user's consent."""
+def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obtain: Obtain) -> None:
+    """Get what is missing, or say so."""
     roles = ("target", "drafter") if draft else ("target",)
-    lacking = [(role, repo, found) for role, repo in choice.repos if role in roles if (found := _lack(repo, places))]
+    lacking = [(role, repo, found) for role, repo in choice.repos if role in roles if (found := _lack(repo, store))]
     if not lacking:
         return
     names = listing([name for _, _, found in lacking for name in found])
-    what = f"{choice.name} is not on this machine"
-    if any(places.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
-        what = f"{choice.name} is only partly on this machine: {names} missing"
+    text = f"{choice.name} is not on this machine"
+    if any(store.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
+        text = f"{choice.name} is only partly on this machine: {names} missing"
     command = _command(choice)
     if user.hub.offline:
-        raise DownloadError(f"{what}, and this is offline", f"without HF_HUB_OFFLINE: {command}")
-    size = _size(choice, [role for role, _, _ in lacking])
-    if not console.can_ask:
-        raise DownloadError(f"{what}{size}", command)
-    if not console.ask(f"{what}{size}. Download to {places.cache.folder} now?", default=True):
-        raise Interrupted(f"{choice.name} was not downloaded")
-    from dflash_local.cli.pull import PullOptions, fetch
-
-    needs = wanted(choice, [role for role, _, _ in lacking])
-    fetch(needs, [choice], user, console, PullOptions(allow_mismatch=allow_mismatch))
+        raise DownloadError(f"{text}, and this is offline", f"without HF_HUB_OFFLINE: {command}")
+    needed = tuple(role for role, _, _ in lacking)
+    missing = Missing(choice, text + _size(choice, needed), needed)
+    if not obtain(missing):
+        raise DownloadError(missing.text, command)
 
 
-def _with_local_mirror(choice: Choice, places: Places) -> Choice:
+def _with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
     """The choice with a mirror of the row's drafter, where that is what was downloaded."""
     from dflash_local.catalog.row import Repo
 
     row = choice.row
-    if row is None or choice.drafter != row.drafter or row.drafter is None or places.find(row.drafter) is not None:
+    if row is None or choice.drafter != row.drafter or row.drafter is None or store.find(row.drafter) is not None:
         return choice
     mirrors = (Repo(name) for name in row.mirrors)
-    return next((replace(choice, drafter=mirror) for mirror in mirrors if not _lack(mirror, places)), choice)
+    return next((replace(choice, drafter=mirror) for mirror in mirrors if not _lack(mirror, store)), choice)
 
 
-def _lack(repo: Repo, places: Places) -> tuple[str, ...]:
-    found = places.find(repo)
+def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
+    found = store.find(repo)
     return (repo.id,) if found is None else tuple(f"{repo.id}/{name}" for name in found.missing)
 
 
@@ -262,17 +278,11 @@ def _registered(choice: Choice) -> bool:
     return row is not None and row.drafter is not None and row.drafter == choice.drafter
 
 
-def _folder(part: Repo | Path | None, places: Places) -> Path | None:
+def _folder(part: Repo | Path | None, store: ModelStore) -> Path | None:
     if part is None or isinstance(part, Path):
         return part
-    found = places.find(part)
+    found = store.find(part)
     return found.folder if found is not None and not found.missing else None
-
-
-def _note_unverified(choice: Choice, places: Places, console: Console) -> None:
-    found: list[Local | None] = [places.find(repo) for _, repo in choice.repos]
-    if any(item is not None and not item.verified for item in found):
-        console.note(f"not every file was checked against the Hub; {_command(choice)} does that", "dim")
 
 
 def _stranger(model: str, own: Repo | Path | None, rows: Registry) -> Repo:

@@ -1,4 +1,4 @@
-"""What the page asks of the command line: registry, downloads, removal, measuring, and what this machine is.
+"""The pair that page and endpoint share, and what the page does with the pairs of this machine.
 
 Every name that comes from a browser must be one of the registry: no path of this machine is taken.
 """
@@ -10,29 +10,26 @@ import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_local import __version__
+from dflash_local.app import certificate, download, examples, fitting, model_entries
+from dflash_local.app.examples import TOY
+from dflash_local.app.model_entries import ModelEntry
+from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
+from dflash_local.app.removal import easy, plan_removal, refuse_in_use, why
+from dflash_local.app.resolve import nearest, resolve
 from dflash_local.bench import provenance
-from dflash_local.bench.prompts import Prompt, a_few, built_in, held_out
+from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli import fit
-from dflash_local.cli import offers as registered
-from dflash_local.cli.demo import TOY
-from dflash_local.cli.examples import examples
-from dflash_local.cli.measuring import HELD_OUT
-from dflash_local.cli.places import places_or_none, registry, standing
-from dflash_local.cli.tables import amount, listing
 from dflash_local.errors import BusyError, UnknownModelError, UsageError
-from dflash_local.events import Notice, PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
 from dflash_local.service.resident import Resident
 from dflash_local.settings import Settings
 from dflash_local.store.paths import chats_folder
-from dflash_local.ui.offers import Offer
-from dflash_local.ui.readings import precision
+from dflash_local.tables import amount, listing
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
@@ -43,63 +40,95 @@ TAUGHT = "It shows how drafting works, not what a model knows: it was taught a f
 NO_GPU = "With a GPU real pairs run fast: the Models tab lists them and downloads one."
 
 
-class WebBackend:
-    """See ``ui.web.backend.Backend``.
+class Details(NamedTuple):
+    """What ``dflash show`` tells of a pair."""
+
+    status: InstallStatus
+    plans: fitting.PairPlans
+    store: ModelStore | None
+
+
+class ServedPair:
+    """Every method may be called from any thread and may take seconds or longer.
 
     Args:
-        pair: the one that the command named; others come and go through ``resident.switch``.
+        resident: of the pair that page and endpoint share; ``resident.switch(name)`` changes it for both.
+        pair: the one that the command named; others come and go.
         url: where this server is reached.
     """
 
     def __init__(self, resident: Resident, pair: Pair, load: LoadConfig, user: Settings, url: str) -> None:
-        self._resident, self._pair, self._load, self._user, self._url = resident, pair, load, user, url
+        self.resident = resident
+        self._pair, self._load, self._user, self._url = pair, load, user, url
         self._first = resident.model.name
         self._certifying = threading.Lock()
 
     @property
-    def resident(self) -> Resident:
-        return self._resident
-
-    @property
     def notes(self) -> Sequence[str]:
-        toy = self._served.toy
-        said = [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT] if toy else []
-        return [*said, NO_GPU] if toy and fit.machine(self._user).kind == "cpu" else said
+        """What a newcomer should know of the pair that is served now (a toy, no GPU); often nothing."""
+        if not self._served.toy:
+            return []
+        no_gpu = fitting.machine(self._user).kind == "cpu"
+        return [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT, *([NO_GPU] if no_gpu else [])]
 
     @property
     def examples(self) -> Sequence[str]:
-        return examples(self._served)
+        """Prompts that the pair that is served now can do, to begin with."""
+        return examples.examples(self._served)
 
-    def offers(self) -> Sequence[Offer]:
-        return registered.offers(self._user, self._loaded)
+    def entries(self) -> Sequence[ModelEntry]:
+        """The pairs of the registry.
 
-    def offer(self, name: str) -> Offer:
-        return registered.offer(self._named(name), self._user, self._loaded)
+        Raises:
+            SettingsError: it cannot be read.
+        """
+        return model_entries.model_entries(self._user, self._loaded)
 
-    def details(self, name: str, columns: int) -> str:
-        from dflash_local.cli.resolve import choose, of_row
-        from dflash_local.cli.show import lines, memory_of
+    def entry(self, name: str) -> ModelEntry:
+        """The pair of the registry that a name means.
 
-        row, places = self._row(name), places_or_none(self._user)
-        choice = choose(row.bundled, None, self._user) if row.bundled else of_row(row)
-        where = fit.machine(self._user, loaded=self._loaded)
-        memory = memory_of(fit.shapes(choice, places), where, row)
-        return "\n".join(lines(standing(row, places), memory, places, columns))
+        Raises:
+            UnknownModelError: none.
+        """
+        return model_entries.model_entry(self._named(name), self._user, self._loaded)
 
-    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
-        registered.pull(self._named(name), self._user, hear, cancelled)
+    def details(self, name: str) -> Details:
+        """All that is known of a pair.
+
+        Raises:
+            UnknownModelError: no such pair.
+        """
+        row, store = self._row(name), model_store(self._user)
+        where = fitting.machine(self._user, loaded=self._loaded)
+        plans = fitting.pair_plans(fitting.row_shapes(row, self._user, store), where, row)
+        return Details(install_status(row, store), plans, store)
+
+    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool]) -> None:
+        """Download and verify a pair.
+
+        Raises:
+            Interrupted: it was cancelled; finished files stay. DFlashError: it could not be had.
+        """
+        download.pull(self._named(name), self._user, on_event, cancelled)
 
     def removal(self, name: str) -> str:
-        from dflash_local.cli.rm import easy, why
+        """What ``remove`` would delete and free, in words.
 
+        Raises:
+            DFlashError: nothing of it is here, or it is in use.
+        """
         plan = self._removal(name)
         going = easy(plan.repos)
-        said = [f"{item.repo}: {amount(item.size)}" for item in going]
-        said += [f"{item.repo} is kept: {why(item)}" for item in plan.repos if item not in going]
-        return "\n".join([*said, f"{amount(sum(item.size for item in going))} would be freed."])
+        lines = [f"{item.repo}: {amount(item.size)}" for item in going]
+        lines += [f"{item.repo} is kept: {why(item)}" for item in plan.repos if item not in going]
+        return "\n".join([*lines, f"{amount(sum(item.size for item in going))} would be freed."])
 
     def remove(self, name: str) -> str:
-        from dflash_local.cli.rm import easy
+        """Delete a pair's files that nobody else needs; says what was freed.
+
+        Raises:
+            DFlashError: nothing of it is here, or it is in use.
+        """
         from dflash_local.store import removal as store
 
         plan = self._removal(name)
@@ -108,10 +137,12 @@ class WebBackend:
         return f"removed {listing([item.repo for item in going])}: {amount(freed)} freed"
 
     def bench_prompts(self) -> Sequence[Prompt]:
-        return a_few(held_out(HELD_OUT)) if self._served.toy else built_in()
+        """The built-in prompts for the pair that is served now: a toy has its own."""
+        return examples.bench_prompts(self._served)
 
     def about(self) -> Mapping[str, str]:
-        where = fit.machine(self._user)
+        """Versions, machine, pair and promise, in the order to be shown."""
+        where = fitting.machine(self._user)
         driver = hardware.nvidia_driver() if where.kind == "cuda" else None
         gpu = f"{where.name}, driver {driver.version}" if driver else where.name
         versions = {name: software.version_of(name) for name in PACKAGES}
@@ -133,11 +164,12 @@ class WebBackend:
         }
 
     def provenance(self) -> Mapping[str, Any]:
-        where = fit.machine(self._user)
-        facts = self._resident.facts
+        """Where figures come from, for files that are saved: versions, machine, pair; no names of hosts or users."""
+        where = fitting.machine(self._user)
+        facts = self.resident.facts
         names = ("engine", "dtype", "device", "block_size", "context", "notices")
         return {
-            "pair": self._resident.model.name,
+            "pair": self.resident.model.name,
             "note": TOY if self._served.toy else None,
             "versions": {**provenance.versions(), "gradio": software.version_of("gradio")},
             "machine": {
@@ -150,39 +182,41 @@ class WebBackend:
             "load": asdict(facts.load) if facts is not None else None,
         }
 
-    def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
-        from dflash_local.cli import certifying
+    def certify(self, progress: certificate.Progress, cancelled: Callable[[], bool]) -> Mapping[str, Any]:
+        """The certificate of the pair that is served now, as ``dflash certify --json`` reports it.
 
+        The pair is unloaded meanwhile, and loaded again by the next request.
+
+        Raises:
+            Interrupted: it was cancelled. DFlashError: it could not be made.
+        """
         if not self._certifying.acquire(blocking=False):
             raise BusyError("a certificate is being made already", "wait for it")
         try:
-            pair, thinking = self._served, self._resident.model.thinking
-            hear(f"unloading {pair.name}", 0.0)
-            self._resident.unload()  # two of one pair may not fit
-            hear("starting", 0.0)
-            argv = certifying.command(pair, self._load, thinking, self._user)
-            return certifying.run(argv, self._user.environ, hear, cancelled)
+            pair, thinking = self._served, self.resident.model.thinking
+            progress(f"unloading {pair.name}", 0.0)
+            self.resident.unload()  # two of one pair may not fit
+            progress("starting", 0.0)
+            argv = certificate.command(pair, self._load, thinking, self._user)
+            return certificate.run(argv, self._user.environ, progress, cancelled)
         finally:
             self._certifying.release()
 
     @property
-    def _loaded(self) -> fit.Loaded | None:
-        facts = self._resident.facts if self._resident.status.state == "ready" else None
-        return fit.Loaded(self._served, facts) if facts is not None else None
+    def _loaded(self) -> fitting.Loaded | None:
+        facts = self.resident.facts if self.resident.status.state == "ready" else None
+        return fitting.Loaded(self._served, facts) if facts is not None else None
 
     @property
     def _served(self) -> Pair:
         """The pair that is served now; only its name and what goes with it matter here."""
-        name = self._resident.model.name
+        name = self.resident.model.name
         if name == self._first:
             return self._pair
-        from dflash_local.cli.console import Console
-        from dflash_local.cli.resolve import resolve
-
-        return resolve(name, None, self._user, Console(self._user.environ), draft=False)
+        return resolve(name, None, self._user, lambda _event: None, draft=False)
 
     def _pair_facts(self) -> dict[str, str]:
-        status, facts = self._resident.status, self._resident.facts
+        status, facts = self.resident.status, self.resident.facts
         state = f"{status.model} ({status.state})"
         if facts is None:
             return {"pair": state}
@@ -193,13 +227,11 @@ class WebBackend:
             "block size": str(facts.block_size),
             "context": f"{facts.context:,} tokens",
             "loaded as": facts.loaded_as,
-            "promise": precision(facts.dtype),
+            "promise": facts.promise,
             **{f"check of the {each.subject}": _of_check(each) for each in facts.checks},
         }
 
     def _row(self, name: str) -> Row:
-        from dflash_local.cli.resolve import nearest
-
         rows = registry(self._user)
         row = rows.find(name)
         if row is None:
@@ -218,19 +250,19 @@ class WebBackend:
         Raises:
             BusyError: it is loaded, here or elsewhere. UsageError: nothing of it may go.
         """
-        from dflash_local.cli.rm import easy, planned, refuse_in_use, why
-
         row = self._row(name)
-        status, model = self._resident.status, self._resident.model
+        status, model = self.resident.status, self.resident.model
         if status.state in ("ready", "loading") and any(map(model.answers_to, (row.name, row.bundled or row.name))):
             raise BusyError(f"{name} is loaded", "unload it first")
-        plan = planned([row.bundled or row.name], self._user)
+        plan = plan_removal([row.bundled or row.name], self._user)
         refuse_in_use(plan)
         if not plan.repos:
             raise UsageError(f"nothing of {name} is on this machine")
         if not easy(plan.repos):
-            told = "; ".join(f"{item.repo}: {why(item)}" for item in plan.repos)
-            raise UsageError(f"nothing of {name} is removed from here ({told})", f"dflash rm --all {row.name} does it")
+            reasons = "; ".join(f"{item.repo}: {why(item)}" for item in plan.repos)
+            raise UsageError(
+                f"nothing of {name} is removed from here ({reasons})", f"dflash rm --all {row.name} does it"
+            )
         return plan
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.app import loading
 from dflash_local.catalog.bundled import Pair
-from dflash_local.cli import session as cli_session
 from dflash_local.errors import DeviceLostError, KernelError
 from dflash_local.planner import hardware
 from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
@@ -29,7 +29,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 def leave_marker(opened: Opened, monkeypatch: pytest.MonkeyPatch, cli: Cli, folder: Path) -> None:
     """A load dies: its marker stays, and its process is another one."""
     kept: list[str] = []
-    inner = cli_session.open_session
+    inner = loading.open_session
 
     def open_session(*arguments: object) -> object:
         (marker,) = folder.glob("loading-*")
@@ -37,7 +37,7 @@ def leave_marker(opened: Opened, monkeypatch: pytest.MonkeyPatch, cli: Cli, fold
         return inner(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as planted:
-        planted.setattr(cli_session, "open_session", open_session)
+        planted.setattr(loading, "open_session", open_session)
         assert cli(*RUN).code == 0
     content = json.loads(kept[0])
     content["owner"]["started"] = "1"

@@ -1,0 +1,237 @@
+"""A chat on a terminal, by line or on a screen: the conversation, the pair that is loaded for it, its commands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.app import download, model_entries
+from dflash_local.app.attaching import running_server
+from dflash_local.app.chat_commands import ALIASES, COMMANDS, Command
+from dflash_local.app.examples import examples
+from dflash_local.app.fitting import Loaded
+from dflash_local.app.loading import start_service
+from dflash_local.app.model_entries import ModelEntry
+from dflash_local.app.notices import Notify
+from dflash_local.app.resolve import Obtain, resolve
+from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.generation_config import sampling_defaults
+from dflash_local.errors import DFlashError, UsageError
+from dflash_local.events import LoadProgress, Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
+from dflash_local.request import Request, SamplingParams
+from dflash_local.service.chat_options import ChatOptions
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.service import Service, Ticket
+from dflash_local.settings import Settings
+from dflash_local.store.history import Recorder
+from dflash_local.store.paths import chats_folder
+
+if TYPE_CHECKING:
+    from dflash_local.planner.occupancy import Occupancy
+
+Start = Callable[[Pair, LoadConfig, Settings, Notify], Service]
+
+
+class ChatSession:
+    """Within a ``with`` its pair is loaded.
+
+    Args:
+        load: how pairs are loaded. keep: record the chat on disk. start: loads a pair.
+
+    Attributes:
+        folder: where chats are kept. saved: names that this chat was saved under.
+        bar: a character to draw histograms with. obtain: downloads what a pair that /model names lacks.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        load: LoadConfig,
+        options: ChatOptions,
+        user: Settings,
+        keep: bool = True,
+        start: Start = start_service,
+    ) -> None:
+        self.pair, self.user = pair, user
+        self.folder: Path | None = chats_folder(user)
+        self.saved: set[str] = set()
+        self.bar = "█"
+        self.obtain: Obtain = lambda _missing: False
+        recorder = Recorder(self.folder, lambda text: self._tell(Notice(text, "warning")), keep)
+        self.conversation = Conversation(self, options, recorder)
+        self._load, self._start = load, start
+        self._sampling = SamplingParams()
+        self._service: Service | None = None
+        self._notify: Notify | None = None
+        self._untold: list[Notice] = []
+
+    def listen(self, notify: Notify) -> None:
+        """Tell ``notify`` from now on what is found and how far a load is, from any thread; also what came before."""
+        self._notify = notify
+        for notice in self._untold:
+            notify(notice)
+        self._untold = []
+
+    def _tell(self, event: Notice | LoadProgress) -> None:
+        if self._notify is not None:
+            self._notify(event)
+        elif isinstance(event, Notice):
+            self._untold.append(event)
+
+    # the pair
+
+    def __enter__(self) -> ChatSession:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Load the pair; takes seconds to minutes.
+
+        Raises:
+            UsageError: it has no tokenizer. DFlashError: it cannot be loaded.
+        """
+        self._open(self.pair)
+
+    def close(self) -> None:
+        """Give the model and the chat file back."""
+        self.conversation.recorder.close()
+        self._unload()
+
+    def change_model(self, pair: Pair) -> None:
+        """Load another pair in this one's place; this one comes back when that fails.
+
+        The old one goes first: two may not fit into memory.
+        """
+        before = self.pair
+        self._unload()
+        try:
+            self._open(pair)
+        except DFlashError:
+            if self._service is None:
+                self._open(before)
+            raise
+
+    def _open(self, pair: Pair) -> None:
+        defaults = sampling_defaults(pair.target)
+        draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
+        service = self._start(pair, replace(self._load, draft=draft), self.user, self._tell)
+        if not service.facts.has_tokenizer:
+            service.close()
+            raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
+        self._service, self.pair, self._sampling = service, pair, defaults
+
+    def _unload(self) -> None:
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+    @property
+    def service(self) -> Service:
+        """The loaded pair's service."""
+        if self._service is None:
+            raise UsageError("no model is loaded", "/model NAME loads one")
+        return self._service
+
+    @property
+    def facts(self) -> SessionFacts | None:
+        """What was loaded, and how; None while nothing is."""
+        service = self._service  # another thread may close it meanwhile
+        return service.facts if service is not None else None
+
+    @property
+    def broken(self) -> bool:
+        """True when no further reply can come from the loaded pair."""
+        return self._service is not None and self._service.broken
+
+    def memory(self) -> Occupancy:
+        """How full the device of the loaded pair is; from any thread, may take seconds."""
+        from dflash_local.planner.occupancy import Occupancy, occupancy
+        from dflash_local.remote.attached import AttachedFacts
+
+        facts = self.facts
+        if facts is None:
+            return Occupancy()
+        server = running_server(self.user) if isinstance(facts, AttachedFacts) else None
+        return occupancy(facts.device, self.user.environ, server.get("pid") if server else None)
+
+    # what the conversation asks
+
+    @property
+    def name(self) -> str:
+        """Of the pair."""
+        return self.pair.name
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The model's own."""
+        return self._sampling
+
+    def submit(self, request: Request) -> Ticket:
+        """Ask the loaded pair.
+
+        Raises:
+            UsageError: none is loaded. DFlashError: see ``Service.submit``.
+        """
+        return self.service.submit(request)
+
+    # commands
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """The commands of every chat, by name; those without an ``act`` are the screen's own."""
+        return COMMANDS
+
+    @property
+    def examples(self) -> Sequence[str]:
+        """Prompts that the pair can do, to begin with."""
+        return examples(self.pair)
+
+    def execute(self, line: str) -> str:
+        """Run one line that begins with a slash and return what it says; may take as long as loading a model.
+
+        Raises:
+            UsageError: no such command, or a bad argument. DFlashError: it failed.
+        """
+        word, _, argument = line.partition(" ")
+        command = self.commands.get(word.lower())
+        if command is None or command.act is None:
+            close = difflib.get_close_matches(word.lower(), [*self.commands, *ALIASES], n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else "/help shows the commands"
+            raise UsageError(f"unknown command {word}", f"{hint} A message may begin with // instead of /")
+        return command.act(self, argument.strip())
+
+    def warn(self, text: str) -> None:
+        """Warn the user of something."""
+        self._tell(Notice(text, "warning"))
+
+    def resolve(self, model: str, drafter: str | None) -> Pair:
+        """The pair that /model names; see ``app.resolve.resolve``."""
+        draft = self.conversation.options.mode == "dflash"
+        return resolve(model, drafter, self.user, self._tell, draft=draft, obtain=self.obtain)
+
+    # the pairs of this machine
+
+    @property
+    def _loaded(self) -> Loaded | None:
+        facts = self.facts
+        return Loaded(self.pair, facts) if facts is not None else None
+
+    def entries(self) -> Sequence[ModelEntry]:
+        """The pairs of the registry; see ``app.model_entries``."""
+        return model_entries.model_entries(self.user, self._loaded)
+
+    def entry(self, name: str) -> ModelEntry:
+        """The pair that a name means; see ``app.model_entries``."""
+        return model_entries.model_entry(name, self.user, self._loaded)
+
+    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool]) -> None:
+        """Download and verify a pair; see ``app.download``."""
+        download.pull(name, self.user, on_event, cancelled)

@@ -1,0 +1,84 @@
+"""Downloading pairs: what is to be fetched, whether it will fit into memory, and fetching and verifying it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_local import settings
+from dflash_local.app.fitting import machine, shapes, verdict
+from dflash_local.app.models import ModelStore
+from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted
+from dflash_local.events import Notice, PullProgress
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.planner.machine import Machine
+    from dflash_local.store.hub import Hub
+    from dflash_local.store.local import Local
+    from dflash_local.store.pull import PullPlan, Wanted
+
+OnPull = Callable[[PullProgress | Notice], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What is to be fetched, ready to run.
+
+    Attributes:
+        verdicts: of the planner, by the names of the pairs it is for, on the machine ``where``.
+    """
+
+    plan: PullPlan
+    verdicts: dict[str, str]
+    where: Machine
+    hub: Hub
+    store: ModelStore
+
+    def run(self, on_event: OnPull, cancelled: Callable[[], bool], allow_mismatch: bool = False) -> tuple[Local, ...]:
+        """Fetch and verify it; both callables are used on the download's threads.
+
+        Raises:
+            Interrupted: cancelled; says what is kept. DownloadError and others: see ``store.pull.pull``.
+        """
+        from dflash_local.store.pull import pull
+
+        store = self.store
+        watched = {"on_event": on_event, "cancelled": cancelled, "allow_mismatch": allow_mismatch}
+        return pull(self.plan, self.hub, store.cache, store.manifests, store.locks, **watched)  # type: ignore[arg-type]
+
+
+def prepare(needs: Sequence[Wanted], choices: Sequence[Choice], user: Settings, update: bool = False) -> Download:
+    """Ask the Hub what there is to fetch.
+
+    Args:
+        choices: what it is for; tells whether it will fit into memory. update: ask what a revision means today.
+
+    Raises:
+        DownloadError: see ``store.pull.prepare``.
+    """
+    from dflash_local.store import pull
+    from dflash_local.store.hub import Hub
+
+    settings.quiet_libraries()
+    store, hub = ModelStore.of(user), Hub.of(user)
+    plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
+    where = machine(user)
+    verdicts = {choice.name: verdict(choice.row, shapes(choice, store), where)[0] for choice in choices}
+    return Download(plan, verdicts, where, hub, store)
+
+
+def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bool]) -> None:
+    """Download and verify a pair, also one that will not fit into memory: who calls this has asked before.
+
+    Raises:
+        Interrupted: cancelled; says what is kept. DoesNotFitError: the disk has no room.
+        DFlashError: no such pair, or see ``store.pull.pull``.
+    """
+    choice = choose(name, None, user)
+    refuse_what_does_not_run(choice)
+    if choice.repos:
+        download = prepare(wanted(choice), [choice], user)
+        download.plan.check_disk()
+        download.run(on_event, cancelled)

@@ -1,0 +1,262 @@
+"""Loads a pair: as it fits, a step slower after a load that ended the program, its files held while it is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from dflash_local import settings
+from dflash_local.app.attaching import attached
+from dflash_local.app.fitting import fitted, planned_peak
+from dflash_local.app.notices import Notify
+from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import KernelError, MissingDependencyError, UsageError
+from dflash_local.events import Event, LoadProgress, Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
+from dflash_local.request import Request
+from dflash_local.service.service import Service, Session
+from dflash_local.settings import Settings
+from dflash_local.store.kept import take_unkept
+
+if TYPE_CHECKING:
+    from dflash_local.engine.session import Session as EngineSession
+    from dflash_local.service.load_steps import LoadSteps
+
+CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
+
+
+@contextmanager
+def named_when_missing(package: str = "dflash-local") -> Iterator[None]:
+    """Around an import of ours that needs other libraries.
+
+    Args:
+        package: what brings them, as a shell takes it.
+
+    Raises:
+        MissingDependencyError: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dflash_local"):
+            raise
+        raise MissingDependencyError(f"{error.name} is not installed", f"pip install {package}") from error
+
+
+def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> Session:
+    """Load a pair; takes seconds to minutes.
+
+    Raises:
+        UsageError: drafting was wanted and no drafter is known.
+        MissingDependencyError: torch or transformers is not installed.
+        DFlashError: whatever is wrong with the files, the pair or the machine.
+    """
+    if load.draft and pair.drafter is None:
+        raise UsageError(
+            f"no drafter is known for {pair.name}", "give its folder with --drafter, or run without one: --mode ar"
+        )
+    settings.quiet_libraries()
+    with named_when_missing():
+        from dflash_local import engine
+    return engine.load(pair, load, progress)
+
+
+@contextmanager
+def held(pair: Pair, user: Settings) -> Iterator[None]:
+    """Within, other programs know that the pair's repositories are loaded and do not remove them.
+
+    Raises:
+        BusyError: one of them is being removed.
+    """
+    repos = _repos(pair, user.hub.cache) if user.hub.cache is not None else ()
+    with ExitStack() as stack:
+        if repos:
+            from dflash_local.store import lock
+
+            for repo in repos:
+                stack.enter_context(lock.using(lock.folder_of(user), repo))
+        yield
+
+
+def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:
+    """The repositories of the cache that the pair's folders are snapshots of."""
+    from dflash_local.store.names import repo_of
+
+    found = []
+    for folder in (pair.target, pair.drafter):
+        try:
+            parts = folder.absolute().relative_to(cache.absolute()).parts if folder is not None else ()
+        except ValueError:  # elsewhere on the disk
+            continue
+        repo = repo_of(parts[0]) if len(parts) > 1 else None
+        found += [repo] if repo else []
+    return tuple(dict.fromkeys(found))
+
+
+def warn_of(session: Session, notify: Notify) -> None:
+    """Tell the notices of a load, and what it found out and could not keep."""
+    for notice in (*session.facts.notices, take_unkept()):
+        if notice:
+            notify(Notice(notice, "warning"))
+
+
+@contextmanager
+def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Iterator[EngineSession]:
+    """The engine's session itself, closed at the end: measuring looks behind events. It is not checked unasked.
+
+    Raises:
+        DFlashError: see ``fitted`` and ``open_session``.
+    """
+    with held(pair, user):
+        notify = _naming(pair, notify)
+        session = open_session(pair, fitted(pair, load, user, notify), notify)
+        warn_of(session, notify)
+        try:
+            yield cast("EngineSession", session)
+        finally:
+            session.close()
+
+
+def _naming(pair: Pair, notify: Notify) -> Notify:
+    """Tells how far the load of a pair is under its name."""
+
+    def tell(event: Notice | LoadProgress) -> None:
+        if isinstance(event, LoadProgress):
+            event = replace(event, stage=f"loading {pair.name}: {event.stage}")
+        notify(event)
+
+    return tell
+
+
+def checked(
+    session: Session, pair: Pair, load: LoadConfig, user: Settings, progress: Callable[[str, float], None]
+) -> None:
+    """Check a pair at its first load on a card; whatever is found against it is told at every load.
+
+    Args:
+        load: as it was asked for. progress: told what is being checked and how far it is (0..1).
+
+    Raises:
+        DFlashError: see ``check.run.check``.
+    """
+    if load.skip_check or not session.facts.device.startswith(CHECKED_DEVICE):
+        return
+    from dflash_local.check.run import checked_once
+
+    engine = cast("EngineSession", session)
+    with ExitStack() as stack:
+        stack.callback(session.close)  # where it is interrupted
+        planned = planned_peak(pair, session.facts.load, user)
+        report = checked_once(engine, pair, load, user.cache_dir, planned, progress)
+        stack.pop_all()
+    checks = tuple(finding.verdict for finding in report.findings)
+    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices), checks=checks)
+
+
+def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
+    """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
+
+    Without its drafter it answers every request all the same.
+
+    Raises:
+        DFlashError: see ``fitted`` and ``open_session``.
+    """
+    from dflash_local.service import load_steps
+    from dflash_local.service.plain import PlainSession
+
+    asked = load
+    steps = load_steps_of(load, user)
+    if user.safe:
+        load, line = load_steps.lowered(load, load_steps.PLAIN), f"DFLASH_SAFE: {load_steps.WORDS[load_steps.PLAIN]}"
+    else:
+        load, line = steps.begin_with(pair.name, load)
+    if line:
+        notify(Notice(line, "warning"))
+    session = _opened(pair, load, user, notify, steps)
+    if not user.safe:
+        checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
+    warn_of(session, notify)
+    return PlainSession(session) if asked.draft and not load.draft else session
+
+
+def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Session:
+    """What fits, loaded. Kernels that fail leave the reference engine, also where only the plan, and not the user, took
+    an option of the fused one's."""
+    from dflash_local.service import load_steps
+
+    planned = fitted(pair, load, user, notify)
+    try:
+        with steps.loading(pair.name, planned):
+            return open_session(pair, planned, notify)
+    except KernelError as error:
+        if load.engine != "auto" or load.needs_fused:
+            raise
+        notify(Notice(f"{load_steps.WORDS[load_steps.REFERENCE]} is taken, which is slower: {error}", "warning"))
+    planned = fitted(pair, load_steps.lowered(load, load_steps.REFERENCE), user, notify)
+    with steps.loading(pair.name, planned):
+        return open_session(pair, planned, notify)
+
+
+def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
+    """What is remembered of loads on the card; of a load elsewhere nothing is."""
+    from dflash_local import __version__
+    from dflash_local.planner import hardware, software
+    from dflash_local.service.load_steps import LoadSteps
+    from dflash_local.store.paths import loads_folder
+
+    driver = hardware.nvidia_driver() if load.device not in ("cpu", "mps") else None
+    versions = {name: software.version_of(name) for name in ("torch", "triton")}
+    versions |= {software.OURS: __version__, "driver": driver.version if driver is not None else None}
+    return LoadSteps(loads_folder(user) if driver is not None else None, versions)
+
+
+class HeldSession:
+    """A session that lets go of its files when it is closed."""
+
+    def __init__(self, session: Session, hold: ExitStack) -> None:
+        self._session, self._hold = session, hold
+
+    @property
+    def facts(self) -> SessionFacts:
+        """What was loaded, and how."""
+        return self._session.facts
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """The session's own."""
+        return self._session.generate(request, cancelled)
+
+    def close(self) -> None:
+        """Release the model, then its files."""
+        self._session.close()
+        self._hold.close()
+
+
+def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
+    """A pair loaded for replies, whose files no other program removes until it is closed.
+
+    Raises:
+        BusyError: they are being removed. DFlashError: see ``open_stepwise``.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(held(pair, user))
+        return HeldSession(open_stepwise(pair, load, user, notify), stack.pop_all())
+
+
+def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:
+    """A service over the loaded pair, to be used in a ``with``; over a running server's, where one has it.
+
+    Raises:
+        DFlashError: see ``open_held``.
+    """
+    elsewhere = attached(pair, load, user, notify)
+    if elsewhere is not None:
+        return Service(elsewhere)
+
+    def opened() -> Session:
+        return open_held(pair, load, user, _naming(pair, notify))
+
+    return Service(opened(), load_again=opened)

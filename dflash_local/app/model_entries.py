@@ -1,0 +1,95 @@
+"""The registry's pairs as the screens list them: state on this machine, whether they fit, size of the download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_local.app.fitting import Loaded, machine, row_verdict
+from dflash_local.app.models import ModelStore, download_gib, install_status, model_store, registry
+from dflash_local.app.resolve import choose
+from dflash_local.errors import UsageError
+from dflash_local.settings import Settings
+from dflash_local.tables import gib
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
+    from dflash_local.planner.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A pair that can be chosen.
+
+    Attributes:
+        state: bundled, local, partial or absent. fits: the memory plan's word on this machine.
+        size: of its download, as text.
+    """
+
+    name: str
+    state: str
+    fits: str
+    size: str
+
+    @property
+    def here(self) -> bool:
+        """True when nothing has to be downloaded."""
+        return self.state in ("bundled", "local")
+
+    @property
+    def fine(self) -> bool:
+        """True when nothing known speaks against downloading it."""
+        return self.fits.startswith(("fits", "unknown"))
+
+    @property
+    def question(self) -> str:
+        """What a download takes and whether it runs here afterwards, in two lines."""
+        part = "; a part of it is here already" if self.state == "partial" else ""
+        return f"It takes {self.size or 'unknown'} of disk{part}.\n{self._verdict}."
+
+    @property
+    def _verdict(self) -> str:
+        words = {
+            "unknown": "Whether it fits this machine is not known before its configuration is here",
+            "server": "It runs on a server only",
+            "target alone": "It fits this machine without its drafter only",
+        }
+        if self.fits.startswith("fits"):
+            return f"It fits this machine{self.fits.removeprefix('fits')}"
+        return words.get(self.fits) or f"It {self.fits}, more than this machine has"
+
+
+def in_order(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
+    """What is here first, else as they come: memory that others take or give back moves no row."""
+    return sorted(entries, key=lambda entry: not entry.here)
+
+
+def model_entries(user: Settings, loaded: Loaded | None = None) -> Sequence[ModelEntry]:
+    """All of them, in the registry's order; may take a second.
+
+    Args:
+        loaded: what this process has loaded: its memory counts as free.
+
+    Raises:
+        SettingsError: the registry cannot be read.
+    """
+    store, where = model_store(user), machine(user, loaded=loaded)
+    return [_entry(row, store, where) for row in registry(user).rows]
+
+
+def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> ModelEntry:
+    """The pair that a name or an alias means; see ``model_entries``.
+
+    Raises:
+        UnknownModelError: none of the registry does. UsageError: a folder, which needs no download.
+    """
+    choice = choose(name, None, user)
+    if choice.row is None:
+        raise UsageError(f"{choice.name} is not in the registry", "/model takes folders as they are")
+    return _entry(choice.row, model_store(user), machine(user, loaded=loaded))
+
+
+def _entry(row: Row, store: ModelStore | None, where: Machine) -> ModelEntry:
+    size = "" if row.bundled else gib(download_gib(row))
+    return ModelEntry(row.bundled or row.name, install_status(row, store).state, row_verdict(row, where)[0], size)

@@ -1,0 +1,9 @@
+"""To whom the application says what it found and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dflash_local.events import LoadProgress, Notice
+
+Notify = Callable[[Notice | LoadProgress], None]

@@ -1,0 +1,100 @@
+"""Removing pairs from this machine: what a name stands for, what would go, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dflash_local.app.models import ModelStore, install_status, registry
+from dflash_local.app.resolve import unknown
+from dflash_local.catalog.bundled import BUNDLED
+from dflash_local.errors import BusyError, UsageError
+from dflash_local.settings import Settings
+from dflash_local.tables import listing
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.registry import Registry
+    from dflash_local.catalog.row import Row
+    from dflash_local.store.removal import Removal, RepoRemoval
+
+
+def plan_removal(models: Iterable[str], user: Settings) -> Removal:
+    """What removing pairs, or a drafter by its own name, means on this machine.
+
+    Raises:
+        UnknownModelError: no such name. UsageError: it comes with the package.
+    """
+    from dflash_local.store import removal
+
+    store, rows = ModelStore.of(user), registry(user)
+    repos = list(dict.fromkeys(repo for model in models for repo in _repos(model, rows, store)))
+    return removal.plan_removal(store.cache, store.manifests, store.locks, repos, _kept_for(repos, rows, store))
+
+
+def _repos(model: str, rows: Registry, store: ModelStore) -> Iterable[str]:
+    """The repositories that a name stands for: both of a pair, or the one that was named in full."""
+    from dflash_local.catalog.repo_id import is_repo_id
+
+    wanted = model.strip().lower()
+    drafter = next((name for row in rows.rows for name in _drafters(row) if name.lower() == wanted), None)
+    if drafter is not None:
+        return (drafter,)
+    row = rows.find(model)
+    if model in BUNDLED or (row is not None and row.bundled):
+        raise UsageError(f"{model} comes with the package: it goes when dflash-local is uninstalled", "")
+    if row is not None:
+        return ([row.target.id] if row.target else []) + _drafters(row)
+    if is_repo_id(model) and model in store.cache.repos():
+        return (model,)
+    raise unknown(model, rows)
+
+
+def _drafters(row: Row) -> list[str]:
+    """A row's drafter and its mirrors."""
+    return [*([row.drafter.id] if row.drafter else []), *row.mirrors]
+
+
+def _kept_for(repos: list[str], rows: Registry, store: ModelStore) -> dict[str, tuple[str, ...]]:
+    """Repository -> other pairs on this machine that use it and are not removed with it.
+
+    A drafter that was named itself is not kept for its only pair.
+    """
+    kept: dict[str, tuple[str, ...]] = {}
+    for repo in repos:
+        users = [row for row in rows.rows if repo in (*_drafters(row), row.target.id if row.target else "")]
+        staying = [row for row in users if not (row.target and row.target.id in repos)]
+        here = [row.name for row in staying if install_status(row, store).state == "local"]
+        if here and len(users) > 1:
+            kept[repo] = tuple(here)
+    return kept
+
+
+def why(item: RepoRemoval) -> str:
+    """What speaks against removing it unasked; empty when nothing does."""
+    if item.shared_with:
+        return f"also used by {listing(item.shared_with)}"
+    if item.foreign:
+        return "put there by another program"
+    if item.others:
+        return f"{len(item.others)} entries of other programs stay: {listing(item.others, 2)}"
+    return ""
+
+
+def refuse_in_use(plan: Removal) -> None:
+    """Nothing is taken from under a process that works with it.
+
+    Raises:
+        BusyError: names it.
+    """
+    for repo, pids in plan.in_use.items():
+        raise BusyError(f"{repo} is in use by process {', '.join(map(str, pids))}", "quit it, then run dflash rm again")
+
+
+def easy(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
+    """Those against whose removal nothing speaks."""
+    return tuple(item for item in items if not item.shared_with and not item.foreign)
+
+
+def delicate(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
+    """Those that another pair uses, or another program put there."""
+    return tuple(item for item in items if item.shared_with or item.foreign)

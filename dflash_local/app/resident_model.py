@@ -1,0 +1,67 @@
+"""A pair as the resident service keeps it, for the endpoint and the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from dflash_local.app.attaching import attached
+from dflash_local.app.fitting import planned_context
+from dflash_local.app.loading import open_held
+from dflash_local.app.models import registry
+from dflash_local.app.notices import Notify
+from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.generation_config import sampling_defaults
+from dflash_local.chat.tokenizer_files import read_files
+from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
+from dflash_local.events import LoadProgress, Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.service.resident import Load, Model
+from dflash_local.service.service import Session
+from dflash_local.settings import Settings
+
+
+def model_of(
+    pair: Pair, load: LoadConfig, user: Settings, notify: Notify, thinking: bool, attach_from: str | None = None
+) -> Model:
+    """A pair that is loaded when it is asked for. Its id is a name, never a path of this machine.
+
+    Args:
+        attach_from: the address of the server that asks, when another one may lend the pair.
+    """
+    files = read_files(pair.target)
+    folder = os.path.isdir(os.path.expanduser(pair.name))
+    return Model(
+        name=(pair.target.resolve().name or "model") if folder else pair.name,
+        load=loader(pair, load, user, notify, attach_from),
+        aliases=() if folder else _aliases(pair, user),
+        sampling=sampling_defaults(pair.target),
+        thinking=thinking,
+        mode="dflash" if load.draft else "ar",
+        call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
+        context=planned_context(pair, load, user),
+    )
+
+
+def loader(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, attach_from: str | None = None) -> Load:
+    """How the resident service loads a pair; see ``model_of``."""
+
+    def opened(progress: Callable[[LoadProgress], None]) -> Session:
+        elsewhere = attached(pair, load, user, notify, attach_from) if attach_from is not None else None
+        if elsewhere is not None:
+            return elsewhere
+
+        def tell(event: Notice | LoadProgress) -> None:
+            if isinstance(event, LoadProgress):
+                progress(event)
+            else:
+                notify(event)
+
+        return open_held(pair, load, user, tell)
+
+    return opened
+
+
+def _aliases(pair: Pair, user: Settings) -> tuple[str, ...]:
+    row = registry(user).find(pair.name)
+    return tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)

@@ -1,0 +1,150 @@
+"""A download as the terminal shows it: what it takes, whether it is wanted, how far it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_local.app.download import Download, prepare
+from dflash_local.app.resolve import Choice, Missing, Obtain
+from dflash_local.cli.console import Console
+from dflash_local.cli.progress import PullScreen
+from dflash_local.cli.reply import first_interrupt
+from dflash_local.errors import DoesNotFitError, Interrupted
+from dflash_local.settings import Settings
+from dflash_local.tables import Column, amount, table
+
+if TYPE_CHECKING:
+    from dflash_local.store.local import Local
+    from dflash_local.store.pull import RepoPlan, Wanted
+
+COLUMNS = (
+    Column("REPOSITORY", shrinks=True),
+    Column("FILES", right=True),
+    Column("SIZE", right=True),
+    Column("HERE", right=True),
+    Column("TO FETCH", right=True),
+    Column("COMMIT"),
+)
+FINE = ("fits", "unknown")  # verdicts that need no question
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """How a pull is to be done.
+
+    Attributes:
+        update: ask what the revision means today. force: also what fits no memory here.
+        yes: ask nothing. dry_run: only say what would be done.
+    """
+
+    update: bool = False
+    force: bool = False
+    yes: bool = False
+    dry_run: bool = False
+    allow_mismatch: bool = False
+
+
+def fetch(
+    needs: Sequence[Wanted],
+    choices: Sequence[Choice],
+    user: Settings,
+    console: Console,
+    options: PullOptions = PullOptions(),
+    quiet: bool = False,
+) -> tuple[Download, tuple[Local, ...]]:
+    """Fetch and verify repositories, showing first what that takes; a dry run finds nothing.
+
+    Args:
+        choices: what they are for; tells whether it will fit into memory. quiet: no plan is shown.
+
+    Raises:
+        DoesNotFitError: the disk has no room, or the memory has none and nobody wanted it all the same.
+        Interrupted: the user broke it off. DownloadError and others: see ``store.pull.pull``.
+    """
+    download = prepare(needs, choices, user, options.update)
+    plan = download.plan
+    if not plan.ready and not quiet:
+        _show_plan(console, download, options.dry_run)
+    if options.dry_run:
+        return download, ()
+    plan.check_disk()
+    if not plan.ready and not options.force and not options.yes:
+        _agree(console, download)
+    stop = threading.Event()
+    screen = PullScreen(console, {item.repo: item.total for item in plan.repos if not item.ready}, {})
+    try:
+        with first_interrupt(stop.set):
+            return download, download.run(screen, stop.is_set, options.allow_mismatch)
+    finally:
+        screen.finish()
+
+
+def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
+    """Downloads what a pair lacks, after asking whether it is to."""
+
+    def ask(missing: Missing) -> bool:
+        if not console.can_ask:
+            return False
+        if not console.ask(f"{missing.text}. Download to {user.hub.cache} now?", default=True):
+            raise Interrupted(f"{missing.choice.name} was not downloaded")
+        fetch(missing.needs, [missing.choice], user, console, PullOptions(allow_mismatch=allow_mismatch))
+        return True
+
+    return ask
+
+
+def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
+    """What will be fetched, the room for it, and whether it will run; data when that is all that was asked."""
+    plan = download.plan
+    write = console.data if dry_run else console.note
+    width = console.columns if dry_run else console.note_columns
+    for line in table(COLUMNS, [_plan_row(item) for item in plan.repos], width):
+        write(line)
+    write(f"{amount(plan.to_fetch)} to fetch into {plan.where}, {amount(plan.free)} free")
+    for name in download.verdicts:
+        write(f"memory: {_verdict(name, download)}")
+    for item in plan.repos:
+        if item.gated and not item.ready:
+            write(f"{item.repo} is gated: its owner gives access to those who accepted the terms")
+
+
+def _verdict(name: str, download: Download) -> str:
+    """A verdict as a sentence."""
+    where, word = download.where, download.verdicts[name]
+    here = f"{where.name} with {amount(where.free)} free"
+    if word == "server":
+        return f"{name} runs on a server only"
+    if word == "unknown":
+        return f"whether {name} fits is not known before its config.json is here; {here}"
+    if word == "target alone":
+        return f"{name} fits on {here} without its drafter only"
+    return f"{name} {word} on {here}" if word.startswith("fits") else f"{name} {word}, more than {here}"
+
+
+def _plan_row(item: RepoPlan) -> tuple[str, ...]:
+    here = item.total - item.to_fetch
+    files = str(len(item.files)) if item.files else "all"
+    known = "verified" if item.ready else amount(here) if here else "-"
+    return (
+        item.repo,
+        files,
+        amount(item.total),
+        known,
+        amount(item.to_fetch) if item.to_fetch else "-",
+        item.commit[:12],
+    )
+
+
+def _agree(console: Console, download: Download) -> None:
+    """Ask about what will not run here once it is downloaded."""
+    odd = [name for name, word in download.verdicts.items() if not word.startswith(FINE)]
+    if not odd:
+        return
+    what = "; ".join(_verdict(name, download) for name in odd)
+    if not console.can_ask:
+        raise DoesNotFitError(what, "--force downloads it all the same")
+    if not console.ask(f"{what}. Download it all the same?", default=False):
+        raise Interrupted("nothing was downloaded")

@@ -1,0 +1,59 @@
+"""What every command begins with: the user's settings, the console, and the way to a pair that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_local import settings
+from dflash_local.app import loading, resolve, thinking
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli.console import Console
+from dflash_local.cli.fetch import obtain
+from dflash_local.load_config import LoadConfig
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.engine.session import Session
+    from dflash_local.service.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One command of this user."""
+
+    user: Settings
+    console: Console
+
+    @classmethod
+    def begin(cls) -> Invocation:
+        """Read the settings.
+
+        Raises:
+            SettingsError: they are wrong.
+        """
+        user = settings.load()
+        return cls(user, Console(user.environ))
+
+    def pair(self, model: str, drafter: str | None, load: LoadConfig) -> Pair:
+        """The pair that a name means, after a download if the user agrees to one; see ``app.resolve.resolve``."""
+        get = obtain(self.user, self.console, load.allow_mismatch)
+        return resolve.resolve(model, drafter, self.user, self.console.notify, draft=load.draft, obtain=get)
+
+    def thinks(self, pair: Pair, asked: bool | None) -> bool:
+        """Whether replies think; see ``app.thinking.thinks``."""
+        return thinking.thinks(pair, asked, self.user, self.console.notify)
+
+    def start(self, pair: Pair, load: LoadConfig) -> Service:
+        """A service over the loaded pair; see ``app.loading.start_service``."""
+        with self.console.progress():
+            return loading.start_service(pair, load, self.user, self.console.notify)
+
+    @contextmanager
+    def session(self, pair: Pair, load: LoadConfig) -> Iterator[Session]:
+        """The engine's session itself; see ``app.loading.engine_session``."""
+        with loading.engine_session(pair, load, self.user, self.console.notify) as session:
+            self.console.clear_progress()
+            yield session

@@ -1,0 +1,92 @@
+"""A chat's own pair: loaded, changed, given back; what is told before anybody listens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import settings
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import CheckpointError, DFlashError, UsageError
+from dflash_local.events import LoadProgress, Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.service.chat_options import ChatOptions, merged
+from dflash_local.service.service import Service
+from tests.service.scripted import ScriptedFacts, ScriptedSession
+
+
+def pair_of(name: str, folder: Path = Path("nowhere"), drafter: bool = True) -> Pair:
+    return Pair(name, folder, folder if drafter else None, bundled=False)
+
+
+class Chat(ChatSession):
+    """Over scripted sessions."""
+
+    def __init__(self, options: ChatOptions | None = None) -> None:
+        self.loads: list[tuple[str, bool]] = []
+        super().__init__(
+            pair_of("one"), LoadConfig(), options or ChatOptions(), settings.load({}), keep=False, start=self.scripted
+        )
+
+    def scripted(self, pair: Pair, load: LoadConfig, *_: Any) -> Service:
+        self.loads.append((pair.name, load.draft))
+        if pair.name == "bad":
+            raise CheckpointError("no such file")
+        return Service(ScriptedSession(ScriptedFacts(has_tokenizer=pair.name != "mute")))
+
+    def ask(self, text: str) -> str:
+        with self.conversation.answer(text) as answer:
+            list(answer)
+        return answer.text
+
+
+def test_a_model_that_cannot_be_had_leaves_the_old_one() -> None:
+    with Chat() as chat:
+        for name in ("bad", "mute"):
+            with pytest.raises(DFlashError):
+                chat.change_model(pair_of(name))
+            assert chat.pair.name == "one" and chat.ask("hi")
+        chat.conversation.options.mode = "ar"
+        chat.change_model(pair_of("alone", drafter=False))
+        assert chat.loads[-1] == ("alone", False) and chat.pair.name == "alone"
+    assert chat.facts is None
+
+
+def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
+    config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with Chat(ChatOptions({"top_k": 3})) as chat:
+        chat.change_model(pair_of("own", tmp_path))
+        sampling = chat.conversation.sampling
+        assert (sampling.temperature, sampling.top_k) == (0.6, 3)
+        with pytest.raises(UsageError):
+            merged(sampling, {"top_p": 2.0})
+
+
+def test_without_a_model_there_is_a_hint() -> None:
+    chat = Chat()
+    assert chat.facts is None and not chat.broken
+    with pytest.raises(UsageError, match="no model"):
+        chat.ask("hi")
+    assert chat.conversation.turns == []
+
+
+def test_what_is_said_before_anybody_listens_is_not_lost() -> None:
+    chat, heard = Chat(), list[Notice | LoadProgress]()
+    chat.warn("early")
+    chat._tell(LoadProgress("loading", 0.5))
+    chat.listen(heard.append)
+    chat._tell(LoadProgress("loading", 0.9))
+    assert heard == [Notice("early", "warning"), LoadProgress("loading", 0.9)]
+
+
+def test_an_unknown_command_has_its_nearest_also_among_those_of_the_screens() -> None:
+    chat = Chat()
+    for line, near in (("/mdel x", "/model"), ("/hlp", "/help"), ("/regen", "/regen"), ("/qiut", "/quit")):
+        with pytest.raises(UsageError, match="unknown command") as raised:
+            chat.execute(line)
+        assert f"did you mean {near}?" in raised.value.hint

@@ -1,0 +1,139 @@
+"""A plan in words, for show, plan and the page: machine, engine, ledger, what fits, and what the figures leave out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_local.app.fitting import Shapes, VariantPlan, inferred, per_token, too_big
+from dflash_local.loaded import BASICS
+from dflash_local.tables import UNKNOWN, Column, amount, table, tokens, wrapped
+
+if TYPE_CHECKING:
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+
+
+def machine_line(where: Machine) -> str:
+    """``CPU, 12.0 GiB free of 15.6 GiB (no GPU was found)``."""
+    why = f" ({where.why})" if where.why else ""
+    return f"{where.name}, {amount(where.free)} free of {amount(where.memory)}{why}"
+
+
+def engine_line(found: Plan) -> str:
+    """``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
+    from dflash_local.planner.verified import standing
+
+    told = [standing(found)] if standing(found) else []
+    if found.engine != "fused":
+        remark = rounding_remark(found)
+        return ", ".join([f"engine: {found.engine}", *told, *([remark] if remark else [])])
+    words = ["engine: fused", *told, *found.load.described(BASICS)]
+    return f"{', '.join(words)}; it reserves the whole context when it is loaded"
+
+
+def rounding_remark(found: Plan) -> str:
+    """What rounding the weights as they are read comes to on the reference engine; empty where it keeps the codes."""
+    if found.load.bitsandbytes:
+        return "bitsandbytes: slow"
+    return "decoded again: saves no memory here" if found.engine != "fused" and found.load.quantize else ""
+
+
+def ledger_lines(found: Plan, width: int) -> list[str]:
+    """The memory of a plan, line by line, and what it comes to."""
+    book = found.ledger
+    columns = (Column("MEMORY"), Column("SIZE", right=True), Column("", shrinks=True))
+    rows = [(line.name, amount(line.bytes), line.note) for line in book.lines]
+    on_host = [(line.name, amount(line.bytes), f"in host memory, not counted; {line.note}") for line in book.host]
+    if found.runs_on == "local":
+        rows.append(("running", amount(book.running), "all of the above"))
+        if book.loading.bytes:
+            rows.append((book.loading.name, amount(book.loading.bytes), book.loading.note))
+        if book.reserve.bytes:
+            rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
+        rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} free"))
+        rows += on_host
+    return table(columns, rows, width)
+
+
+def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
+    """What fits at which context in which format, or why it does not; the engine's objections stand below."""
+    from dflash_local.planner.formats import refusal
+
+    columns = (
+        Column("FORMAT"),
+        Column("FITS"),
+        Column("CONTEXT", right=True),
+        Column("NEEDS", right=True),
+        Column("", shrinks=True),
+    )
+    rows, reasons = [], []
+    for plan in plans:
+        total, refused = plan.ledger.total, refusal(known.target, plan.load.quantize)
+        if refused:
+            rows.append((plan.format, "no", "-", "-", ""))
+            reasons += wrapped(refused if refused.startswith(plan.format) else f"{plan.format}: {refused}", width)
+            continue
+        fits = "yes" if plan.fits else (UNKNOWN if total is None else "no")
+        reasons += wrapped(plan.reason, width) if total is None else []
+        rows.append((plan.format, fits, tokens(plan.context), amount(total), _how(plan)))
+    return [*table(columns, rows, width), *reasons]
+
+
+def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
+    """What each pre-quantised target takes on a machine."""
+    columns = (
+        Column("VARIANT"),
+        Column("FITS"),
+        Column("CONTEXT", right=True),
+        Column("NEEDS", right=True),
+        Column("", shrinks=True),
+    )
+    rows, reasons = [], []
+    for one in plans:
+        name = one.variant.name
+        if one.plan is None:
+            rows.append((name, UNKNOWN, "-", "-", "its recipe is not known before it is here"))
+        elif not one.fits and not too_big(one.plan):
+            rows.append((name, "no", "-", "-", ""))
+            reasons += wrapped(f"{name}: {one.plan.reason}", width)
+        else:
+            context, total = tokens(one.plan.context), amount(one.plan.ledger.total)
+            rows.append((name, "yes" if one.fits else "no", context, total, _how(one.plan)))
+    return [*table(columns, rows, width), *reasons] if rows else []
+
+
+def _how(found: Plan) -> str:
+    """What a plan takes beside its format to fit, or by how much it does not."""
+    from dflash_local.planner.verified import standing
+
+    total = found.ledger.total
+    if not found.fits and total is not None:
+        return f"{amount(total - found.machine.free)} too little"
+    precision = found.load.drafter_precision if found.engine == "fused" else "auto"
+    host = " and ".join(line.name for line in found.ledger.host)
+    said = (
+        standing(found) if found.fits else "",
+        rounding_remark(found),
+        "" if precision == "auto" else f"drafter precision {precision}",
+        f"{host} in host memory" if host else "",
+    )
+    return "; ".join(part for part in said if part)
+
+
+def remarks(known: Shapes, width: int) -> list[str]:
+    """What the figures leave out, and what they rest on that no source quotes."""
+    texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
+    if known.target.quantization is not None and known.target.quantization.remark:
+        texts.append(known.target.quantization.remark)
+    return [line for text in (*texts, *inferred(known)) for line in wrapped(text, width)]
+
+
+def per_token_text(known: Shapes) -> str:
+    """The same, as one sentence."""
+    found = per_token(known)
+    parts = [f"target KV {amount(found['target_kv'])}", f"drafter KV {amount(found['drafter_kv'])}"]
+    if known.drafter is None:
+        del parts[1]
+    text = f"in 16 bits a token takes {' and '.join(parts)}"
+    state = found["recurrent_state"]
+    return f"{text}; the recurrent state {amount(state)} whatever the context" if state else text
