@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 
 from dflash_local.kernels import nvrtc
-from dflash_local.kernels.jit import OVERLAPPING_LAUNCHES
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_...
 WARP_SIZE = 32
+OVERLAPPING_LAUNCHES = (9, 0)  # the compute capability from which a kernel may begin while the last one ends
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 

@@ -9,7 +9,6 @@ import torch
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 
-OVERLAPPING_LAUNCHES = (9, 0)  # the compute capability from which a kernel may begin while the last one ends
 OVERLAPPING_GRAPHS = 12030  # the driver's CUDA from which graphs keep that
 
 try:
@@ -62,7 +61,7 @@ def overlapping(tensor: Placed) -> dict[str, bool]:
 
 @cache
 def _overlaps(device: int) -> bool:
-    from dflash_local.kernels.cuda_driver import driver_version
+    from dflash_local.kernels.cuda_driver import OVERLAPPING_LAUNCHES, driver_version
 
     return torch.cuda.get_device_capability(device) >= OVERLAPPING_LAUNCHES and driver_version() >= OVERLAPPING_GRAPHS
 
