@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from dflash_local.app.fitting import shapes
+from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
-from dflash_local.cli.fit import shapes
-from dflash_local.cli.resolve import of_row
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt

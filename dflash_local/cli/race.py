@@ -10,19 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_local import settings
 from dflash_local.app.examples import TOY, built_in_prompt
 from dflash_local.app.loading import start_service
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
 from dflash_local.cli.demo import Show, run_in_lines
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.reply import ReplyPrinter
 from dflash_local.cli.run import piped_text
-from dflash_local.cli.screen import can_show, draw_plainly
+from dflash_local.cli.screen import application, can_show, draw_plainly
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
@@ -69,31 +67,32 @@ def race(
     )
     pair = call.pair(model or user.model or "demo", drafter, load)
     request = replace(request, thinking=call.thinks(pair, think))
-    contest = Contest(pair, load, user, request, text)
+    contest = Contest(call, pair, load, request, text)
     if not plain and not as_json and can_show(console, user.environ):
-        shown = _screen(console)
+        shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(contest.on_screen(shown, console))
-    contest.in_lines(console, as_json)
+            raise typer.Exit(contest.on_screen(shown))
+    contest.in_lines(as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
     """What races, and how it is shown."""
 
+    call: Invocation
     pair: Pair
     load: LoadConfig
-    user: settings.Settings
     request: Request
     prompt: str
 
-    def in_lines(self, console: Console, as_json: bool) -> None:
+    def in_lines(self, as_json: bool) -> None:
         """Both replies one below the other and a table, or one JSON object.
 
         Raises:
             Interrupted: Ctrl-C. DFlashError: a reply failed.
         """
-        with Invocation(self.user, console).start(self.pair, self.load) as service:
+        console = self.call.console
+        with self.call.start(self.pair, self.load) as service:
             racer = self._racer(service)
             if not as_json:
                 console.data(f"{self.pair.label}: ", "bold", end="")
@@ -102,9 +101,9 @@ class Contest:
         if as_json:
             console.json({**self._about, **result.as_dict()})
         else:
-            self._conclude(console, result)
+            self._conclude(result)
 
-    def on_screen(self, run: Callable[..., Any], console: Console) -> int:
+    def on_screen(self, run: Callable[..., Any]) -> int:
         """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code.
 
         Raises:
@@ -114,11 +113,11 @@ class Contest:
         with ExitStack() as stack:
 
             def prepare(notify: Notify) -> Racer:
-                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.user, notify)))
+                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.call.user, notify)))
 
             code, result = run(self.pair.label, self.prompt, prepare)
         if result is not None:
-            self._conclude(console, result)
+            self._conclude(result)
         return int(code)
 
     @property
@@ -131,7 +130,8 @@ class Contest:
             raise UsageError(f"{self.pair.name} has no tokenizer, so it cannot read a prompt")
         return Racer(service, self.request)
 
-    def _conclude(self, console: Console, result: Race) -> None:
+    def _conclude(self, result: Race) -> None:
+        console = self.call.console
         for line in table(result):
             console.data(line)
         console.data(result.verdict)
@@ -171,12 +171,3 @@ def table(result: Race) -> list[str]:
         row("acceptance length", acceptance),
         f"{'seed':20s}{result.seed:>24d}",
     ]
-
-
-def _screen(console: Console) -> Callable[..., Any] | None:
-    try:
-        from dflash_local.ui.tui.app import run_race
-    except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
-        console.note(f"the screen cannot be shown ({error})", "dim")
-        return None
-    return run_race

@@ -55,14 +55,15 @@ def _stand_in(sign: str) -> str:
     return "#" if "\u2580" <= sign < "\u25a0" else "?"
 
 
-def application(console: Console) -> Any | None:
-    """The screens' ``run``; None, and a note, where they cannot be had."""
+def application(console: Console, run: str = "run") -> Any | None:
+    """A function of the screens' application; None, and a note, where they cannot be had."""
     try:
-        from dflash_local.ui.tui.app import run
+        from dflash_local.ui.tui import app
+
+        return getattr(app, run)
     except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
-        console.note(f"the screen cannot be shown ({error}); this is the line chat", "dim")
+        console.note(f"the screen cannot be shown ({error}); this goes on line by line", "dim")
         return None
-    return run
 
 
 def show(run: Any, chat: ChatSession, greeting: str) -> int:

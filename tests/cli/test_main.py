@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from dflash_local import __version__
 from dflash_local.cli import main as main_module
 from dflash_local.cli.console import Console, OutputClosed
 from dflash_local.errors import CODES, DFlashError
+from dflash_local.events import LoadProgress, Notice
 from tests.cli.conftest import Cli, Opened
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,3 +276,27 @@ def test_progress_shows_on_a_terminal_only_and_cleans_up(monkeypatch: pytest.Mon
         text = stream.getvalue()
         assert bool(text) == shown and "\x1b" not in text
         assert not shown or (text.endswith("\r") and max(map(len, text.split("\r"))) < 30)
+
+
+def test_a_line_of_progress_goes_before_anything_else_is_said() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    err = Terminal()
+    console = Console({"TERM": "xterm", "NO_COLOR": "1"}, out=io.StringIO(), err=err)
+    console.notify(LoadProgress("loading", 0.5))
+    console.notify(Notice("a warning", "warning"))
+    console.notify(LoadProgress("loading", 0.9))
+    console.data("a reply")
+    assert err.getvalue() == f"\rloading 50%\r{' ' * 11}\rwarning: a warning\n\rloading 90%\r{' ' * 11}\r"
+
+
+def test_progress_may_be_json_lines_on_stdout() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    console = Console({}, out=out, err=err)
+    console.json_progress = True
+    console.notify(LoadProgress("loading \u2713", 0.5))
+    console.notify(Notice("a note"))
+    assert json.loads(out.getvalue()) == {"progress": "loading \u2713", "fraction": 0.5}
+    assert out.getvalue().isascii() and err.getvalue() == "a note\n"

@@ -165,7 +165,7 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
         assert (title, prompt) == ("demo (toy pair)", "hi")
         return 0, prepare(lambda _event: None).run()
 
-    monkeypatch.setattr("dflash_local.cli.race._screen", lambda _console: run)
+    monkeypatch.setattr("dflash_local.cli.race.application", lambda *_: run)
     result = cli("race", "demo", "hi")
     assert result.code == 0 and "identical: yes" in result.out and opened.session.closed
     assert "Hello" not in result.out
