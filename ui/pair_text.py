@@ -26,10 +26,10 @@ GATED_URL = "https://huggingface.co/{}"
 def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, width: int) -> list[str]:
     """All that is known of a pair, as ``dflash show`` and the page tell it."""
     row = item.row
-    told = ", ".join([row.family] * bool(row.family) + [row.kind, row.status])
+    kind = ", ".join([row.family] * bool(row.family) + [row.kind, row.status])
     return spaced(
         [
-            [f"{row.name}  ({told})"],
+            [f"{row.name}  ({kind})"],
             [*facts(row, width), *_here(item, store, width)],
             generations(row, width),
             variants(row, width),
@@ -54,8 +54,8 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
         parts = (("target", item.target), ("drafter", item.drafter))
         lacking = [name for name, part in parts if part is None or not part.complete]
         return field("here", f"in part, {where}; lacking: {', '.join(lacking)}; dflash pull {row.name}", width)
-    told = "verified" if item.verified else f"complete but not verified; dflash pull {row.name} checks it"
-    return field("here", f"{told}, {where}; dflash chat {row.name}", width)
+    state = "verified" if item.verified else f"complete but not verified; dflash pull {row.name} checks it"
+    return field("here", f"{state}, {where}; dflash chat {row.name}", width)
 
 
 def _plans(plans: PairPlans, width: int) -> list[str]:
@@ -179,13 +179,13 @@ def variants(row: Row, width: int) -> list[str]:
 
 def _recipe(item: Variant) -> str:
     """What is known of how it was made, and its licence."""
-    said = [item.format if item.group_size is None else f"{item.format} g{item.group_size}"]
+    parts = [item.format if item.group_size is None else f"{item.format} g{item.group_size}"]
     if item.kept_16_bits is None:
-        said.append("what stays in 16 bits is not known")
+        parts.append("what stays in 16 bits is not known")
     elif item.kept_16_bits:
-        said.append(f"{' and '.join(item.kept_16_bits)} in 16 bits")
-    said.append(f"licence {item.licence or UNKNOWN}")
-    return "; ".join([*said, *([item.note] if item.note else [])])
+        parts.append(f"{' and '.join(item.kept_16_bits)} in 16 bits")
+    parts.append(f"licence {item.licence or UNKNOWN}")
+    return "; ".join([*parts, *([item.note] if item.note else [])])
 
 
 def server(row: Row, width: int) -> list[str]:

@@ -23,11 +23,11 @@ def engine_line(found: Plan) -> str:
     """``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
     from dflash_local.planner.verified import standing
 
-    told = [standing(found)] if standing(found) else []
+    verified = [standing(found)] if standing(found) else []
     if found.engine != "fused":
         remark = rounding_remark(found)
-        return ", ".join([f"engine: {found.engine}", *told, *([remark] if remark else [])])
-    words = ["engine: fused", *told, *found.load.described(BASICS)]
+        return ", ".join([f"engine: {found.engine}", *verified, *([remark] if remark else [])])
+    words = ["engine: fused", *verified, *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
@@ -111,13 +111,13 @@ def _how(found: Plan) -> str:
         return f"{amount(total - found.machine.free)} too little"
     precision = found.load.drafter_precision if found.engine == "fused" else "auto"
     host = " and ".join(line.name for line in found.ledger.host)
-    said = (
+    parts = (
         standing(found) if found.fits else "",
         rounding_remark(found),
         "" if precision == "auto" else f"drafter precision {precision}",
         f"{host} in host memory" if host else "",
     )
-    return "; ".join(part for part in said if part)
+    return "; ".join(part for part in parts if part)
 
 
 def remarks(known: Shapes, width: int) -> list[str]:

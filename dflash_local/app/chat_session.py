@@ -38,7 +38,7 @@ Start = Callable[[Pair, LoadConfig, Settings, Notify], Service]
 
 
 class ChatSession:
-    """Within a ``with`` its pair is loaded.
+    """What ``open`` loads, ``close`` gives back.
 
     Args:
         load: how pairs are loaded. keep: record the chat on disk. start: loads a pair.
@@ -84,13 +84,6 @@ class ChatSession:
             self._untold.append(event)
 
     # the pair
-
-    def __enter__(self) -> ChatSession:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Load the pair; takes seconds to minutes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ class Invocation:
     @contextmanager
     def session(self, pair: Pair, load: LoadConfig) -> Iterator[Session]:
         """The engine's session itself; see ``app.loading.engine_session``."""
-        with loading.engine_session(pair, load, self.user, self.console.notify) as session:
-            self.console.clear_progress()
+        with ExitStack() as stack:
+            with self.console.progress():
+                session = stack.enter_context(loading.engine_session(pair, load, self.user, self.console.notify))
             yield session

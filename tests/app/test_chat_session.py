@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class Chat(ChatSession):
 
 
 def test_a_model_that_cannot_be_had_leaves_the_old_one() -> None:
-    with Chat() as chat:
+    with closing(Chat()) as chat:
+        chat.open()
         for name in ("bad", "mute"):
             with pytest.raises(DFlashError):
                 chat.change_model(pair_of(name))
@@ -59,7 +61,7 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one() -> None:
 def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
     config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with Chat(ChatOptions({"top_k": 3})) as chat:
+    with closing(Chat(ChatOptions({"top_k": 3}))) as chat:
         chat.change_model(pair_of("own", tmp_path))
         sampling = chat.conversation.sampling
         assert (sampling.temperature, sampling.top_k) == (0.6, 3)

@@ -103,7 +103,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
             screen.redraw()
 
     prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
-    screen.app.push_screen(RaceScreen(screen.session.pair.label, prompt, lambda _hear: racer), back)
+    screen.app.push_screen(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer), back)
 
 
 async def _models(screen: ChatScreen, _argument: str) -> None:

@@ -37,9 +37,9 @@ class Certifying:
     def __init__(self, served: ServedPair) -> None:
         self.line, self.fraction = "starting", 0.0
         self._stopped = False
-        self.job: Job[Mapping[str, Any]] = Job(lambda: served.certify(self._heard, lambda: self._stopped), self.stop)
+        self.job: Job[Mapping[str, Any]] = Job(lambda: served.certify(self._progress, lambda: self._stopped), self.stop)
 
-    def _heard(self, line: str, fraction: float) -> None:
+    def _progress(self, line: str, fraction: float) -> None:
         self.line, self.fraction = line, fraction
 
     def stop(self) -> None:

@@ -85,7 +85,7 @@ class BenchRun:
             if self._stopped:
                 raise Interrupted("the bench was stopped")
             try:
-                race = self._racer.run(lambda mode, event, head=head: self._heard(head, mode, event))  # type: ignore[misc]
+                race = self._racer.run(lambda mode, event, head=head: self._on_event(head, mode, event))  # type: ignore[misc]
             except Interrupted as stop:
                 if self._stopped:
                     raise Interrupted("the bench was stopped") from stop
@@ -106,7 +106,7 @@ class BenchRun:
         thinking = self._resident.model.thinking
         return Request(messages=(Message("user", prompt.text),), limits=limits, thinking=thinking)
 
-    def _heard(self, head: str, mode: Mode, event: Event) -> None:
+    def _on_event(self, head: str, mode: Mode, event: Event) -> None:
         if isinstance(event, Queued):
             self._tokens = 0
         elif isinstance(event, Step):

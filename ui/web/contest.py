@@ -70,7 +70,7 @@ class Contest:
             self.version += 1
         if self._stopped.is_set():
             raise Interrupted("the race was stopped")
-        return racer.run(self._heard)
+        return racer.run(self._on_event)
 
     def stop(self) -> None:
         """End it early."""
@@ -97,7 +97,7 @@ class Contest:
             )
         return self._phase
 
-    def _heard(self, mode: Mode, event: Event) -> None:
+    def _on_event(self, mode: Mode, event: Event) -> None:
         with self._lock:
             track = self.tracks[mode]
             self._phase = f"running {NAMES[mode]}; each has the machine to itself, both are replayed together"

@@ -28,9 +28,9 @@ class Pull:
         self._download = Download()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.job: Job[None] = Job(lambda: served.pull(name, self._hear, self._stop.is_set), self._stop.set)
+        self.job: Job[None] = Job(lambda: served.pull(name, self._on_event, self._stop.is_set), self._stop.set)
 
-    def _hear(self, event: PullProgress | Notice) -> None:
+    def _on_event(self, event: PullProgress | Notice) -> None:
         with self._lock:
             if isinstance(event, PullProgress):
                 self._download.take(event)
@@ -170,9 +170,9 @@ class ModelsView:
         Raises:
             DFlashError: it cannot be removed.
         """
-        said = self.served.remove(self._removable(name))
+        freed = self.served.remove(self._removable(name))
         self._removed += 1
-        return said
+        return freed
 
     def _removable(self, name: str) -> str:
         entry, pull = self.entry(name), self._pull

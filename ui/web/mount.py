@@ -120,14 +120,14 @@ class _Narrow:
             await send(message)
 
         answer = {STREAM_PATH: self._streams.stream, RECEIPT_PATH: self._streams.receipt}.get(scope["path"])
-        told = False
+        over = False
         try:
             await self._run(answer(self._app) if answer else self._app, scope, receive, with_policy)
         except (HTTPException, RuntimeError) as error:
-            told = begun and isinstance(error.__cause__ or error, HTTPException)
-            if not told:  # a stream that cannot go on says so to its window, and then to the server, too late
+            over = begun and isinstance(error.__cause__ or error, HTTPException)
+            if not over:  # a stream that cannot go on says so to its window, and then to the server, too late
                 raise
-        if begun and not whole and (told or self._ending()):
+        if begun and not whole and (over or self._ending()):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:

@@ -87,7 +87,7 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.add_class("-metered")
-        self.session.listen(self._hear)
+        self.session.listen(self._receive)
         if self._greeting:
             await self.say(self._greeting)
         await self.transcript.offer(self.session.examples)
@@ -96,8 +96,8 @@ class ChatScreen(Screen[None]):
         self.set_interval(PULSE_S, self._drain)
         self.query_one(Composer).focus()
 
-    def _hear(self, event: Notice | LoadProgress) -> None:
-        """From any thread. A notice of the program's is said; one of a reply's is an alarm of the meter."""
+    def _receive(self, event: Notice | LoadProgress) -> None:
+        """From any thread. A notice of the program's becomes a note; one of a reply's is an alarm of the meter."""
         warning = isinstance(event, Notice) and event.level == "warning"
         level: Literal["note", "warning"] = "warning" if warning else "note"
         self._inbox.put(Notification(event.message, level) if isinstance(event, Notice) else event)
