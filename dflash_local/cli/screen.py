@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,7 @@ def _stand_in(sign: str) -> str:
 def application(console: Console, run: str = "run") -> Any | None:
     """A function of the screens' application; None, and a note, where they cannot be had."""
     try:
-        from dflash_local.ui.tui import app
-
-        return getattr(app, run)
+        return getattr(importlib.import_module("dflash_local.ui.tui.app"), run)
     except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
         console.note(f"the screen cannot be shown ({error}); this goes on line by line", "dim")
         return None
