@@ -301,7 +301,7 @@ def too_big(found: Plan) -> bool:
 
 
 def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:
-    """The error for a plan that does not fit: what is needed, what is there, what would
+    """The error for a plan that does not fit: what is needed, what is there, what would fit.
 
     Args:
         hint: of something better than ``near``; that comes behind it.
@@ -429,7 +429,7 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
 
     Raises:
         DriverError: there is an NVIDIA card, and the installed torch cannot use it.
-        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would.
+        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would fit.
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
     from dflash_local.planner.plan import nearest

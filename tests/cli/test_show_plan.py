@@ -1,4 +1,4 @@
-"""``dflash show`` and ``dflash plan``: figures as the sources quote them, and whether they fitting."""
+"""``dflash show`` and ``dflash plan``: figures as the sources quote them, and whether they fit."""
 
 from __future__ import annotations
 
