@@ -1,6 +1,6 @@
 """How long the chat screen holds its event loop while a reply streams in at a given rate.
 
-    PYTHONPATH=.:tests python3 benchmarks/screen_frames.py [--rate 1000] [--seconds 10] [--out FILE]
+    PYTHONPATH=. python3 benchmarks/screen_frames.py [--rate 1000] [--seconds 10] [--out FILE]
 
 Plays a synthetic event stream (no model) of blocks at the rate, and asks the loop every few milliseconds
 how late it is: the longest lateness is the longest time without a frame or a key. Beside it stands the

@@ -9,10 +9,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from engine_sessions import BLOCK
-from families import HIDDEN, VOCAB, random_model
-from fused_models import TAPS, PlantedBlocks
-from proposers import Oracle, Planted, decode
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.engine.proposer import DFlashProposer
@@ -24,6 +20,10 @@ from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import BLOCK
+from tests.families import HIDDEN, VOCAB, random_model
+from tests.fused_models import TAPS, PlantedBlocks
+from tests.proposers import Oracle, Planted, decode
 
 CPU = torch.device("cpu")
 MASK = 5

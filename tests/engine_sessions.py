@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from families import VOCAB, random_model
-from proposers import decode
 
 from dflash_local.engine.session import Session
 from dflash_local.events import Event, Finished, Step
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, Request, SamplingParams
+from tests.families import VOCAB, random_model
+from tests.proposers import decode
 
 BLOCK = 8
 

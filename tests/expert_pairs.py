@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from families import HIDDEN, VOCAB, save_model
-from fused_models import TAPS
-from quantised_checkpoints import experts_in_mxfp4, quantise
-
 from benchmarks.random_checkpoint import build_drafter
 from dflash_local.catalog.bundled import Pair
+from tests.families import HIDDEN, VOCAB, save_model
+from tests.fused_models import TAPS
+from tests.quantised_checkpoints import experts_in_mxfp4, quantise
 
 MXFP4 = "mxfp4"  # of gpt_oss, as it is published
 DRAFTER: dict[str, Any] = {

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hub_files import File
-from hub_server import BODY_FAULTS, Fault, Repo, Request, Server
+from tests.hub_files import File
+from tests.hub_server import BODY_FAULTS, Fault, Repo, Request, Server
 
 
 class FakeHub:

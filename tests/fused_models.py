@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from families import save_model
-from proposers import Planted
 
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.engine.sampling import Sampler
@@ -18,6 +16,8 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
+from tests.families import save_model
+from tests.proposers import Planted
 
 FAMILIES = (
     *("qwen3", "llama", "llama_biased", "mistral", "mistral_full", "gemma2_full", "gpt_oss_dense", "qwen3_5"),

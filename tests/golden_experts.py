@@ -15,21 +15,21 @@ from typing import Any
 from unittest import mock
 
 import torch
-from expert_pairs import DRAFTER
-from families import HIDDEN, VOCAB, random_model
-from fused_models import TAPS
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.kernels.noise import gumbel
+from tests.expert_pairs import DRAFTER
+from tests.families import HIDDEN, VOCAB, random_model
+from tests.fused_models import TAPS
 from tools.train import drafter as training
 from tools.train.drafter import DraftModule
 
 FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
 # Of the random model's configuration: without, texts loop.
-CHANGES = {"qwen3_moe": {"initializer_range": 0.4}, "gpt_oss": {"initializer_range": 0.4}}
+CHANGES: dict[str, dict[str, Any]] = {"qwen3_moe": {"initializer_range": 0.4}, "gpt_oss": {"initializer_range": 0.4}}
 BLOCKS = (8, 16)
 PROMPT_LENGTHS, PROMPTS = (4, 19), 6  # drawn four of each length, of which so many are taken
 NEW = 18

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from hub_files import CHUNK, HTML, File, pieces
+from tests.hub_files import CHUNK, HTML, File, pieces
 
 BODY_FAULTS = frozenset("cut reset corrupt short long stall trickle ignore_range html chunked bytes".split())
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import save_model
 from safetensors.torch import load_file, save_file
+
+from tests.families import save_model
 
 Tensors = dict[str, torch.Tensor]
 Encoded = tuple[Tensors, torch.Tensor]  # a matrix's tensors, and what they stand for
@@ -316,8 +317,10 @@ DIALECTS: dict[str, Dialect] = {
     ),
     "mxfp4_pack_quantized": _compressed("mxfp4-pack-quantized", mxfp4, num_bits=4, strategy="group", group_size=32),
 }
-CODED = (".q_proj", ".k_proj", ".v_proj", ".o_proj", ".gate_proj", ".up_proj", ".down_proj")
-CODED += (".in_proj_qkv", ".in_proj_z", ".out_proj")
+CODED = (
+    *(".q_proj", ".k_proj", ".v_proj", ".o_proj", ".gate_proj", ".up_proj", ".down_proj"),
+    *(".in_proj_qkv", ".in_proj_z", ".out_proj"),
+)
 
 
 def save_quantised(

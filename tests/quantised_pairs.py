@@ -6,12 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from engine_sessions import Reply
-from quantised_checkpoints import quantise
-
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine_sessions import Reply
+from tests.quantised_checkpoints import quantise
 
 # A bundled pair, how its target is quantised, and how that is called.
 STORED = (

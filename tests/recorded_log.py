@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -29,14 +30,15 @@ def record(runner: FusedRunner, prompt: Sequence[int], new: int, block: int) -> 
     runner.end_at(len(prompt) + new, exactly=True)  # each cycle is read before the next one begins
     for _ in runner.prefill(prompt, 0):
         pass
-    before: Rows = {index: [(state.log.state.clone(),)] for index, state in target.states.items()}
+    states: dict[int, Any] = target.states
+    before: Rows = {index: [(state.log.state.clone(),)] for index, state in states.items()}
     rows: Rows = {index: [] for index in target.states}
     lengths: list[int] = []
     while len(runner.ids) < len(prompt) + new:
         runner.launch()
         lengths += [len(cycle.ids) for cycle in runner.collect()]
         kept, half = int(target.kept), (int(target.cycle) - 1) % 2
-        for index, state in target.states.items():
+        for index, state in states.items():
             log = state.log
             parts = (log.keys[half, :kept], log.values[half, :kept], log.gates[half, :kept])
             rows[index].append(tuple(part.clone() for part in parts))

@@ -118,7 +118,7 @@ def test_tool_choice_none_offers_no_tools() -> None:
 
 def test_messages_as_clients_send_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    empty = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
+    empty: dict[str, Any] = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
     parsed = chat(
         messages=[
             {"role": "developer", "content": "be brief"},
@@ -140,7 +140,8 @@ def test_completion_prompts() -> None:
     assert text(prompt=["hi"]).request.prompt == "hi"
     assert text(prompt=[1, 2]).request.prompt_ids == text(prompt=[[1, 2]]).request.prompt_ids == (1, 2)
     assert text(logprobs=0).request.logprobs == 0
-    for prompt in ("", [], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], None, 5, {}):
+    wrong: tuple[Any, ...] = ("", [], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], None, 5, {})
+    for prompt in wrong:
         assert refusal(text, prompt=prompt)["param"] == "prompt"
     for field, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("n", 2), ("messages", [])):
         assert refusal(text, **{field: value})["param"] == field

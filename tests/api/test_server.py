@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -127,7 +128,7 @@ def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: S
 def test_srv_04_more_connections_than_descriptors_wait_their_turn(limit: int, left: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.api.starved", str(limit), str(left)]
     written = tmp_path / "stderr"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": written.open("wb")}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": written.open("wb")}
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as child:
         try:
             assert child.stdout is not None

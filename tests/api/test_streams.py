@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ class SlowPrefill(ScriptedSession):
             yield event
 
 
-def opened(server: Running, **fields: object) -> http.client.HTTPResponse:
+def opened(server: Running, **fields: Any) -> http.client.HTTPResponse:
     """A chat stream whose headers have come."""
     connection = server.connect()
     connection.request("POST", "/v1/chat/completions", json.dumps(body(**fields)), {"Content-Type": "application/json"})

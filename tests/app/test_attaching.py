@@ -46,7 +46,7 @@ def test_a_running_server_answers_for_run_and_nothing_is_loaded_twice(
         with start_service(find("demo"), LoadConfig(), user, console.notify) as service:
             seen["facts"] = service.facts
             seen["events"] = list(service.submit(user_request("hi")).events())
-        seen["said"] = console.err.getvalue()  # type: ignore[attr-defined]
+        seen["said"] = console.err.getvalue()
         seen["loaded"] = len(opened.sessions)
 
     assert serving(visit, "demo").code == 0
@@ -83,7 +83,7 @@ def test_a_server_with_another_pair_or_another_way_is_left_alone(
     def visit(_client: Client) -> None:
         console = Console({}, io.StringIO(), io.StringIO())
         found.append(attached(find(model), LoadConfig(**change), settings.load(), console.notify))
-        found.append(console.err.getvalue())  # type: ignore[attr-defined]
+        found.append(console.err.getvalue())
 
     assert serving(visit, "demo").code == 0
     session, said = found
@@ -103,7 +103,7 @@ def test_options_that_the_server_was_started_with_are_no_reason_to_load_again(
         for given in (LoadConfig(), LoadConfig(exact=True, kv_cache="fp8"), started, LoadConfig(fit_check=False)):
             console = Console({}, io.StringIO(), io.StringIO())
             assert attached(find("demo"), given, settings.load(), console.notify) is not None
-            said.append(console.err.getvalue())  # type: ignore[attr-defined]
+            said.append(console.err.getvalue())
 
     assert serving(visit, "demo", "--exact", "--kv-cache", "fp8", "--no-fit-check").code == 0
     assert all("fused bfloat16 cpu, exact, kv cache fp8" in line for line in said), "and it says how it is loaded"

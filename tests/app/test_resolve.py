@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local.catalog import bundled
 from dflash_local.planner import hardware
 from dflash_local.store import lock
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
+from tests.fake_hub import FakeHub
 
 GIB = 2**30
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local import settings
 from dflash_local.app import certificate
@@ -24,6 +23,7 @@ from dflash_local.loaded import Verdict
 from dflash_local.service.resident import Model, Resident
 from dflash_local.ui.pair_text import pair_page
 from tests.cli.conftest import DRAFTER, TARGET
+from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 URL = "http://127.0.0.1:7860"
@@ -66,7 +66,8 @@ def test_names_are_found_in_any_case_and_by_alias(resident: Resident) -> None:
 
 
 def test_a_pair_is_pulled_and_removed_but_not_while_it_is_loaded(resident: Resident, toy_hub: FakeHub) -> None:
-    pair, heard = served(resident), []
+    pair = served(resident)
+    heard: list[Any] = []
     pair.pull(TARGET, heard.append, lambda: False)
     assert heard and pair.entry(TARGET).state == "local"
     resident.switch(TARGET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ class DraftedBonus(ReferenceRunner):
 
 def plant_drafted_bonus(session: Session) -> Session:
     """The same session with a runner that has the bug."""
-    old = session.runner
+    old: Any = session.runner
     session.runner = DraftedBonus(old.target, old.proposer, old.context)
     return session
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,8 +33,9 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     attending = sum(isinstance(layer.mixer, AttentionConfig) for layer in pair.model.layers)
     matrices = sum(p.weight.numel() for p in target.weights.products) + text["vocab_size"] * text["hidden_size"]
     row = 2 * attending * text["num_key_value_heads"] * text["head_dim"]
-    states = sum(state.log.state.numel() for state in target.states.values())
-    assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + states)
+    states: Iterable[Any] = target.states.values()
+    logged = sum(state.log.state.numel() for state in states)
+    assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + logged)
     config = pair.config
     whole = sum(
         torch.Size(one).numel() for name, one in config.tensor_shapes(pair.model.hidden_size).items() if len(one) > 1

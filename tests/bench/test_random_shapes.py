@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def test_a_row_becomes_a_pair_of_its_true_size_and_newest_generation(name: str) 
     assert pair.generation == row.fingerprints[0].generation
     sizes = [config["_sizes"] for _, config in _shapes(row)]
     weights = allocate(pair.model, "model.", pair.model.vocab_size, torch.device("meta"), torch.bfloat16)
-    assert sum(place.numel() for place in weights.places.values()) == sizes[0]["text_params"]
+    places: Iterable[Any] = weights.places.values()
+    assert sum(place.numel() for place in places) == sizes[0]["text_params"]
     drafter = pair.config.tensor_shapes(pair.model.hidden_size)
     assert sum(torch.Size(one).numel() for one in drafter.values()) == sizes[1]["params"]
 

@@ -134,7 +134,7 @@ def test_an_unknown_field_of_a_fingerprint_matches_anything() -> None:
 def test_revisions_are_whole_commits_or_null() -> None:
     for row in REAL:
         revisions = [repo.revision for repo in (row.target, row.drafter) if repo]
-        revisions += [item.revision for item in (*row.fingerprints, *row.variants)]
+        revisions += [item.revision for item in row.fingerprints] + [item.revision for item in row.variants]
         assert all(revision is None or re.fullmatch("[0-9a-f]{40}", revision) for revision in revisions)
 
 

@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -167,7 +167,8 @@ def test_no_text_shrinks_by_more_than_the_factor_of_its_normal_form() -> None:
     of a composed text weighs is at most the factor times its bytes. (Decomposed forms: 4 bytes become 1 at most.)
     """
     characters = [chr(code) for code in range(0x30000) if not 0xD800 <= code < 0xE000]
-    for form, apart in (("NFC", "NFD"), ("NFKC", "NFKD")):
+    forms: tuple[tuple[Literal["NFC", "NFKC"], Literal["NFD", "NFKD"]], ...] = (("NFC", "NFD"), ("NFKC", "NFKD"))
+    for form, apart in forms:
         parts = {c: unicodedata.normalize(apart, c) for c in characters if not unicodedata.is_normalized(apart, c)}
         weight = {c: len(c.encode()) for c in characters}
         for character, whole in parts.items():

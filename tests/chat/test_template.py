@@ -229,7 +229,7 @@ def test_the_worker_is_started_again_after_it_died(chatml: Tokenizer) -> None:
     PROCESS.close()
     assert render(chatml, [Message("user", "x")], thinking=False) == first
     (child,) = PROCESS._children
-    child.stdin.close()  # type: ignore[union-attr]
+    child.stdin.close()
     assert render(chatml, [Message("user", "x")], thinking=False) == first
     assert PROCESS._children[0] is not child
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from families import HIDDEN
-from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 
 from dflash_local.check.findings import State, Subject
 from dflash_local.kernels.decode_attention import AttentionMask
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from tests.families import HIDDEN
+from tests.quantised_checkpoints import quantise
 
 Tensors = dict[str, torch.Tensor]
 MXFP4 = "mxfp4"  # of gpt_oss, as it is published
@@ -249,30 +249,40 @@ def change_rope_base(target: FusedTarget) -> None:
     fill_rotation(mixer._rotation, replace(rope, theta=1e2 if rope.theta > 1e4 else 1e6))
 
 
+def mlp(target: FusedTarget, layer: int) -> Any:
+    """A layer's feed-forward part, of whichever kind."""
+    return target.layers[layer].mlp
+
+
+def mixer(target: FusedTarget, layer: int) -> Any:
+    """What mixes a layer's rows: attention or a recurrence."""
+    return target.layers[layer].mixer
+
+
 def swap_gate_and_up(target: FusedTarget) -> None:
-    weight = target.layers[2].mlp.weights.gate_up.products[0].weight
+    weight = mlp(target, 2).weights.gate_up.products[0].weight
     weight.copy_(weight.roll(len(weight) // 2, 0))
 
 
 def swap_nibbles(target: FusedTarget) -> None:
-    codes = target.layers[1].mlp.weights.down.products[0].weight.codes.view(torch.uint8)
+    codes = mlp(target, 1).weights.down.products[0].weight.codes.view(torch.uint8)
     codes.copy_((codes << 4) | (codes >> 4))
 
 
 def lose_negative_scales(target: FusedTarget) -> None:
-    scales = target.layers[3].mixer.weights.output.products[0].weight.scales
+    scales = mixer(target, 3).weights.output.products[0].weight.scales
     assert (scales < 0).any()
     scales.abs_()
 
 
 def ignore_window(target: FusedTarget) -> None:
-    mixer = target.layers[2].mixer
-    mixer.weights = replace(mixer.weights, config=replace(mixer.weights.config, sliding_window=None))
-    mixer.mask = AttentionMask()
+    attention = mixer(target, 2)
+    attention.weights = replace(attention.weights, config=replace(attention.weights.config, sliding_window=None))
+    attention.mask = AttentionMask()
 
 
 def permute_experts(target: FusedTarget) -> None:
-    experts = target.layers[1].mlp.weights.experts
+    experts = mlp(target, 1).weights.experts
     for each in (experts.gate_up, experts.down):
         matrices = each.weight.view(each.experts, each.out_features, -1)
         matrices.copy_(matrices.roll(1, 0))
@@ -280,33 +290,33 @@ def permute_experts(target: FusedTarget) -> None:
 
 def permute_rows_of_an_expert(target: FusedTarget) -> None:
     """Of its down matrix."""
-    down = target.layers[2].mlp.weights.experts.down
+    down = mlp(target, 2).weights.experts.down
     rows = down.weight.view(down.experts, down.out_features, -1)[5]
     rows.copy_(rows.roll(1, 0))
 
 
 def swap_nibbles_of_an_expert(target: FusedTarget) -> None:
     """Of its down matrix."""
-    down = target.layers[1].mlp.weights.experts.down
+    down = mlp(target, 1).weights.experts.down
     codes = down.weight.codes.view(torch.uint8).view(down.experts, -1)[7]
     codes.copy_((codes << 4) | (codes >> 4))
 
 
 def double_scales_of_two_experts(target: FusedTarget) -> None:
     """Powers of two, whose exponents are stored."""
-    gate_up = target.layers[0].mlp.weights.experts.gate_up
+    gate_up = mlp(target, 0).weights.experts.gate_up
     for expert in (0, 6):
         gate_up.weight.scales.view(gate_up.experts, -1)[expert] += 1
 
 
 def forget_to_norm_chosen(target: FusedTarget) -> None:
     """The router's weights of a row's experts do not come to one."""
-    weights = target.layers[1].mlp.weights
-    target.layers[1].mlp.weights = replace(weights, config=replace(weights.config, norm_topk_prob=False))
+    weights = mlp(target, 1).weights
+    mlp(target, 1).weights = replace(weights, config=replace(weights.config, norm_topk_prob=False))
 
 
 def flip_convolution(target: FusedTarget) -> None:
-    conv = target.layers[3].mixer.weights.small.conv
+    conv = mixer(target, 3).weights.small.conv
     conv.copy_(conv.flip(1))
 
 

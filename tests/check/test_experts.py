@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from families import save_model
-from quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 from dflash_local.check import experts
 from dflash_local.check.experts import try_experts, try_mixture
@@ -26,6 +24,8 @@ from dflash_local.models.fused import moe
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import save_model
+from tests.quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 STORED = (

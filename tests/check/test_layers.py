@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import save_model
-from quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair
 from dflash_local.check.findings import exit_code
@@ -30,12 +28,18 @@ from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.check import faults
 from tests.check.faults import MXFP4
+from tests.families import save_model
+from tests.quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 CONTEXT = 128
-PLAIN = ("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5")
-PLAIN += ("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss")
-QUANTISED = (("qwen3", "gptq"), ("qwen3_5", "fp8"), ("llama", "auto_round"), ("qwen3", "modelopt_nvfp4"))
-QUANTISED += (("qwen3_moe", "gptq"),)
+PLAIN = (
+    *("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5"),
+    *("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss"),
+)
+QUANTISED = (
+    *(("qwen3", "gptq"), ("qwen3_5", "fp8"), ("llama", "auto_round"), ("qwen3", "modelopt_nvfp4")),
+    ("qwen3_moe", "gptq"),
+)
 CASES = (*((family, "") for family in PLAIN), *QUANTISED, ("gpt_oss", MXFP4))
 
 

@@ -8,8 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from golden_experts import FAMILIES, write_pair
-from quantised_checkpoints import DIALECTS
 
 from dflash_local.catalog.bundled import BUNDLED, Pair, find
 from dflash_local.check.run import check
@@ -17,6 +15,8 @@ from dflash_local.engine.load import load
 from dflash_local.load_config import LoadConfig
 from tests.bench.sessions import GOLDEN, golden_pair
 from tests.check.faults import put_in
+from tests.golden_experts import FAMILIES, write_pair
+from tests.quantised_checkpoints import DIALECTS
 
 DTYPES = ("float32", "bfloat16")
 GOLDENS = tuple(sorted(each.name for each in GOLDEN.iterdir() if each.is_dir()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def pipe(file: Path) -> Path:
 def test_devices_pipes_folders_and_loops_are_named_and_not_waited_for(tmp_path: Path) -> None:
     odd = [link(tmp_path / "zero.json", ZERO), pipe(tmp_path / "pipe.json"), tmp_path]
     for file in odd:
-        assert message(lambda file=file: read_object(file)) == f"{file} is not a plain file"
+        assert message(partial(read_object, file)) == f"{file} is not a plain file"
     loop = link(tmp_path / "loop.json", tmp_path / "loop.json")
     assert message(lambda: read_object(loop)).startswith(f"{loop} cannot be read: ")
 
@@ -49,7 +50,7 @@ def test_a_file_that_is_not_there_is_told_or_reads_as_empty(tmp_path: Path) -> N
     dangling = link(tmp_path / "dangling.json", tmp_path / "nothing")
     (tmp_path / "file").write_text("")
     for file in (tmp_path / "none.json", dangling, tmp_path / "file" / "below.json"):
-        assert message(lambda file=file: read_object(file)) == f"{file} does not exist"
+        assert message(partial(read_object, file)) == f"{file} does not exist"
         assert read_object(file, optional=True) == {}
         with pytest.raises(FileNotFoundError):
             open_plain(file)

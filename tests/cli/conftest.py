@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import typer
-from fake_hub import FakeHub, online
 from typer.main import get_command
 
 from dflash_local.app import loading
@@ -23,6 +22,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
 from dflash_local.load_config import LoadConfig
 from tests.cli.served import serving  # noqa: F401  # a fixture
+from tests.fake_hub import FakeHub, online
 from tests.service.scripted import ScriptedSession
 
 

@@ -13,8 +13,6 @@ import pytest
 
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
-from quantised_checkpoints import quantise  # noqa: E402
-
 from dflash_local import settings  # noqa: E402
 from dflash_local.bench import fidelity as scores  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
@@ -24,6 +22,7 @@ from dflash_local.cli.invocation import Invocation  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
+from tests.quantised_checkpoints import quantise  # noqa: E402
 
 PAIR = (str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), "--device", "cpu")
 

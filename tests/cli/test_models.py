@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local.cli.options import complete_model
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, write_overlay
+from tests.fake_hub import FakeHub
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "textual", "gradio", "jinja2"}

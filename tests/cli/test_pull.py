@@ -6,13 +6,14 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local import settings
 from dflash_local.store import pull_plan
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
+from tests.fake_hub import FakeHub
 
 PROMPT = "Write a Python function that returns the sum of a list of numbers."
 WEIGHTS = "model.safetensors"
@@ -91,7 +92,7 @@ def test_a_dry_run_says_what_a_pull_would_do_and_fetches_no_file(cli: Cli, toy_h
     ],
 )
 def test_dl_a_fault_of_a_file_exits_4_and_says_what(
-    cli: Cli, toy_hub: FakeHub, kind: str, options: dict[str, object], code: int, words: str
+    cli: Cli, toy_hub: FakeHub, kind: str, options: dict[str, Any], code: int, words: str
 ) -> None:
     toy_hub.fault(WEIGHTS, kind, times=99, **options)
     failed = cli("pull", TARGET)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub, wait_until
 
 from tests.cli.conftest import DRAFTER, TARGET, Cli
+from tests.fake_hub import FakeHub, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
 ROOT = Path(__file__).resolve().parents[2]

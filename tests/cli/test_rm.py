@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local.store import lock
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, contents, write_overlay
+from tests.fake_hub import FakeHub
 
 SECOND = OVERLAY + OVERLAY.split("pairs:\n")[1].replace(f"target: {TARGET}", "target: toys/Toy-12B").replace(
     "toy-9b", "toy-12b"

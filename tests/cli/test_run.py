@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,19 +208,24 @@ def test_ui_01_an_error_with_control_sequences_is_harmless(cli: Cli, opened: Ope
     assert len(result.err.splitlines()) == 2
 
 
+def answering(**how: Any) -> Callable[[object], ScriptedSession]:
+    """Opens a scripted session for whatever is asked for."""
+    return lambda _pair: ScriptedSession(**how)
+
+
 def test_ui_02_a_sequence_split_across_steps_gives_the_same(cli: Cli, opened: Opened) -> None:
     outputs = set()
     for cuts in ([], [1], [2, 3], list(range(1, len(HOSTILE)))):
         edges = [0, *cuts, len(HOSTILE)]
         parts = [Piece(HOSTILE[a:b]) for a, b in zip(edges, edges[1:])]
-        opened.make = lambda _pair, parts=parts: ScriptedSession(steps=steps(*parts))
+        opened.make = answering(steps=steps(*parts))
         outputs.add(cli("run", "demo", "hi").out)
     assert len(outputs) == 1
 
 
 def test_errors_are_one_line_and_a_hint_with_their_exit_code(cli: Cli, opened: Opened) -> None:
     for error, code in ((ContextError("too long", "shorten it"), 2), (EngineError("dead", "load again"), 7)):
-        opened.make = lambda _pair, error=error: ScriptedSession(faults=[error])
+        opened.make = answering(faults=[error])
         result = cli("run", "demo", "hi")
         assert result.code == code and result.err.endswith(f"error: {error.message}\nhint: {error.hint}\n")
 

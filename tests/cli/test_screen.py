@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
@@ -23,6 +22,7 @@ from dflash_local.planner.occupancy import Occupancy
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.store import history
 from tests.cli.conftest import DRAFTER, TARGET, Cli, Opened
+from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 

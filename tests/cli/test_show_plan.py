@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local.app import fitting
 from dflash_local.app.resolve import of_row
@@ -17,6 +16,7 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
+from tests.fake_hub import FakeHub
 
 GIB = 2**30
 
@@ -257,10 +257,8 @@ def test_a_damaged_download_of_a_variant_keeps_no_pair_from_being_planned(tmp_pa
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     row = registry.load().find("qwen3.5-9b")
     assert row is not None
-    known, here = (
-        fitting.shapes(of_row(row), None),
-        SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path)),
-    )
+    known = fitting.shapes(of_row(row), None)
+    here: Any = SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path))
     assert known is not None
     found, damaged = (fitting.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
     assert damaged == found and found[0].fits

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def read(**changes: object) -> DrafterConfig:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_shapes_reproduce_tensor_count_and_file_size(name):
+def test_published_shapes_reproduce_tensor_count_and_file_size(name: str) -> None:
     """Mask id, theta and tap numbers are stand-ins here: several are unpublished and none sizes a tensor."""
     layers, hidden, ffn, heads, kv, head, block, slide, window, taps, bias, second, count, gib = PUBLISHED[name]
     nested = {"mask_token_id": 5, "target_layer_ids": list(range(taps))}
@@ -76,7 +77,7 @@ def test_published_shapes_reproduce_tensor_count_and_file_size(name):
     assert config.causal == (True,) * slide + (False,) * (layers - slide)
 
 
-def test_dflash_config_comes_first():
+def test_dflash_config_comes_first() -> None:
     config = read(mask_token_id=9, dflash_config={"mask_token_id": 5, "target_layer_ids": [2], "block_size": 4})
     assert (config.mask_token_id, config.block_size, config.taps) == (5, 4, (2,))
     top = read(mask_token_id=9, dflash_config={"target_layer_ids": [2]})
@@ -85,7 +86,7 @@ def test_dflash_config_comes_first():
 
 SLIDING = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
 BY_TYPE = ((24, 24, None), (True, True, False))
-PATTERNS = {
+PATTERNS: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "nothing said": ({}, (None,) * 3, (False,) * 3),
     "by type": (SLIDING, *BY_TYPE),
     "use_sliding_window false does not drop it": ({**SLIDING, "use_sliding_window": False}, *BY_TYPE),
@@ -103,7 +104,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_attention_pattern_precedence(name):
+def test_attention_pattern_precedence(name: str) -> None:
     changes, windows, causal = PATTERNS[name]
     changes = dict(changes)
     nested = {"mask_token_id": 5, "target_layer_ids": [1, 2]}
@@ -113,7 +114,7 @@ def test_attention_pattern_precedence(name):
     assert (config.windows, config.causal) == (windows, causal)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hidden 2^31": ({"hidden_size": 2**31}, "hidden_size 2147483648 is outside"),
     "hidden 10^4000": ({"hidden_size": 10**4000}, "an integer of 13288 bits is outside"),
     "hidden negative": ({"hidden_size": -64}, "hidden_size -64 is outside"),
@@ -144,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_ck_17_bad_values_are_named_at_once(name):
+def test_ck_17_bad_values_are_named_at_once(name: str) -> None:
     changes, said = REFUSED[name]
     start = time.process_time()
     with pytest.raises(CheckpointError, match=said) as caught:
@@ -153,25 +154,25 @@ def test_ck_17_bad_values_are_named_at_once(name):
     assert str(HERE) in caught.value.message and len(caught.value.message) < 400
 
 
-def test_ck_17_head_dim_that_does_not_match_the_tensors():
+def test_ck_17_head_dim_that_does_not_match_the_tensors() -> None:
     config = read()
     tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
     with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
         check_tensors(tensors, config, 64, "x")
 
 
-def test_ck_09_auto_map_is_ignored():
+def test_ck_09_auto_map_is_ignored() -> None:
     assert read(auto_map={"AutoModel": "evil.Model"}) == read()
 
 
-def test_layers_are_told_as_features():
+def test_layers_are_told_as_features() -> None:
     config = read(**SLIDING, attention_bias=True)
     plain = AttentionConfig(4, 2, 16, rotary_dim=16, qk_norm=True, qkv_bias=True, output_bias=True)
     assert [config.attention(layer) for layer in range(3)] == [replace(plain, sliding_window=24)] * 2 + [plain]
     assert config.mlp == MLPConfig(128)
 
 
-def test_a_shape_is_known_by_likely_values_and_names_those_that_sizes_depend_on():
+def test_a_shape_is_known_by_likely_values_and_names_those_that_sizes_depend_on() -> None:
     likely = {"intermediate_size": 96, "rms_norm_eps": 1e-5, "dflash_config.block_size": 4, "hidden_size": 7}
     nested = {"mask_token_id": 5, "target_layer_ids": [1, 2], "block_size": None}
     shape = raw(dflash_config=nested) | {"intermediate_size": None, "rope_theta": None, "_inferred": likely}

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import fused_models
 import pytest
-from engine_sessions import BLOCK, target_of
-from proposers import Planted
 
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
+from tests import fused_models
+from tests.engine_sessions import BLOCK, target_of
+from tests.proposers import Planted
 
 
 @pytest.fixture(params=["reference", "fused"])

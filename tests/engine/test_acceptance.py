@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
-from families import VOCAB
-from proposers import Oracle
 
 from dflash_local.api.figures import Tally
 from dflash_local.api.metrics import Metrics
@@ -22,6 +20,9 @@ from dflash_local.events import Step
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.listener import Listener
 from dflash_local.ui.readings import Readings
+from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
+from tests.families import VOCAB
+from tests.proposers import Oracle
 
 Build = Callable[..., Session]
 PROMPT = random_prompt(9)
@@ -69,7 +70,8 @@ def agree(reply: Reply) -> tuple[int, ...]:
     else:
         assert shown is None
 
-    for events in (reply.events, merged(reply)):
+    both: tuple[list[Any], ...] = (reply.events, merged(reply))
+    for events in both:
         readings = Readings()
         readings.begin(stats.mode)
         for event in events[:-1]:

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import HIDDEN, VOCAB
-from fused_models import TAPS, fused_target
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -22,6 +19,9 @@ from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_weights import DrafterWeights, random_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.target import FusedTarget
+from tests.engine_sessions import ask, random_prompt
+from tests.families import HIDDEN, VOCAB
+from tests.fused_models import TAPS, fused_target
 
 BLOCK, MASK = 8, 5
 FAMILY = "llama_biased"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from fused_models import fused_target
 
 from dflash_local.engine import costs
 from dflash_local.engine.fused import FusedRunner
+from tests.fused_models import fused_target
 
 
 def test_ids_are_varied_and_the_same_every_time() -> None:
@@ -28,4 +30,5 @@ def test_replayed_cycles_move_nothing(family: str) -> None:
             runner.replay(1)
             assert (int(target.start), int(target.kept), int(target.tokens[0])) == (20, 0, anchor)
     assert (runner.ids, runner.committed, int(target.start)) == ([], [], 0)
-    assert not any(state.log.state.any() for state in target.states.values())
+    states: dict[int, Any] = target.states
+    assert not any(state.log.state.any() for state in states.values())

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt, text_of
-from families import VOCAB
-from proposers import Oracle
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load, load_reference
@@ -19,6 +16,9 @@ from dflash_local.errors import ContextError, DeviceLostError, DFlashError, Does
 from dflash_local.events import Event, Notice
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
+from tests.engine_sessions import ask, random_prompt, text_of
+from tests.families import VOCAB
+from tests.proposers import Oracle
 
 Build = Callable[..., Session]
 BOTH = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
@@ -124,7 +124,12 @@ def test_en_11_a_lost_context_is_told_in_a_line_and_never_used_again(
 
 
 def test_other_faults_are_neither() -> None:
-    for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error"), KeyError("x")):
+    others: tuple[Exception, ...] = (
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("CUDA error"),
+        KeyError("x"),
+    )
+    for error in others:
         assert not is_lost(error) and not is_out_of_memory(error)
     for error in FULL:
         assert is_out_of_memory(error) and not is_lost(error)

@@ -9,7 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog import bundled
 from dflash_local.engine import drafter_precision, load_fused
@@ -26,6 +25,7 @@ from dflash_local.models.drafter_weights import read_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask, random_prompt
 
 PAIRS = ("demo", "demo-hybrid")
 FEW = 256  # of the toys' 1,024 ids

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from drafting import Known, cold_logits, greedy_text, knowing, noted, sampled_texts
-from engine_sessions import BLOCK, Reply, ask, random_prompt
-from families import VOCAB
-from proposers import Oracle
 
 from dflash_local.engine.session import Session
 from dflash_local.events import Step
 from dflash_local.request import SamplingParams
+from tests.drafting import Known, cold_logits, greedy_text, knowing, noted, sampled_texts
+from tests.engine_sessions import BLOCK, Reply, ask, random_prompt
+from tests.families import VOCAB
+from tests.proposers import Oracle
 
 Build = Callable[..., Session]
 PROMPT = random_prompt(9)
@@ -28,14 +29,14 @@ BLOCKS = (BLOCK, 3, BLOCK, 5, 2)  # of each case
 NEW = 30
 
 
-def turn(session: Session, family: str, prompt: list[int], new: int, wrong_every: int, **fields: object) -> list[int]:
+def turn(session: Session, family: str, prompt: list[int], new: int, wrong_every: int, **fields: Any) -> list[int]:
     """One reply by an oracle's drafts; what the drafter drafted meanwhile must be what it drafts from a cold start."""
     text = greedy_text(family, prompt)
     drafter = session.runner.proposer
-    drafter.oracle, drafter.noted = Oracle(VOCAB, text, wrong_every), []  # type: ignore[union-attr]
+    drafter.oracle, drafter.noted = Oracle(VOCAB, text, wrong_every), []
     reply = ask(session, prompt, new, **fields)
     assert reply.ids == text[len(prompt) :][: len(reply.ids)]
-    found = list(drafter.noted)  # type: ignore[union-attr]
+    found = list(drafter.noted)
     cold = cold_logits(family, text, [draft.start for draft in found])
     for draft in found:
         assert draft.anchor == text[draft.start]
@@ -50,7 +51,7 @@ def test_a_block_drafts_from_the_taps_of_the_committed_text_whatever_was_rejecte
 ) -> None:
     session = new_session(family, noted)
     turn(session, family, PROMPT, 30, wrong_every)
-    assert len(session.runner.proposer.noted) >= 30 // BLOCK  # type: ignore[union-attr]
+    assert len(session.runner.proposer.noted) >= 30 // BLOCK
 
 
 @BOTH

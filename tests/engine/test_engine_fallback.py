@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load, load_fused
@@ -20,6 +19,7 @@ from dflash_local.errors import EngineError, KernelError, MissingDependencyError
 from dflash_local.kernels import jit, nvrtc, triton_trial
 from dflash_local.planner import software
 from dflash_local.planner.software import Compiler
+from tests.engine_sessions import ask, random_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = random_prompt(8)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from fused_models import fused_target
-from recorded_log import record, replayed
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
@@ -19,6 +18,9 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused import invariance
 from dflash_local.models.fused.linear import Linear
 from dflash_local.request import user_request
+from tests.engine_sessions import ask, random_prompt
+from tests.fused_models import fused_target
+from tests.recorded_log import record, replayed
 
 
 def asked(session: Session) -> tuple[int, ...]:
@@ -38,8 +40,9 @@ def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: st
     session = load(bundled.find(pair), LoadConfig(dtype=dtype, device="cpu", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
     plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 30)
-    for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
-        found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
+    target: Any = session.runner.target
+    for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
+        found = certify(session, plan, plant=plant)
         assert found.verdict == "identical"
         assert found.same_bits == found.positions > 50
 
@@ -76,7 +79,8 @@ def test_a_drafted_run_ends_in_the_state_that_its_rows_give() -> None:
     before, rows, lengths = record(drafted, prompt, 150, target.rows)
     assert drafted.ids[: len(text)] == text and len(set(lengths)) > 3
     target.snapshot()  # commits what is left
-    for layer, state in target.states.items():
+    states: dict[int, Any] = target.states
+    for layer, state in states.items():
         expected = replayed(before[layer][0][0], rows[layer])
         assert float((state.log.state.double() - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
@@ -85,7 +89,7 @@ def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypa
     class Careless(Linear):
         """Its sums take in the row above."""
 
-        def __call__(self, x, out, residual=None):  # type: ignore[no-untyped-def]
+        def __call__(self, x: Any, out: Any, residual: Any = None, bias: Any = None) -> Any:
             return torch.mm(x + 1e-6 * x.roll(1, 0), self.weight.t(), out=out)
 
     sound, careless = Linear(torch.randn(32, 16)), Careless(torch.randn(32, 16))

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import BLOCK, ask, random_prompt, text_of
-from families import VOCAB
-from fused_models import PlantedBlocks, fused_target
-from proposers import Oracle
 
 from dflash_local.engine import costs as measuring
 from dflash_local.engine.costs import REPLAYS
@@ -24,6 +20,10 @@ from dflash_local.kernels import experts as expert_kernels
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.fused import moe
+from tests.engine_sessions import BLOCK, ask, random_prompt, text_of
+from tests.families import VOCAB
+from tests.fused_models import PlantedBlocks, fused_target
+from tests.proposers import Oracle
 
 ROWS = (1, 4, 6, 8, 12, 16)
 DRAFT, FIXED, OF_ONE = 0.5, 2.0, 0.05  # milliseconds of a draft pass, of everything else, and of one expert
@@ -175,7 +175,7 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
     session = counted_session(family, {1: 4.6, 2: 5.0, 4: 5.2, 8: 6.0}, experts)
     watched = Watched(monkeypatch)
     blocks: list[list[int]] = []
-    block = session.runner.target.block  # type: ignore[union-attr]
+    block = session.runner.target.block
 
     def noted(rows: int, *more: Any) -> None:
         watched.counts.clear()

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
-from families import VOCAB, random_model
-from fused_models import FAMILIES, TAPS, fused_target
-from proposers import Oracle, RandomDrafts, decode
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
@@ -24,6 +20,10 @@ from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, Request, SamplingParams, user_request
+from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
+from tests.families import VOCAB, random_model
+from tests.fused_models import FAMILIES, TAPS, fused_target
+from tests.proposers import Oracle, RandomDrafts, decode
 
 Build = Callable[..., Session]
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -7,13 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from engine_sessions import ask
-from golden_experts import BLOCKS, FAMILIES, NEW, PROMPTS, GoldenPair, write_pair
 
 from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask
+from tests.golden_experts import BLOCKS, FAMILIES, NEW, PROMPTS, GoldenPair, write_pair
 
 ENGINES = ("fused", "reference")
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_model
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
@@ -23,6 +21,8 @@ from dflash_local.kernels import timing
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
+from tests.engine_sessions import ask, random_prompt
+from tests.families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_model
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
@@ -115,7 +115,7 @@ def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
     session = open_pair(saved(family), save_drafter(tmp_path / "d"), LoadConfig(dtype=dtype, device="cpu"))
     assert len(ask(session, PROMPT, 20).ids) == 20
     assert session.runner.target.dtype == getattr(torch, dtype)
-    assert session.runner.proposer.drafter.dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert session.runner.proposer.drafter.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])
@@ -180,7 +180,7 @@ def test_kimi_style_drafter_with_yarn_over_a_latent_attention_target(
             saved("deepseek_v3"), drafter, LoadConfig(dtype="float32", device="cpu", attention_factor=factor)
         )
         assert ask(session, PROMPT, 20).ids == plain_greedy("deepseek_v3", PROMPT, 20)
-        drafts.append(session.runner.proposer.drafter._rope.rows(7, 2)[0])  # type: ignore[union-attr]
+        drafts.append(session.runner.proposer.drafter._rope.rows(7, 2)[0])
     assert torch.allclose(drafts[1], drafts[0] * 1.4159, rtol=1e-4), "the override scales cos and sin"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import save_model
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, Session, engines, load, load_fused
 from dflash_local.errors import DoesNotFitError, KernelError
 from dflash_local.models.fused.moe import MoEWeights
+from tests.engine_sessions import ask, random_prompt
+from tests.families import save_model
 
 WHY = "no kernel for these experts is known to be right: of 17 kernels 17 faulted on this card"
 PROMPT = random_prompt(12)

@@ -11,12 +11,12 @@ from functools import cache
 
 import pytest
 import torch
-from engine_sessions import Reply
 
 from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.sampling import log_probabilities
 from dflash_local.request import Limits, Request, SamplingParams, user_request
+from tests.engine_sessions import Reply
 
 PAIRS = pytest.mark.parametrize("pair", BUNDLED)
 REPLY = 400

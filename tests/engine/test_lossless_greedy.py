@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 import torch
-from families import FAMILIES, VOCAB, random_model
-from proposers import Oracle, Planted, RandomDrafts, ZeroDrafts, decode
 
 from dflash_local.models.transformers_target import TransformersTarget
+from tests.families import FAMILIES, VOCAB, random_model
+from tests.proposers import Oracle, Planted, RandomDrafts, ZeroDrafts, decode
 
 NEW = 40
 LIKELY = ("oracle", "mostly right")  # of what they draft most is accepted

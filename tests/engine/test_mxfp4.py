@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import VOCAB
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.errors import CheckpointError
+from tests.engine_sessions import ask, random_prompt
+from tests.families import VOCAB
 
 EXPERTS, WIDTH, GROUP = 4, 64, 32
 # e2m1: one sign, two exponent, one mantissa bit (OCP Microscaling Formats 1.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quantised_pairs import STORED, check_text_of_decoded_weights
+
+from tests.quantised_pairs import STORED, check_text_of_decoded_weights
 
 
 @pytest.mark.parametrize(("name", "dialect", "stored"), STORED)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import VOCAB, random_model
 
 from dflash_local.kernels import gated_delta
 from dflash_local.models.transformers_target import TransformersTarget
+from tests.families import VOCAB, random_model
 
 BLOCK = 4
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, target_of
-from fused_models import fused_target
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.engine.cycle import Cycle, PrefillStep
@@ -22,6 +20,8 @@ from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
+from tests.engine_sessions import ask, target_of
+from tests.fused_models import fused_target
 
 VOCAB, ROWS, STOP = 100, 4, 99
 MEMBERS = {name for name in vars(Runner) if not name.startswith("_")} | {"proposer"}

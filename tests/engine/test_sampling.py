@@ -22,7 +22,8 @@ def reference(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         p /= p.sum()
     if params.top_p < 1:
         order = p.argsort(descending=True)
-        total, kept = 0.0, []
+        total = 0.0
+        kept: list[int] = []
         for token in order.tolist():
             if kept and total >= params.top_p:
                 break

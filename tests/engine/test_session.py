@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
-from engine_sessions import BLOCK, ask, random_prompt, target_of, text_of
-from families import VOCAB
-from proposers import Oracle, Planted, RandomDrafts
 
+from dflash_local.chat.template import Rendered
 from dflash_local.engine.session import Session
 from dflash_local.errors import ContextError, EngineError, NumericsError, UsageError
 from dflash_local.events import Notice, PrefillProgress, Started, Step
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.request import Limits, Request, SamplingParams
+from tests.engine_sessions import BLOCK, ask, random_prompt, target_of, text_of
+from tests.families import VOCAB
+from tests.proposers import Oracle, Planted, RandomDrafts
 
 Build = Callable[..., Session]
 PROMPT = random_prompt(9)
@@ -206,7 +208,7 @@ def test_en_21_impossible_drafts_are_a_typed_error(
     class Impossible(Planted):
         broken = True
 
-        def propose(self, anchor: int, start: int, count: int, sampler: object, noise: object) -> torch.Tensor:  # type: ignore[override]
+        def propose(self, anchor: int, start: int, count: int, sampler: object, noise: object) -> torch.Tensor:
             return proposal(count) if self.broken else torch.zeros(count, dtype=torch.long)
 
     drafter = Impossible(VOCAB)
@@ -246,15 +248,19 @@ def test_reuse_keeps_the_longest_common_prefix_of_a_kv_only_target(new_session: 
 def test_reuse_of_a_recurrent_target_takes_the_state_or_a_snapshot(new_session: Build) -> None:
     session = new_session(HYBRID, oracle(HYBRID, 5))
     stable = len(PROMPT) - 3  # as if the last three ids were the generation prompt
-    rendered = session.render
-    session.render = lambda request, _cancelled: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+
+    def render(request: Request, *_: object) -> Rendered:
+        assert request.prompt_ids is not None
+        return Rendered(request.prompt_ids, stable, False)
+
+    session.render = render  # type: ignore[assignment, method-assign]
     reply = ask(session, PROMPT, 20)
     goes_on = [*PROMPT, *reply.ids, 1, 2]
     (started,) = ask(session, goes_on, 5).find(Started)
     assert started.reused_tokens == len(PROMPT) + 19, "the present state"
     rewritten = [*PROMPT[:stable], 90, 91, 92]  # a template that rewrites the reply leaves the stable part
     session = new_session(HYBRID, oracle(HYBRID, 5))
-    session.render = lambda request, _cancelled: rendered(request).__class__(request.prompt_ids, stable, False)  # type: ignore[method-assign]
+    session.render = render  # type: ignore[assignment, method-assign]
     ask(session, PROMPT, 20)
     (started,) = (again := ask(session, rewritten, 20)).find(Started)
     assert started.reused_tokens == stable, "the snapshot before the generation prompt"
@@ -284,7 +290,7 @@ def test_block_sizes_beyond_the_trained_one_and_modes_without_drafter_are_refuse
 def test_an_abandoned_generator_leaves_a_healthy_session(new_session: Build) -> None:
     session = new_session(HYBRID, oracle(HYBRID, 5))
     request = Request(prompt_ids=tuple(PROMPT), limits=Limits(max_new_tokens=40))
-    events = session.generate(request)
+    events: Any = session.generate(request)
     for _ in range(5):
         next(events)
     events.close()

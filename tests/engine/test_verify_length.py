@@ -9,10 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
-from engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
-from families import VOCAB
-from fused_models import PlantedBlocks, fused_target
-from proposers import Oracle, Planted
 
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import AHEAD, FusedRunner
@@ -23,6 +19,10 @@ from dflash_local.events import Notice, Step, as_dict, from_dict
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
+from tests.families import VOCAB
+from tests.fused_models import PlantedBlocks, fused_target
+from tests.proposers import Oracle, Planted
 
 Shares = Sequence[float]
 FLAT = {1: 4.6, 4: 6.0, 6: 6.0, 8: 6.0, 12: 6.0, 16: 6.0}
@@ -223,7 +223,7 @@ def session_of(name: str) -> Session:
 def planted(session: Session, costs: Mapping[int, float]) -> Session:
     """The session with these costs and nothing learnt."""
     session.verify_lengths.clear()
-    session.runner.costs = costs  # type: ignore[union-attr]
+    session.runner.costs = costs  # type: ignore[misc]
     return session
 
 

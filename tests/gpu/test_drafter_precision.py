@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from engine_sessions import ask, random_prompt
 
 from dflash_local.catalog import bundled
 from dflash_local.engine.drafter_precision import choose_precision
@@ -12,6 +13,7 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask, random_prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +28,8 @@ def test_no_drafter_precision_changes_a_reply(pair: str, word: str, dtype: str, 
     prompt = random_prompt(15)
     want = [ask(session, prompt, 200, sampling=how, mode="ar").ids for how in samplings]
     session.reset()
-    session.runner._graphs.clear()
+    runner: Any = session.runner
+    runner._graphs.clear()
     drafter = session.runner.proposer
     choose_precision(drafter, word, session.facts.block_size)
     kept = FragmentWeight if dtype == "bfloat16" else IntWeight

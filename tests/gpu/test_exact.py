@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from engine_sessions import random_prompt, text_of
-from fused_models import fused_target
-from recorded_log import record, replayed
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
@@ -15,6 +14,9 @@ from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
+from tests.engine_sessions import random_prompt, text_of
+from tests.fused_models import fused_target
+from tests.recorded_log import record, replayed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,8 +31,9 @@ def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
     assert session.facts.load.exact and session.facts.engine == "fused"
     prompt = session.render(user_request("Count from 3 to 17.")).ids
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
-    for plant in (None, lambda ids, text: Planted(session.runner.target, [*ids, *text])):
-        found = certify(session, plan, plant=plant)  # type: ignore[arg-type]
+    target: Any = session.runner.target
+    for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
+        found = certify(session, plan, plant=plant)
         assert found.verdict == "identical" and found.exact
         assert found.same_bits == found.positions > 300
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
-from engine_sessions import random_prompt
-from expert_pairs import MXFP4, write_expert_pair
 
 from benchmarks.random_checkpoint import build
 from dflash_local.bench.certify import Plan, cases, certify
@@ -18,6 +17,8 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import random_prompt
+from tests.expert_pairs import MXFP4, write_expert_pair
 
 pytestmark = pytest.mark.gpu
 DEVICE, BLOCK = "cuda", 8
@@ -43,7 +44,8 @@ def test_strict_mode_holds_for_planted_drafts(family: str, stored: str, tmp_path
 @pytest.mark.parametrize(("family", "stored"), [("qwen3_5_moe", ""), ("gpt_oss", MXFP4)])
 def test_no_cycle_waits_for_the_device(family: str, stored: str, tmp_path: Path) -> None:
     session = opened(family, stored, tmp_path)
-    runner, prompt = session.runner, random_prompt(9)
+    runner: Any = session.runner
+    prompt = random_prompt(9)
     sampler = Sampler(SamplingParams(), 1, runner.target.vocab_size, torch.tensor(prompt, device=DEVICE))
     runner.begin(sampler, frozenset(), BLOCK, True)
     cycles = []
@@ -61,13 +63,13 @@ def test_no_cycle_waits_for_the_device(family: str, stored: str, tmp_path: Path)
             torch.cuda.set_sync_debug_mode("default")
         drafted = [cycle.drafted for cycle in cycles]
         assert len(drafted) >= 200 and set(drafted) == {BLOCK - 1}
-        assert 1 < (session.runner.distinct_experts(BLOCK) or 0) <= 8
+        assert 1 < (runner.distinct_experts(BLOCK) or 0) <= 8
     session.close()
 
 
 def outputs(session: Session, ids: torch.Tensor) -> list[torch.Tensor]:
     """Logits and taps of a prompt, of a chunk behind it, and of a block, in float32."""
-    target = session.runner.target
+    target: Any = session.runner.target
     with torch.inference_mode():
         chunks = [target.prefill(ids[:16], True), target.prefill(ids[16:32], True), target.verify(ids[32:], True)]
         logits = target.head(torch.cat([chunk.hidden for chunk in chunks]))

@@ -51,7 +51,7 @@ PRODUCTS = {"expert_gate_up": "intermediate", "expert_down": "out", "route": "ex
 
 def planted(name: str, verdict: str) -> str:
     """A source whose kernel takes what the real one takes."""
-    real = expert_gemm.SOURCES[name].read_text(encoding="utf-8")  # type: ignore[index]
+    real = expert_gemm.SOURCES[name].read_text(encoding="utf-8")
     (arguments,) = re.findall(rf"\n{name}\((.*?)\) \{{", real, re.DOTALL)
     types = "typedef unsigned short u16; typedef unsigned char u8; typedef long long i64;"
     body = DIFFERENT[verdict].format(out=PRODUCTS[name])
@@ -88,7 +88,7 @@ def test_a_planted_fault_is_found_and_the_engine_gives_way(
 ) -> None:
     source = tmp_path / f"{name}.cu"
     source.write_text(planted(name, verdict))
-    monkeypatch.setitem(expert_gemm.SOURCES, name, source)  # type: ignore[misc]
+    monkeypatch.setitem(expert_gemm.SOURCES, name, source)
     with pytest.raises(KernelError, match="no kernel for these experts is known to be right"):
         choose_expert_kernels([layer()], 16)
     verdicts = record().verdicts

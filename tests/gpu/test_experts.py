@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from engine_sessions import random_prompt
-from exact_steps import check_steps
-from expert_pairs import sizes_of
-from families import save_model
-from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
 
 from dflash_local.engine.cycle import Cycle
@@ -37,6 +33,11 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import random_prompt
+from tests.exact_steps import check_steps
+from tests.expert_pairs import sizes_of
+from tests.families import save_model
+from tests.quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -129,7 +130,8 @@ def test_a_recorded_block_follows_its_rows_experts() -> None:
 
 def test_all_configurations_of_a_shape_are_right() -> None:
     weights, (x, logits) = matrices("bfloat16"), (random(16, HIDDEN), random(16, EXPERTS + 1))
-    shared = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    card: Any = torch.cuda.get_device_properties(0)
+    shared = card.shared_memory_per_block_optin
     for rows in (8, 16):
         ups = list(expert_gemm.candidates(True, weights.gate_up, MIXTURE, rows, shared))
         downs = list(expert_gemm.candidates(False, weights.down, MIXTURE, rows, shared))

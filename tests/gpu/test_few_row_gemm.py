@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import save_model
-from quantised_checkpoints import quantise
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
@@ -21,6 +18,9 @@ from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import save_model
+from tests.quantised_checkpoints import quantise
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
 

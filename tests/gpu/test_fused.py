@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_sessions import Reply, random_prompt
-from fused_models import fused_target
-from recorded_log import record
 
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused import FusedRunner
@@ -17,6 +14,9 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine_sessions import Reply, random_prompt
+from tests.fused_models import fused_target
+from tests.recorded_log import record
 
 pytestmark = pytest.mark.gpu
 PAIRS = pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
@@ -16,6 +15,7 @@ from dflash_local.kernels.kernel_record import record_of
 from dflash_local.models.fused import kernel_choice
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, mon
     source.write_text(planted(verdict))
     monkeypatch.setattr(few_row_gemm, "SOURCE", source)
     layer = Linear(int4(1024, 2048, 128, device="cuda"))
-    wide = layer.weight.dequantized()  # type: ignore[union-attr]
+    wide = layer.weight.dequantized()
     finish([layer])
     choose_configs([layer], 16)
     record = record_of(torch.device("cuda", 0))
@@ -90,7 +90,7 @@ def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, mon
     monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 100)
     monkeypatch.setattr(kernel_trial, "TRIAL_S", 10.0)
     layer = Linear(int4(1024, 2048, 128, device="cuda"))
-    wide = layer.weight.dequantized()  # type: ignore[union-attr]
+    wide = layer.weight.dequantized()
     finish([layer])
     choose_configs([layer], 8)
     assert isinstance(layer.config, FewRowConfig) and layer.config.warps_n == 2

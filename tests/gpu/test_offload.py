@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_sessions import Reply, random_prompt
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.load import load
@@ -15,6 +14,7 @@ from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.pinned import on_host, pinned_empty
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams
+from tests.engine_sessions import Reply, random_prompt
 
 pytestmark = pytest.mark.gpu
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import save_model
-from quantised_checkpoints import quantise
-from quantized_weights import int4
 
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
@@ -19,6 +16,9 @@ from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import save_model
+from tests.quantised_checkpoints import quantise
+from tests.quantized_weights import int4
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantised_checkpoints import DIALECTS, save_quantised
-from quantised_pairs import STORED, check_text_of_decoded_weights
 
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
@@ -16,6 +14,8 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.load_target import Placement, load_target
 from dflash_local.models.target_facts import TargetFacts
+from tests.quantised_checkpoints import DIALECTS, save_quantised
+from tests.quantised_pairs import STORED, check_text_of_decoded_weights
 
 pytestmark = pytest.mark.gpu
 PROMPT = torch.arange(5, 16)

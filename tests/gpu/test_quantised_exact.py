@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact_steps import check_steps
-from families import save_model
-from quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 from safetensors.torch import load_file, save_file
 
 from dflash_local.kernels.few_row_gemm import FewRowConfig
@@ -18,6 +15,9 @@ from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.exact_steps import check_steps
+from tests.families import save_model
+from tests.quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 
 pytestmark = pytest.mark.gpu
 ROWS, PROMPT, SINK = 8, 11, 5

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_sessions import Reply
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
@@ -14,6 +13,7 @@ from dflash_local.kernels.quantize_weight import quantize as quantize_matrix
 from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.load_config import QUANTIZED
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine_sessions import Reply
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS = 384, 4096

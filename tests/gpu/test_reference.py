@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import FAMILIES, RECURRENT, VOCAB, random_model
-from proposers import Oracle, RandomDrafts, decode
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask, random_prompt
+from tests.families import FAMILIES, RECURRENT, VOCAB, random_model
+from tests.proposers import Oracle, RandomDrafts, decode
 
 pytestmark = [
     pytest.mark.gpu,

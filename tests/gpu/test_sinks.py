@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def test_both_ways_equal_softmax_with_one_more_column(
 ) -> None:
     torch.manual_seed(rows)
     cuda = torch.device("cuda")
-    cache = tuple(
+    cache: Any = tuple(
         torch.randn(KV_HEADS, CAPACITY, HEAD_DIM, device=cuda).to(dtype).to(cache_dtype or dtype) for _ in range(2)
     )
     queries = torch.randn(rows, HEADS, HEAD_DIM, device=cuda).to(dtype)

@@ -25,9 +25,15 @@ CPU = torch.device("cpu")
 Found = Iterator[tuple[str, int]]
 
 
+def devices_are(capability: tuple[int, int]) -> None:
+    """What asks a card for its properties is told these."""
+    module: Any = decode_attention
+    module.device_properties = lambda _device: DeviceProperties(0, 16, capability)
+
+
 def with_kernels(answer: bool) -> None:
     """Kernels from now on, or references."""
-    decode_attention.runs_kernels = qk_norm_rope_cache.runs_kernels = lambda _tensor: answer
+    decode_attention.runs_kernels = qk_norm_rope_cache.runs_kernels = lambda tensor: answer
 
 
 def sum_every_row_alike() -> None:
@@ -41,7 +47,7 @@ def sum_every_row_alike() -> None:
 
 
 @triton.jit
-def _widen_kernel(codes, out, SIZE: tl.constexpr):
+def _widen_kernel(codes: Any, out: Any, SIZE: tl.constexpr) -> None:
     at = tl.arange(0, SIZE)
     tl.store(out + at, decode_attention.widened(tl.load(codes + at), out.dtype.element_ty))
 
@@ -114,13 +120,13 @@ def rotated_heads() -> Found:
 def attention() -> Found:
     """An eight-bit cache gives bitwise what its widened copy gives, and nearly what the reference gives."""
     for capability in ((8, 0), (9, 0)):
-        decode_attention.device_properties = lambda _device, found=capability: DeviceProperties(0, 16, found)
+        devices_are(capability)
         for kind in (torch.float32, torch.float16):
             torch.manual_seed(1)
             queries, at = torch.randn(5, 4, 16, dtype=kind), torch.tensor([270], dtype=torch.int32)
-            small = tuple(torch.randn(2, 300, 16).to(EIGHT) for _ in range(2))
+            small = torch.randn(2, 300, 16).to(EIGHT), torch.randn(2, 300, 16).to(EIGHT)
             found = []
-            for cache, kernels in ((small, True), (tuple(part.to(kind) for part in small), True), (small, False)):
+            for cache, kernels in ((small, True), ((small[0].to(kind), small[1].to(kind)), True), (small, False)):
                 with_kernels(kernels)
                 partials = SplitKV.allocate(5, 4, 16, 300, CPU)
                 out = torch.empty(5, 64, dtype=kind)
@@ -134,7 +140,8 @@ def attention() -> Found:
 def rows() -> Found:
     """A row's bits: at another index, among other rows, under another max_seq_len, over splits that are fixed."""
     with_kernels(True)
-    for module in (split_kv, decode_attention):
+    modules: tuple[Any, ...] = (split_kv, decode_attention)
+    for module in modules:
         module.SPLITS_PER_DOUBLING, module.FIXED_SPLIT_SIZE = 2, 32
     for kind, start, index, sinks in (
         *((torch.float32, 270, 2, None), (torch.float32, 254, 2, None), (torch.float32, 125, 3, None)),
@@ -159,7 +166,7 @@ def rows() -> Found:
 
 def attend(
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, ...],
+    cache: Any,
     start: int,
     fixed: bool,
     max_seq_len: int,
@@ -176,7 +183,7 @@ def attend(
 
 def main() -> None:
     sum_every_row_alike()
-    decode_attention.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
+    devices_are((8, 0))  # no card is asked
     groups = (all_codes, all_numbers, rotated_heads, attention, rows)
     json.dump(dict(item for group in groups for item in group()), sys.stdout)
 

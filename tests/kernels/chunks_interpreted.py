@@ -39,7 +39,7 @@ def widen_products() -> None:
 
 def with_kernels(answer: bool) -> None:
     """Kernels from now on, or references."""
-    delta_chunk.runs_kernels = delta_rows.runs_kernels = lambda _tensor: answer
+    delta_chunk.runs_kernels = delta_rows.runs_kernels = lambda tensor: answer
 
 
 def given(rows: int, kind: str, dtype: torch.dtype = torch.float32) -> Given:

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 import triton
-from cuda_cards import SHARED_MEMORY, TRITON_CARDS
-from quantized_weights import fp8, int4, int8, nvfp4
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
@@ -36,6 +34,8 @@ from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
+from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS
+from tests.quantized_weights import fp8, int4, int8, nvfp4
 
 LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in TRITON_CARDS}
 BF16 = "*bf16"

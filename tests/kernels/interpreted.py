@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import (
@@ -33,8 +33,9 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
-MODULES = (
+MODULES: tuple[Any, ...] = (
     accept,
     choose,
     decode_attention,
@@ -48,7 +49,8 @@ MODULES = (
 )
 
 
-for each in (decode_attention, fragment_decode):
+each: Any
+for each in (decode_attention, fragment_decode):  # the last stands for the decoder below
     each.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
 
 
@@ -79,10 +81,10 @@ def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
     yield "products into a part of each row", part_of_rows
     for rows, residual in ((1, False), (5, True), (16, True), (20, False)):
-        yield f"products of {rows} rows", lambda rows=rows, residual=residual: run(rows, residual)
+        yield f"products of {rows} rows", partial(run, rows, residual)
 
 
-PACKED = {
+PACKED: dict[str, Codable] = {
     "int4": int4(64, 256, 128),
     "int4, wide groups": int4(64, 256, 256),
     "int4, zeros, ragged": int4(56, 160, 32, True),
@@ -103,7 +105,7 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(
         weight: Codable, config: LaunchConfig | None = None, capability: tuple[int, int] = (9, 0)
     ) -> tuple[torch.Tensor, ...]:
-        fragment_decode.device_properties = lambda _device: DeviceProperties(0, 16, capability)
+        each.device_properties = lambda _device: DeviceProperties(0, 16, capability)
         packed, (n, k) = FragmentWeight.of(weight), weight.shape
         out = torch.zeros(n, k)
         part = fragment_decode.decode(packed, slice(16, n), out, config)
@@ -111,19 +113,20 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
     every_scale = {"mxfp4 with every scale": mxfp4(64, 256, scales=(0, 189))}
+    weight: Codable
     for name, weight in (PACKED | every_scale).items():
-        yield f"decode {name}", lambda weight=weight: run(weight)
+        yield f"decode {name}", partial(run, weight)
     for name in ("fp8", "fp8, ragged", "fp8, rows"):
-        yield f"decode {name}, as older cards", lambda name=name: run(PACKED[name], capability=(8, 0))
+        yield f"decode {name}, as older cards", partial(run, PACKED[name], capability=(8, 0))
     blocks = fp8(48, 1024, (32, 256), scales=torch.bfloat16)
-    wide = {"fp8": blocks, "int4": int4(48, 1024, 256), "nvfp4": nvfp4(48, 640)}
+    wide: dict[str, Codable] = {"fp8": blocks, "int4": int4(48, 1024, 256), "nvfp4": nvfp4(48, 640)}
     launches = (
         LaunchConfig(steps=1, num_warps=1, across=1),
         LaunchConfig(steps=2, along_k=False, last_first=True, streamed=False),
         LaunchConfig(steps=8, across=4, native=False),
     )
     for (name, weight), config in product(wide.items(), launches):
-        yield f"decode {name}, {config}", lambda weight=weight, config=config: run(weight, config)
+        yield f"decode {name}, {config}", partial(run, weight, config)
 
 
 def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -133,7 +136,7 @@ def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         return (gather_rows._copied(table, ids, out) if gather_rows.runs_kernels(ids) else table[ids],)
 
     for rows, size in ((1, 64), (16, 5120), (7, 2056)):
-        yield f"{rows} gathered rows of {size}", lambda r=rows, s=size: run(r, s)
+        yield f"{rows} gathered rows of {size}", partial(run, rows, size)
 
 
 def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -146,7 +149,7 @@ def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, .
 
     for name, weight in PACKED.items():
         rows = 40 if name in ("int4", "fp8") else 5
-        yield f"products with {name}, {rows} rows", lambda weight=weight, rows=rows: run(weight, rows)
+        yield f"products with {name}, {rows} rows", partial(run, weight, rows)
 
     def with_tail(rows: int) -> tuple[torch.Tensor, ...]:
         packed = FragmentWeight.of(PACKED["int4"]).with_tail(torch.randn(24, 256).bfloat16())
@@ -158,15 +161,12 @@ def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, .
 
 
 def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(norm_plus_one: bool) -> tuple[torch.Tensor, ...]:
+        x, weight, out = torch.randn(5, 40), torch.rand(40), torch.empty(5, 40)
+        return (rms_norm.rms_norm(x, weight, 1e-6, out, norm_plus_one=norm_plus_one),)
+
     for norm_plus_one in (False, True):
-        yield (
-            f"norm, norm_plus_one {norm_plus_one}",
-            lambda norm_plus_one=norm_plus_one: (
-                rms_norm.rms_norm(
-                    torch.randn(5, 40), torch.rand(40), 1e-6, torch.empty(5, 40), norm_plus_one=norm_plus_one
-                ),
-            ),
-        )
+        yield f"norm, norm_plus_one {norm_plus_one}", partial(run, norm_plus_one)
 
 
 def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -196,8 +196,8 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         return queries[:, : kind.num_heads], *cache, *([gates] if kind.gated else [])
 
     for name, kind in kinds.items():
-        yield f"heads, {name}", lambda kind=kind: run(kind, True)
-        yield f"heads with biases, {name}", lambda kind=kind: run(kind, True, True)
+        yield f"heads, {name}", partial(run, kind, True)
+        yield f"heads with biases, {name}", partial(run, kind, True, True)
     yield "heads without norms", lambda: run(kinds["plain"], False)
     yield "heads with biases, without norms, of 64", lambda: run(HeadLayout(8, 1, 64, 64), False, True)
 
@@ -222,7 +222,7 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         decode_attention.decode_attention(queries, cache, at, out, partials, 300, mask, gates, sinks=logits)
         return (out,)
 
-    cases = {
+    cases: dict[str, tuple[Any, ...]] = {
         "causal": (270, 8, 2, AttentionMask(), False),
         "gated, three heads to a key": (131, 5, 3, AttentionMask(), True),
         "one row at the beginning": (0, 1, 4, AttentionMask(), False),
@@ -248,7 +248,7 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         "heads of 64": (270, 8, 8, AttentionMask(), False, 64),
     }
     for name, case in cases.items():
-        yield f"attention, {name}", lambda case=case: run(*case)
+        yield f"attention, {name}", partial(run, *case)
 
     def in_parts(case: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         largest, decode_attention.MAX_OUTPUTS = decode_attention.MAX_OUTPUTS, 16 * 16
@@ -278,7 +278,7 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
 
     for noisy in (False, True):
         for poisoned in (False, True):
-            yield f"choice, noisy {noisy}, poisoned {poisoned}", lambda n=noisy, p=poisoned: run(n, p)
+            yield f"choice, noisy {noisy}, poisoned {poisoned}", partial(run, noisy, poisoned)
     yield "choice of drafts, poisoned", lambda: run(False, True, 0)
 
 
@@ -348,9 +348,9 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
         return (first.state - second.state,)
 
     for kept in (1, 4):
-        yield f"committed bits, {kept} rows", lambda k=kept: settled(k, 6)
+        yield f"committed bits, {kept} rows", partial(settled, kept, 6)
     for rows, kept, cycle in ((1, 0, 0), (6, 1, 3), (6, 2, 4), (5, 3, 1), (6, 6, 2)):
-        yield f"recurrence, {rows} rows after {kept}", lambda r=rows, k=kept, s=cycle: run(r, k, s)
+        yield f"recurrence, {rows} rows after {kept}", partial(run, rows, kept, cycle)
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from host_cuda import HostKernel, compiler
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_step
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState
+from tests.host_cuda import HostKernel, compiler
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"

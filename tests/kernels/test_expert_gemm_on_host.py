@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from host_cuda import HostKernel, compiler
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import expert_gemm, few_row_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.split_kv import DeviceProperties
+from tests.host_cuda import HostKernel, compiler
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"
@@ -95,7 +95,7 @@ def test_rows_take_the_likeliest_experts_and_the_list_holds_each_slot_once(
         assert torch.equal(found.experts, experts)
         assert torch.allclose(found.weights, weights, rtol=1e-2, atol=0)
         assert torch.equal(found.weights, found.weights.bfloat16().float())
-        slots = {expert: [] for expert in sorted(set(experts.flatten().tolist()))}
+        slots: dict[int, list[int]] = {expert: [] for expert in sorted(set(experts.flatten().tolist()))}
         for slot, expert in enumerate(experts.flatten().tolist()):
             slots[expert].append(slot)
         assert found.listed() == slots and list(found.listed()) == list(slots)
@@ -169,7 +169,7 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
         residual: torch.Tensor,
         seed: int,
         down_config: DownConfig = DownConfig(3, 2, 2),  # noqa: B008  # it is frozen
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Routed, torch.Tensor, torch.Tensor]:
         for kernel in kernels:
             kernel.seed = seed
         routed = Routed(mixture, len(x)).route(logits)

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from cuda_cards import SHARED_MEMORY
 
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import Mixture
@@ -14,6 +13,7 @@ from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import source_text
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
+from tests.cuda_cards import SHARED_MEMORY
 
 FORMATS = {
     "bfloat16": PLAIN,

@@ -9,11 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import expert_references
 import pytest
 import torch
-from host_cuda import HostKernel, compiler
-from quantized_weights import fp8, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import expert_gemm, kernel_trial, trial_worker
 from dflash_local.kernels.expert_check import RouteCheck, list_of, routings
@@ -25,6 +22,9 @@ from dflash_local.kernels.kernel_record import KernelRecord, source_digest
 from dflash_local.kernels.kernel_trial import Request, Trial, try_kernels
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import DeviceProperties
+from tests import expert_references
+from tests.host_cuda import HostKernel, compiler
+from tests.quantized_weights import fp8, int4, int8, mxfp4, nvfp4
 
 CPU = torch.device("cpu")
 UP, DOWN = GateUpConfig(1, 2, 1, 2), DownConfig(2, 1, 2)
@@ -233,7 +233,7 @@ def test_a_trial_takes_little_memory_and_whole_units() -> None:
     class Large(ExpertWeight):
         """Of more experts than there is memory for here."""
 
-        out_features, in_features = 2 * 5760, 4096  # type: ignore[assignment]
+        out_features, in_features = 2 * 5760, 4096
 
     small = weight_of(kind, 1, 64, 128)
     large = Large(small.weight, 257, coded)
@@ -247,7 +247,7 @@ def test_a_trial_takes_little_memory_and_whole_units() -> None:
 
 
 def test_names_follow_all_that_kernels_are_compiled_with() -> None:
-    every = [trial(config, mixture, kind, rows) for config in (UP, DOWN) for mixture in MIXTURES
+    every: list[Any] = [trial(config, mixture, kind, rows) for config in (UP, DOWN) for mixture in MIXTURES
              for kind in FORMATS[:3] for rows in (8, 16)]  # fmt: skip
     routers = [RouteTrial(mixture, biased) for mixture in MIXTURES for biased in (False, True)]
     assert len({each.kernel for each in (*every, *routers)}) == len(every) + len(routers)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from host_cuda import HostKernel, compiler
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.kernels import few_row_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.kernels.split_kv import DeviceProperties
+from tests.host_cuda import HostKernel, compiler
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels.test_fused_kernels import child
 
 from dflash_local.kernels import split_kv
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
@@ -15,6 +15,7 @@ from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache, rounded
 from dflash_local.kernels.split_kv import decode_config
 from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
+from tests.kernels.test_fused_kernels import child
 
 EIGHT = torch.float8_e4m3fn
 
@@ -33,10 +34,14 @@ def test_numbers_beyond_the_largest_code_saturate_and_never_become_nan() -> None
     assert bool(rounded(torch.tensor([float("nan")]), EIGHT).float().isnan())
 
 
+def empty(room: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(2, room, 16).to(dtype), torch.zeros(2, room, 16).to(dtype)
+
+
 def test_the_references_write_and_read_an_eight_bit_cache() -> None:
     torch.manual_seed(0)
     layout, room, start = HeadLayout(4, 2, 16, 16), 30, torch.tensor([9], dtype=torch.int32)
-    small, wide = (tuple(torch.zeros(2, room, 16).to(dtype) for _ in range(2)) for dtype in (EIGHT, torch.bfloat16))
+    small, wide = (empty(room, dtype) for dtype in (EIGHT, torch.bfloat16))
     angles = torch.rand(room, 8).repeat(1, 2)
     rotation = (angles.cos().bfloat16(), angles.sin().bfloat16())
     qkv = (torch.randn(5, layout.qkv_size) * 100).bfloat16()
@@ -47,7 +52,7 @@ def test_the_references_write_and_read_an_eight_bit_cache() -> None:
     partials = SplitKV.allocate(5, 4, 16, room, torch.device("cpu"))
     outs = [
         decode_attention(queries, cache, start, torch.zeros(5, 64).bfloat16(), partials, room, AttentionMask())
-        for cache in (small, tuple(part.bfloat16() for part in small))
+        for cache in (small, (small[0].bfloat16(), small[1].bfloat16()))
     ]
     assert torch.equal(*outs)
 
@@ -57,8 +62,8 @@ def test_prefill_over_an_eight_bit_cache_equals_that_over_its_widened_copy(commi
     torch.manual_seed(committed)
     rows, end = 7, committed + 7
     queries = torch.randn(rows, 6, 16)
-    small = tuple(torch.randn(2, 40, 16).to(EIGHT) for _ in range(2))
-    wide = tuple(part.float() for part in small)
+    small: Any = tuple(torch.randn(2, 40, 16).to(EIGHT) for _ in range(2))
+    wide: Any = tuple(part.float() for part in small)
     found = prefill_attention(queries, small, committed)
     torch.testing.assert_close(found, prefill_attention(queries, wide, committed), rtol=1e-6, atol=1e-6)
     key, at = torch.arange(end), committed + torch.arange(rows)

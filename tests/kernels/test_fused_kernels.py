@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_cards import SHARED_MEMORY, TRITON_CARDS
+
+from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

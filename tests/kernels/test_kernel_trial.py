@@ -10,10 +10,10 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, kernel_trial, nvrtc, product_check, trial_worker
@@ -25,20 +25,19 @@ from dflash_local.kernels.kernel_trial import Request, TrialsImpossibleError, tr
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.worker.process import WorkerError
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 CPU = torch.device("cpu")
-FORMATS = [
-    FragmentWeight.of(weight).format
-    for weight in (
-        *(int4(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
-        int4(16, 256, 256, True, torch.float32),
-        *(int8(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
-        fp8(16, 128),
-        fp8_rows(16, 128),
-        mxfp4(16, 128),
-        *(nvfp4(16, 128, row_scales) for row_scales in (False, True)),
-    )
-]
+WEIGHTS: tuple[Any, ...] = (
+    *(int4(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
+    int4(16, 256, 256, True, torch.float32),
+    *(int8(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
+    fp8(16, 128),
+    fp8_rows(16, 128),
+    mxfp4(16, 128),
+    *(nvfp4(16, 128, row_scales) for row_scales in (False, True)),
+)
+FORMATS = [FragmentWeight.of(weight).format for weight in WEIGHTS]
 FORMATS.extend((replace(FORMATS[1], tail=24), PLAIN))
 # What each planted kernel does, by warps_k of its configuration.
 PLANTED = """
@@ -207,7 +206,7 @@ def test_an_interrupted_trial_keeps_what_is_known_and_ends_its_child(record: Ker
 
     with pytest.raises(KeyboardInterrupt):
         try_kernels([trial(FORMATS[0], 5), trial(FORMATS[0], 6)], CPU, record, progress)
-    assert len(KernelRecord(record.path.parent, record.facts).verdicts) == 1 and answers.closed == 1  # type: ignore[union-attr]
+    assert len(KernelRecord(record.path.parent, record.facts).verdicts) == 1 and answers.closed == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signal")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_cards import SHARED_MEMORY
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
@@ -19,6 +17,8 @@ from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import PLAIN, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.layout.linear import SLICE_ROWS
+from tests.cuda_cards import SHARED_MEMORY
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 FORMATS = {
     "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,

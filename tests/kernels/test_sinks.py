@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def test_a_prompts_rows_and_a_blocks(
     torch.manual_seed(committed)
     rows, room, scale = 9, 40, 0.3
     queries = torch.randn(rows, HEADS, head_dim) * 2
-    cache = (torch.randn(2, KV_HEADS, room, head_dim) * 2).to(cache_dtype).unbind(0)
+    cache: Any = (torch.randn(2, KV_HEADS, room, head_dim) * 2).to(cache_dtype).unbind(0)
     want = with_one_more_column(queries, cache, committed, window, scale).float()
     found = prefill_attention(queries, cache, committed, scale, window, SINKS)
     torch.testing.assert_close(found, want, rtol=2e-5, atol=2e-5)
@@ -52,7 +54,7 @@ def test_a_prompts_rows_and_a_blocks(
 def test_a_prompts_sinks_are_not_rounded_to_bfloat16() -> None:
     """They pass through the products of the queries' dtype; 8 bits of mantissa would make 65 of this one."""
     queries, sink = torch.zeros(3, HEADS, 16, dtype=torch.bfloat16), 65.2
-    cache = (torch.zeros(KV_HEADS, 8, 16, dtype=torch.bfloat16), torch.ones(KV_HEADS, 8, 16, dtype=torch.bfloat16))
+    cache: Any = (torch.zeros(KV_HEADS, 8, 16, dtype=torch.bfloat16), torch.ones(KV_HEADS, 8, 16, dtype=torch.bfloat16))
     queries[..., 0] = 1
     cache[0][..., 0] = 16.0  # equal scores of 64 with this scale
     found = prefill_attention(queries, cache, 2, 4.0, None, torch.full((HEADS,), sink))

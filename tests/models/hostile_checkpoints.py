@@ -25,11 +25,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parents[1]))
 
-from models.hostile_fields import Case, field_cases  # noqa: E402
-from models.hostile_files import file_cases, header_cases  # noqa: E402
-from models.hostile_tokenizers import tokenizer_cases  # noqa: E402
+from tests.models.hostile_fields import Case, field_cases  # noqa: E402
+from tests.models.hostile_files import file_cases, header_cases  # noqa: E402
+from tests.models.hostile_tokenizers import tokenizer_cases  # noqa: E402
 
 DEMO = HERE.parents[1] / "dflash_local" / "demo"
 PROMPT = "a" * 40 + "!"
@@ -123,8 +123,9 @@ def _worker() -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str | None]]]
         start_new_session=True,
     )
     answers: queue.Queue[str | None] = queue.Queue()
-    assert process.stdout is not None
-    reader = threading.Thread(target=lambda: [*map(answers.put, process.stdout), answers.put(None)], daemon=True)
+    lines = process.stdout
+    assert lines is not None
+    reader = threading.Thread(target=lambda: [*map(answers.put, lines), answers.put(None)], daemon=True)
     reader.start()
     try:
         yield process, answers

@@ -14,7 +14,7 @@ Change = Callable[[Path], None]  # given the pair's folder, which holds target/ 
 HUGE = 10**400
 JUNK: tuple[Any, ...] = ("8", "", -1, 0, 1.5, 2**31, 2**63, HUGE, True, [], [8], {}, {"a": 1})
 BIG = (7, 1000, 2**18, 2**20)  # plausible, and at odds with the weights
-NOT_FINITE = (float("inf"), float("nan"), -1.0, 0, HUGE, "1", True, [])
+NOT_FINITE: tuple[Any, ...] = (float("inf"), float("nan"), -1.0, 0, HUGE, "1", True, [])
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "max_position_embeddings"),
@@ -42,6 +42,13 @@ LAYERS: tuple[Any, ...] = (
     *(["full_attention"] * 100_000, ["sliding_attention"] * 8, ["linear_attention"] * 8, ["chunked_attention"] * 8),
 )
 KERNELS = ("kernels-community/flash-attn", "flex_attention", "paged|eager", "flash_attention_2", "eager", 5, {"": "x"})
+
+
+def each(*values: Any) -> tuple[Any, ...]:
+    """Values of several types."""
+    return values
+
+
 # Keys by which transformers fetches, imports, or takes up something else than what was checked.
 BEHAVIOUR: dict[str, tuple[Any, ...]] = {
     "auto_map": ({"AutoConfig": "evil.Evil"}, {"AutoModelForCausalLM": "evil.Evil"}, "evil.Evil", ["evil"], {}, None),
@@ -55,14 +62,17 @@ BEHAVIOUR: dict[str, tuple[Any, ...]] = {
     "distributed_config": ({"tp_size": 2}, 5),
     "quantization_config": (
         *({"quant_method": name} for name in ("gptq", "awq", "fp8", "bitsandbytes", "compressed-tensors", "quark")),
-        *({"quant_method": value} for value in ("mxfp4", "evil", "x" * 100_000, 5, [], {}, None)),
+        *({"quant_method": value} for value in each("mxfp4", "evil", "x" * 100_000, 5, [], {}, None)),
         *(5, "gptq", [], {"bits": 4}, {"quant_method": "gptq", "modules_to_not_convert": 5}),
-        *({"quant_method": "gptq", "bits": 4, "dynamic": value} for value in (5, [], {"-:(a+)+$": {}}, {"(": {}})),
-        *({"quant_method": "gptq", "bits": value} for value in ("4", -4, HUGE, [], {})),
-        *({"quant_method": "gptq", "bits": 4, "group_size": value} for value in ("4", 0, HUGE, 3.5)),
-        *({"quant_method": "fp8", "weight_block_size": value} for value in (5, [], [0, 1], [HUGE, 1], ["1", 1])),
-        *({"quant_method": "compressed-tensors", "config_groups": value} for value in (5, [], {"a": 5}, {"a": {}})),
-        *({"quant_method": "auto-round", "bits": 4, "extra_config": value} for value in (5, [], {"a": 5}, {"(": {}})),
+        *({"quant_method": "gptq", "bits": 4, "dynamic": value} for value in each(5, [], {"-:(a+)+$": {}}, {"(": {}})),
+        *({"quant_method": "gptq", "bits": value} for value in each("4", -4, HUGE, [], {})),
+        *({"quant_method": "gptq", "bits": 4, "group_size": value} for value in each("4", 0, HUGE, 3.5)),
+        *({"quant_method": "fp8", "weight_block_size": value} for value in each(5, [], [0, 1], [HUGE, 1], ["1", 1])),
+        *({"quant_method": "compressed-tensors", "config_groups": value} for value in each(5, [], {"a": 5}, {"a": {}})),
+        *(
+            {"quant_method": "auto-round", "bits": 4, "extra_config": value}
+            for value in each(5, [], {"a": 5}, {"(": {}})
+        ),
     ),
     "get_text_config": (5,),
     "dtype": ("evil", "save", 5, [], "float64"),

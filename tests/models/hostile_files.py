@@ -10,11 +10,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from models.hostile_fields import HUGE, Case, Change, short
+from tests.models.hostile_fields import HUGE, Case, Change, short
 
 
 def raw_config(part: str, raw: bytes) -> Change:
-    return lambda pair: (pair / part / "config.json").write_bytes(raw) and None
+    def change(pair: Path) -> None:
+        (pair / part / "config.json").write_bytes(raw)
+
+    return change
 
 
 def file_cases() -> Iterator[Case]:
@@ -46,7 +49,7 @@ def file_cases() -> Iterator[Case]:
         text = json.dumps(value)
         yield Case("index", short(value), indexed(text))
     for kind, make in ODD_FILES.items():
-        yield Case("index", f"{index} is {kind}", indexed("", lambda path, make=make: make(path)))
+        yield Case("index", f"{index} is {kind}", indexed("", make))
 
 
 ODD_FILES: dict[str, Callable[[Path], object]] = {
@@ -119,8 +122,8 @@ def added(name: str, value: Any) -> Callable[[bytes, bytes], bytes]:
     return lambda raw, data: packed(json.dumps({**json.loads(raw), name: value}).encode(), data)
 
 
-DTYPES = ("F4", "F64", "F8_E4M3", "C64", "BOOL", "EVIL", 5, None, [])
-SHAPES = ([], [0], [-1], [2**62], [2**61] * 3, [HUGE], ["1"], "x", [1] * 9, None)
+DTYPES: tuple[Any, ...] = ("F4", "F64", "F8_E4M3", "C64", "BOOL", "EVIL", 5, None, [])
+SHAPES: tuple[Any, ...] = ([], [0], [-1], [2**62], [2**61] * 3, [HUGE], ["1"], "x", [1] * 9, None)
 OFFSETS = ([0], [0, HUGE], [5, 1], [-2, 0], "x", None, [0, True])
 HEADERS: dict[str, Callable[[bytes, bytes], bytes]] = {
     "no bytes": lambda raw, data: b"",

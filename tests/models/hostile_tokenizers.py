@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from models.hostile_fields import HUGE, Case, edited, short
+from tests.models.hostile_fields import HUGE, Case, edited, short
 
 REGEX_BOMB = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 GROWTH = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
@@ -73,7 +73,10 @@ def value_of(file: str, key: str, value: Any) -> Callable[[Path], None]:
 
 
 def written(name: str, text: str) -> Callable[[Path], None]:
-    return lambda pair: (pair / "target" / name).write_text(text, encoding="utf-8") and None
+    def change(pair: Path) -> None:
+        (pair / "target" / name).write_text(text, encoding="utf-8")
+
+    return change
 
 
 def tokenizer_cases() -> Iterator[Case]:

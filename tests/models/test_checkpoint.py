@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def sharded(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", [folder_with, sharded])
-def test_reads_both_layouts(tmp_path, layout):
+def test_reads_both_layouts(tmp_path: Path, layout: Callable[[Path], Path]) -> None:
     checkpoint = Checkpoint.open(layout(tmp_path))
     assert checkpoint.tensors["a.weight"].shape == (2, 3) and checkpoint.tensors["b.weight"].dtype == "BF16"
     assert checkpoint.nbytes == 6 * 4 + 4 * 2
@@ -72,7 +73,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_ck_04_what_is_no_safetensors_is_named(tmp_path, name):
+def test_ck_04_what_is_no_safetensors_is_named(tmp_path: Path, name: str) -> None:
     data, said = DAMAGED[name]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -99,13 +100,13 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_ck_04_damaged_header(tmp_path, name):
+def test_ck_04_damaged_header(tmp_path: Path, name: str) -> None:
     header, size, said = HEADERS[name]
     with pytest.raises(CheckpointError, match=said):
         read_header(raw_file(tmp_path, header, bytes(size)))
 
 
-def test_ck_07_too_many_tensors_and_too_long_header(tmp_path, monkeypatch):
+def test_ck_07_too_many_tensors_and_too_long_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert safetensors_header.MAX_ENTRIES == 300_000 and MAX_HEADER_BYTES == 100_000_000  # a mixture stored per expert
     monkeypatch.setattr(safetensors_header, "MAX_ENTRIES", 50)
     entries = {f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(50)}
@@ -117,7 +118,7 @@ def test_ck_07_too_many_tensors_and_too_long_header(tmp_path, monkeypatch):
         read_header(long)
 
 
-def test_shards_are_checked_against_the_index(tmp_path):
+def test_shards_are_checked_against_the_index(tmp_path: Path) -> None:
     index = sharded(tmp_path) / "model.safetensors.index.json"
     good = json.loads(index.read_text())["weight_map"]
 
@@ -134,7 +135,7 @@ def test_shards_are_checked_against_the_index(tmp_path):
     refused(good, "'a.weight' is in both")
 
 
-def test_ck_05_nan_and_infinity_name_the_tensor(tmp_path):
+def test_ck_05_nan_and_infinity_name_the_tensor(tmp_path: Path) -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         folder_with(tmp_path, {"ok": torch.ones(3), "broken": torch.tensor([1.0, bad])})
         with pytest.raises(CheckpointError, match="tensor broken in .* holds NaN or infinity"):
@@ -144,14 +145,14 @@ def test_ck_05_nan_and_infinity_name_the_tensor(tmp_path):
         list(Checkpoint.open(tmp_path).read(dtype=torch.float16))
 
 
-def test_ck_06_zero_and_huge_tensors_are_noticed(tmp_path):
+def test_ck_06_zero_and_huge_tensors_are_noticed(tmp_path: Path) -> None:
     heard: list[str] = []
     folder_with(tmp_path, {"z.weight": torch.zeros(3), "h.weight": torch.tensor([1e30]), "z.bias": torch.zeros(3)})
     assert len(list(Checkpoint.open(tmp_path).read(on_notice=heard.append))) == 3
     assert len(heard) == 2 and any("z.weight is all zeros" in h for h in heard) and any("h.weight" in h for h in heard)
 
 
-def test_ck_08_pickles_are_refused_and_never_opened(tmp_path):
+def test_ck_08_pickles_are_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").mkdir()  # opening it would fail differently
     with pytest.raises(CheckpointError, match="pytorch_model.bin .*safetensors only"):
@@ -159,7 +160,7 @@ def test_ck_08_pickles_are_refused_and_never_opened(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\udcff"])
-def test_config_that_is_no_object(tmp_path, text):
+def test_config_that_is_no_object(tmp_path: Path, text: str) -> None:
     folder_with(tmp_path)
     (tmp_path / "config.json").write_text(text, errors="surrogateescape")
     if text.startswith('{"a"') and sys.version_info < (3, 11):
@@ -168,7 +169,7 @@ def test_config_that_is_no_object(tmp_path, text):
         Checkpoint.open(tmp_path)
 
 
-def test_missing_folder_and_files(tmp_path):
+def test_missing_folder_and_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         Checkpoint.open(tmp_path / "no")
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
@@ -178,7 +179,7 @@ def test_missing_folder_and_files(tmp_path):
         Checkpoint.open(tmp_path)
 
 
-def test_headers_are_read_without_torch_and_fast(tmp_path):
+def test_headers_are_read_without_torch_and_fast(tmp_path: Path) -> None:
     folder_with(tmp_path)
     code = (
         "import sys; from pathlib import Path; from dflash_local.models.checkpoint import Checkpoint;"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def taps_of(count: int) -> dict[str, object]:
 
 SWA = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding causal": SWA,
     "sliding not causal": {**SWA, "is_causal": False},
@@ -123,7 +124,7 @@ def draft(drafter: Drafter, taps: torch.Tensor, block: torch.Tensor, **cache: in
 
 
 @pytest.fixture(params=PAIRS)
-def golden(request: pytest.FixtureRequest):
+def golden(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     folder = GOLDEN / request.param
     names = ["model.embed_tokens.weight", "lm_head.weight"]
     target = dict(Checkpoint.open(folder / "target").read(names=names))
@@ -136,7 +137,7 @@ def golden_block(drafter: Drafter, target: dict, case: dict) -> torch.Tensor:
     return target["model.embed_tokens.weight"][torch.tensor(ids)]
 
 
-def test_golden_hidden_and_logits(golden):
+def test_golden_hidden_and_logits(golden: Any) -> None:
     """assert_close, not a running max: max(0, nan) is 0, so a running max would pass on NaN."""
     drafter, target, cases, expected = golden
     assert len(cases) == 6
@@ -147,7 +148,7 @@ def test_golden_hidden_and_logits(golden):
         torch.testing.assert_close(logits, expected[f"case{number}.draft_logits"][0], atol=1e-4, rtol=0)
 
 
-def test_golden_data_notices_wrong_inputs(golden):
+def test_golden_data_notices_wrong_inputs(golden: Any) -> None:
     """Scaling the taps would prove nothing (hidden_norm cancels it): these controls must move the answer."""
     drafter, target, cases, expected = golden
     taps, block = expected["case5.target_taps"][0], golden_block(drafter, target, cases[5])
@@ -161,7 +162,7 @@ def test_golden_data_notices_wrong_inputs(golden):
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("context", [0, 1, 11, 12, 13, 40])
-def test_en_25_equals_naive_forward(name, context):
+def test_en_25_equals_naive_forward(name: str, context: int) -> None:
     cfg = config(**VARIANTS[name])
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, context)
@@ -170,7 +171,7 @@ def test_en_25_equals_naive_forward(name, context):
 
 
 @pytest.mark.parametrize("change", [{"windows": (11, None)}, {"windows": (13, None)}, {"causal": (False, False)}])
-def test_en_25_window_off_by_one_and_lost_causality_are_visible(change):
+def test_en_25_window_off_by_one_and_lost_causality_are_visible(change: Any) -> None:
     cfg = config(**SWA)
     good = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
@@ -178,7 +179,7 @@ def test_en_25_window_off_by_one_and_lost_causality_are_visible(change):
     assert (other - draft(good, taps, block)).abs().max() > 1e-3
 
 
-def test_biases_matter_including_the_output_bias():
+def test_biases_matter_including_the_output_bias() -> None:
     cfg = config(attention_bias=True)
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 20)
@@ -188,7 +189,7 @@ def test_biases_matter_including_the_output_bias():
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 1, 32], [39, 1], [16, 0, 24]])
-def test_incremental_context_equals_batch(sizes):
+def test_incremental_context_equals_batch(sizes: list[int]) -> None:
     cfg = config(**SWA)
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
@@ -199,7 +200,7 @@ def test_incremental_context_equals_batch(sizes):
     torch.testing.assert_close(drafter.draft_hidden(cache, block, 40), draft(drafter, taps, block), atol=1e-5, rtol=0)
 
 
-def test_poisoned_rows_behind_the_length_are_never_read():
+def test_poisoned_rows_behind_the_length_are_never_read() -> None:
     cfg = config(**SWA)
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
@@ -213,7 +214,7 @@ def test_poisoned_rows_behind_the_length_are_never_read():
     assert not torch.isfinite(drafter.draft_hidden(cache, block, 40)).all()
 
 
-def test_drafting_twice_is_bit_identical_and_leaves_committed_rows_alone():
+def test_drafting_twice_is_bit_identical_and_leaves_committed_rows_alone() -> None:
     cfg = config(**SWA)
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
@@ -226,7 +227,7 @@ def test_drafting_twice_is_bit_identical_and_leaves_committed_rows_alone():
     assert torch.equal(cache.keys[:, :, :40], kept) and cache.length == 40
 
 
-def test_truncate_and_write_again():
+def test_truncate_and_write_again() -> None:
     cfg = config(**SWA)
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
@@ -243,7 +244,7 @@ def test_truncate_and_write_again():
         drafter.write_context(cache, taps[:1], 7)
 
 
-def test_causal_drafter_short_block_is_prefix_and_bidirectional_is_not():
+def test_causal_drafter_short_block_is_prefix_and_bidirectional_is_not() -> None:
     taps, block = inputs(config(), 20)
     for causal in (True, False):
         drafter = Drafter.random(config(is_causal=causal), target_hidden=WIDTH, seed=0)
@@ -251,7 +252,7 @@ def test_causal_drafter_short_block_is_prefix_and_bidirectional_is_not():
         assert gap < 1e-5 if causal else gap > 1e-3
 
 
-def test_draft_window_keeps_last_rows_at_absolute_positions():
+def test_draft_window_keeps_last_rows_at_absolute_positions() -> None:
     drafter = Drafter.random(config(num_hidden_layers=1), target_hidden=WIDTH, seed=0)
     taps, block = inputs(drafter.config, 40)
     assert torch.equal(draft(drafter, taps, block, draft_window=40), draft(drafter, taps, block))
@@ -262,7 +263,7 @@ def test_draft_window_keeps_last_rows_at_absolute_positions():
     assert (windowed - draft(drafter, taps, block)).abs().max() > 1e-3
 
 
-def test_attention_factor_override_changes_the_amplitude():
+def test_attention_factor_override_changes_the_amplitude() -> None:
     """Kimi-K2.5: config gives 1.0, the drafter was trained with 0.1 ln 64 + 1."""
     kimi = {"type": "yarn", "factor": 64, "original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 1}
     cfg = config(rope_scaling=kimi)
@@ -276,7 +277,7 @@ def test_attention_factor_override_changes_the_amplitude():
     torch.testing.assert_close(overridden.double(), expected, atol=2e-5, rtol=1e-5)
 
 
-def test_bfloat16_is_close_and_float16_is_refused():
+def test_bfloat16_is_close_and_float16_is_refused() -> None:
     cfg = config(**SWA)
     taps, block = inputs(cfg, 40)
     exact = draft(Drafter.random(cfg, target_hidden=WIDTH, seed=0), taps, block)

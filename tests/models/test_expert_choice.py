@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import expert_references
 import pytest
 import torch
-from card_clock import CardClock, timed_again
 
 from dflash_local.errors import KernelError, MissingDependencyError
 from dflash_local.kernels import expert_gemm, nvrtc
@@ -26,6 +24,8 @@ from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.fused import expert_choice
 from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
 from dflash_local.models.fused.expert_kernels import Matrices
+from tests import expert_references
+from tests.card_clock import CardClock, timed_again
 
 EXPERTS, HIDDEN, SIZE = 6, 128, 64
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import save_model
-from host_cuda import HostKernel, compiler
 
 from dflash_local.check.experts import try_mixture
 from dflash_local.kernels import expert_gemm
@@ -20,6 +18,8 @@ from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import save_model
+from tests.host_cuda import HostKernel, compiler
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from card_clock import L2, CardClock, timed_again
-from families import save_model
-from quantised_checkpoints import quantise
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
@@ -33,6 +29,10 @@ from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finis
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.card_clock import L2, CardClock, timed_again
+from tests.families import save_model
+from tests.quantised_checkpoints import quantise
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 WHOLE = (
     lambda: int4(96, 256, 32, True),
@@ -79,7 +79,7 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
     finish([single, pair])
     assert isinstance(single.weight, FragmentWeight) and isinstance(pair.weight, FragmentWeight)
     assert single.weight.codes.data_ptr() == weight.codes.data_ptr() and single.weight.nbytes == weight.nbytes
-    in_order = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
+    in_order: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
     assert torch.allclose(single(x, torch.empty(5, 96)), want, **in_order)
     in_bfloat16 = 2**-7  # without a kernel, weights are rounded to the dtype that they stand for
     assert torch.allclose(single.prefill(x), want, atol=in_bfloat16 * float(want.abs().max()))
@@ -113,7 +113,7 @@ def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: Non
     joined.finish()
     (product,) = joined.products
     assert isinstance(product.weight, FragmentWeight) and product.weight.format.tail == 24
-    in_order = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
+    in_order: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
     assert torch.allclose(joined(x, torch.empty(5, n + 24)), want, **in_order)
     assert torch.allclose(joined.prefill(x), want, atol=2**-7 * float(want.abs().max()))
     assert candidates(product, 99 * 1024, 16) and product.kind != Linear(FragmentWeight.of(int4(120, 256, 32))).kind
@@ -160,7 +160,8 @@ def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_whe
 
 
 def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:
-    layers = [Linear(int4(96, 256, 32)), Linear(int4(96, 256, 128)), Linear(fp8(96, 256)), GateUp(int4(96, 256, 128))]
+    layers: list[Linear | GateUp] = [Linear(int4(96, 256, group)) for group in (32, 128)]
+    layers += [Linear(fp8(96, 256)), GateUp(int4(96, 256, 128))]
     finish(layers)
     assert len({layer.kind for layer in layers}) == 4
     for layer in layers:
@@ -220,7 +221,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> CardClock:
 
 def some_layers() -> list[Linear | GateUp]:
     """Seven of one kind and one of another."""
-    layers = [*(Linear(int4(96, 256, 32)) for _ in range(7)), GateUp(fp8(96, 256))]
+    layers: list[Linear | GateUp] = [*(Linear(int4(96, 256, 32)) for _ in range(7)), GateUp(fp8(96, 256))]
     finish(layers)
     return layers
 
@@ -239,7 +240,7 @@ def test_what_was_the_fastest_is_not_tried_again_and_timed_once(
 
     for layer in layers:
         layer.config = None
-    kept = KernelRecord(record.path.parent, {})  # type: ignore[union-attr]
+    kept = KernelRecord(record.path.parent, {})
     kept.verdicts = dict(record.verdicts)
     monkeypatch.setattr(fragment_kernels, "record_of", lambda device: kept)
     monkeypatch.setattr(fragment_kernels, "try_kernels", again)
@@ -359,7 +360,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
     want = layer(x, torch.empty(5, 96))
     finish([layer])
-    verdicts = itertools.chain(["hang", "fault", "wrong"], itertools.repeat("untried"))
+    verdicts: Iterator[Any] = itertools.chain(["hang", "fault", "wrong"], itertools.repeat("untried"))
 
     def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
         record.verdicts |= {trial.kernel: next(verdicts) for trial in trials if trial.kernel not in record.verdicts}

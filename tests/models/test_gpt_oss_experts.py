@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from families import random_model
-from quantised_checkpoints import experts_in_mxfp4
 from safetensors.torch import load_file, save_file
 
 from dflash_local.config.features import ClampedSwiGLU, MoEConfig
@@ -27,6 +25,8 @@ from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import random_model
+from tests.quantised_checkpoints import experts_in_mxfp4
 
 CPU = torch.device("cpu")
 WIDTH, INNER, EXPERTS, CHOSEN, ROWS = 64, 96, 4, 2, 8

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from models.hostile_checkpoints import cases, outcomes, run, table
-from models.hostile_fields import Case
+
+from tests.models.hostile_checkpoints import cases, outcomes, run, table
+from tests.models.hostile_fields import Case
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="made of pipes, devices and links")
 

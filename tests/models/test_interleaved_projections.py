@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from both_engines import fused_tokens, logits, reference_tokens, weights_of
-from families import save_model
-from quantised_checkpoints import CODED, SIZES, save_quantised
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.models.fused.gated_delta_net import by_parts, reorder_rows
+from tests.both_engines import fused_tokens, logits, reference_tokens, weights_of
+from tests.families import save_model
+from tests.quantised_checkpoints import CODED, SIZES, save_quantised
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 DENSE = {"mlp_only_layers": [0, 1, 2, 3]}
 # With these sizes the rows of a key head are whole blocks of 32, or of 128.

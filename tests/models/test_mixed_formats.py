@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import save_model
 from safetensors.torch import load_file, save_file
 
 from dflash_local.config.quantization import WHOLE, StoredInt
@@ -16,6 +15,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.families import save_model
 
 CPU = torch.device("cpu")
 INT8 = weight_format(StoredInt("int-quantized", WHOLE, bits=8))

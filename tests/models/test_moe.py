@@ -7,11 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sessions import ask, random_prompt
-from families import HIDDEN, random_model, save_model
-from fused_models import fused_target
-from live_memory import LiveMemory
-from quantised_checkpoints import join_experts
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -41,6 +36,11 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.engine_sessions import ask, random_prompt
+from tests.families import HIDDEN, random_model, save_model
+from tests.fused_models import fused_target
+from tests.live_memory import LiveMemory
+from tests.quantised_checkpoints import join_experts
 
 FAMILIES = ("qwen3_moe", "qwen3_5_moe")
 EXPERTS, CHOSEN, INNER, ROWS = 8, 2, 16, 16
@@ -169,7 +169,7 @@ def test_an_expert_that_nobody_picks_is_not_read(family: str, tmp_path: Path) ->
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_rows_on_the_same_experts(family: str, tmp_path: Path) -> None:
-    part = mixture_of(target_of(save_model(family, tmp_path)))
+    part: Any = mixture_of(target_of(save_model(family, tmp_path)))
     set_router(part.weights, {6: torch.full((HIDDEN,), 2.0), 1: torch.full((HIDDEN,), 1.0)})
     own = random_model(family).model.layers[1].mlp
     own.gate.weight.copy_(part.weights.router.products[0].weight[:EXPERTS])

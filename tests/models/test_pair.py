@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dflash_local.config.families import ARCHITECTURES
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
-from dflash_local.models.pair import check_pair, check_tokenizer_size
+from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -43,25 +44,25 @@ def edit(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(config))
 
 
-def retensor(folder: Path, change) -> None:
+def retensor(folder: Path, change: Any) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
 
 
-def check(pair: Path, **options):
+def check(pair: Path, **options: Any) -> PairFacts:
     return check_pair(Checkpoint.open(pair / "target"), Checkpoint.open(pair / "drafter"), **options)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_golden_pairs_pass(name):
+def test_golden_pairs_pass(name: str) -> None:
     facts = check(GOLDEN / name)
     assert facts.target.model.family == PAIRS[name] and facts.target.embedding_rows == 96
     assert facts.notices == () and facts.context == 2048
     assert facts.block_size == facts.drafter.block_size == int(name.rsplit("b", 1)[1])
 
 
-MISMATCHES = {
+MISMATCHES: dict[str, tuple[dict[str, Any], str, bool]] = {
     "CK-10 vocabulary": ({"vocab_size": 100}, "drafter vocab_size 100, target vocab_size 96", True),
     "CK-12 beyond": ({"dflash_config": {"target_layer_ids": [1, 2, 9]}}, "layer 9, but the target has 5 layers", False),
     "CK-12 last": ({"dflash_config": {"target_layer_ids": [1, 2, 4]}}, "layer 4, but the target has 5 layers", False),
@@ -75,7 +76,7 @@ MISMATCHES = {
 
 
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair, name):
+def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair: Path, name: str) -> None:
     changes, said, overridable = MISMATCHES[name]
     edit(pair / "drafter", **changes)
     with pytest.raises(PairError, match=said) as caught:
@@ -89,7 +90,7 @@ def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair, name):
             check(pair, allow_mismatch=True)
 
 
-def test_ck_12_and_14_missing_or_impossible_keys(pair):
+def test_ck_12_and_14_missing_or_impossible_keys(pair: Path) -> None:
     for key, value, said in [
         ("target_layer_ids", [], "is empty"),
         ("target_layer_ids", None, "target_layer_ids is missing"),
@@ -104,7 +105,7 @@ def test_ck_12_and_14_missing_or_impossible_keys(pair):
 
 
 @pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
-def test_ck_14_mask_is_an_eos_id(pair, where):
+def test_ck_14_mask_is_an_eos_id(pair: Path, where: str) -> None:
     (pair / "target" / "generation_config.json").write_text("{}")
     file = pair / "target" / where
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [1, 95]}))
@@ -112,7 +113,7 @@ def test_ck_14_mask_is_an_eos_id(pair, where):
         check(pair)
 
 
-def test_ck_15_block_sizes(pair):
+def test_ck_15_block_sizes(pair: Path) -> None:
     assert check(pair, block_size=1).block_size == 1 and check(pair, block_size=5).block_size == 5
     for wanted in (0, -3, 4096):
         with pytest.raises(PairError, match=f"block size {wanted} is outside"):
@@ -125,13 +126,13 @@ def test_ck_15_block_sizes(pair):
         check(pair)
 
 
-def test_ck_16_context_is_the_smaller_of_both(pair):
+def test_ck_16_context_is_the_smaller_of_both(pair: Path) -> None:
     edit(pair / "drafter", max_position_embeddings=500)
     facts = check(pair)
     assert facts.context == 500 and "500 positions" in facts.notices[0]
 
 
-def test_ck_11_known_generations(pair):
+def test_ck_11_known_generations(pair: Path) -> None:
     known = {"layers": 2, "taps": [1, 2, 3], "mask_id": 95, "block": 8, "window": None}
     assert check(pair, generations=[{**known, "layers": 9}, known]).notices == ()
     with pytest.raises(PairError, match="none of the generations"):
@@ -142,10 +143,10 @@ def test_ck_11_known_generations(pair):
     ("one", "other", "fits"),
     [(151669, 151936, True), (151936, 151669, True), (151669, 151937, False), (151936, 150000, False)],
 )
-def test_ck_10_padding_rule(pair, one, other, fits):
+def test_ck_10_padding_rule(pair: Path, one: int, other: int, fits: bool) -> None:
     """Up to 1024 rows and 1 %, the larger a multiple of 64: as Qwen3's 151669 ids in 151936 rows."""
 
-    def table(tensors):
+    def table(tensors: dict[str, Any]) -> None:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             tensors[name] = torch.zeros(other, 64, dtype=torch.bfloat16)
 
@@ -159,21 +160,21 @@ def test_ck_10_padding_rule(pair, one, other, fits):
             check(pair)
 
 
-def test_ck_10_tokenizer_larger_than_the_embedding():
+def test_ck_10_tokenizer_larger_than_the_embedding() -> None:
     facts = TargetFacts.from_checkpoint(Checkpoint.open(GOLDEN / "qwen3-v1-b8/target"))
     check_tokenizer_size(facts, 96)
     with pytest.raises(PairError, match="97 ids, the target's embedding 96 rows"):
         check_tokenizer_size(facts, 97)
 
 
-def test_ck_01_missing_tensor_is_named_before_allocation(pair):
+def test_ck_01_missing_tensor_is_named_before_allocation(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t.pop("layers.1.mlp.up_proj.weight"))
     for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
         with pytest.raises(CheckpointError, match=r"missing: layers\.1\.mlp\.up_proj\.weight"):
             load()
 
 
-def test_ck_02_unclaimed_biases_are_named(pair):
+def test_ck_02_unclaimed_biases_are_named(pair: Path) -> None:
     """gpt-oss drafters' biases are large: dropping them would ruin acceptance without a word."""
     retensor(pair / "drafter", lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}))
     for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
@@ -181,7 +182,7 @@ def test_ck_02_unclaimed_biases_are_named(pair):
             load()
 
 
-def test_ck_03_transposed_tensor_and_wrong_dtype(pair):
+def test_ck_03_transposed_tensor_and_wrong_dtype(pair: Path) -> None:
     name = "layers.0.mlp.down_proj.weight"
     retensor(pair / "drafter", lambda t: t.update({name: t[name].T.contiguous()}))
     with pytest.raises(CheckpointError, match=rf"{name} has shape \[128, 64\], expected \[64, 128\]"):
@@ -191,7 +192,7 @@ def test_ck_03_transposed_tensor_and_wrong_dtype(pair):
         check(pair)
 
 
-def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair):
+def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t["fc.weight"].zero_())
     assert "fc.weight is all zeros" in Drafter.load(Checkpoint.open(pair / "drafter")).notices[0]
     retensor(pair / "drafter", lambda t: t["norm.weight"].fill_(float("nan")))
@@ -199,7 +200,7 @@ def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair):
         Drafter.load(Checkpoint.open(pair / "drafter"))
 
 
-def test_ck_09_unsupported_target_is_named_and_nothing_is_imported(pair):
+def test_ck_09_unsupported_target_is_named_and_nothing_is_imported(pair: Path) -> None:
     (pair / "target" / "evil.py").write_text("raise SystemExit('imported')")
     edit(pair / "target", architectures=["MambaForCausalLM"], auto_map={"AutoModelForCausalLM": "evil.X"})
     with pytest.raises(PairError, match="'MambaForCausalLM' is not supported") as caught:
@@ -210,7 +211,7 @@ def test_ck_09_unsupported_target_is_named_and_nothing_is_imported(pair):
 def wrap(folder: Path, prefix: str, architecture: str, **top: object) -> None:
     """Turn a text target into its multimodal wrapper, with vision and mtp tensors beside it."""
 
-    def rename(tensors):
+    def rename(tensors: dict[str, Any]) -> None:
         for name in list(tensors):
             tensors[prefix + name.removeprefix("model.") if name.startswith("model.") else name] = tensors.pop(name)
         tensors["model.visual.patch.weight"] = torch.ones(2)
@@ -224,7 +225,7 @@ def wrap(folder: Path, prefix: str, architecture: str, **top: object) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_wrapped_target_is_seen_through(pair, prefix):
+def test_wrapped_target_is_seen_through(pair: Path, prefix: str) -> None:
     wrap(pair / "target", prefix, "Qwen3_5ForConditionalGeneration", quantization_config={"quant_method": "modelopt"})
     facts = check(pair).target
     assert (facts.wrapped, facts.prefix, facts.model.num_layers) == (True, prefix, 5)
@@ -232,7 +233,7 @@ def test_wrapped_target_is_seen_through(pair, prefix):
     assert facts.model_type == "qwen3_5_text" and facts.model.family == "qwen3_5"
 
 
-def test_tied_embeddings(pair):
+def test_tied_embeddings(pair: Path) -> None:
     retensor(pair / "target", lambda t: t.pop("lm_head.weight"))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing and embeddings are not tied"):
         check(pair)
@@ -240,7 +241,7 @@ def test_tied_embeddings(pair):
     assert check(pair).target.model.tie_word_embeddings
 
 
-def test_the_contract_is_checked_without_torch():
+def test_the_contract_is_checked_without_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from dflash_local.models.checkpoint import Checkpoint as C;"
         "from dflash_local.models.pair import check_pair; p = Path(sys.argv[1]);"

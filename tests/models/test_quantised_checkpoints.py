@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from both_engines import fused_tokens, logits, reference, reference_tokens, weights_of
-from quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
@@ -22,6 +20,8 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import fused_tokens, logits, reference, reference_tokens, weights_of
+from tests.quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
 
@@ -202,7 +202,7 @@ def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) ->
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
     mlp = (".gate_proj", ".up_proj", ".down_proj", "lm_head")
     coded = {**dict.fromkeys(attention, "modelopt_fp8"), **dict.fromkeys(mlp, "modelopt_nvfp4")}
-    modules = {f"model.layers.2.self_attn{name}": {"quant_algo": "FP8"} for name in attention}
+    modules: dict[str, Any] = {f"model.layers.2.self_attn{name}": {"quant_algo": "FP8"} for name in attention}
     for layer in range(4):
         modules |= {f"model.layers.{layer}.mlp{name}": {"quant_algo": "NVFP4", "group_size": 16} for name in mlp[:3]}
     modules["lm_head"] = {"quant_algo": "NVFP4", "group_size": 16}
@@ -242,7 +242,7 @@ def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_patt
 def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules(tmp_path: Path) -> None:
     """One module is said to stay in 16 bits, another to be of the other format."""
     coded = {".up_proj": "modelopt_nvfp4", ".down_proj": "modelopt_nvfp4", ".q_proj": "modelopt_fp8"}
-    modules = {f"model.layers.{layer}.mlp.up_proj": {"quant_algo": "NVFP4"} for layer in range(4)}
+    modules: dict[str, Any] = {f"model.layers.{layer}.mlp.up_proj": {"quant_algo": "NVFP4"} for layer in range(4)}
     modules |= {f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "NVFP4"} for layer in range(1, 4)}
     modules["model.layers.0.self_attn.q_proj"] = {"quant_algo": "FP8"}
     mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
@@ -340,7 +340,7 @@ def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Pa
 
 
 MIXTURES = {"moe_intermediate_size": 32}
-MIXTURE_CASES = [
+MIXTURE_CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_moe", "fp8", {}),
     ("qwen3_moe", "modelopt_nvfp4", {}),
     ("qwen3_5_moe", "gptq_zeros", {"dynamic": {"-:.*attn.*": {}, "-:.*shared_expert.*": {}}}),

@@ -9,11 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from both_engines import fused_tokens, logits, reference_tokens, weights_of
-from engine_sessions import ask, random_prompt
-from live_memory import LiveMemory
-from quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
-from quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
@@ -29,6 +24,11 @@ from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.quantized_formats import Coded
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, random_weights
+from tests.both_engines import fused_tokens, logits, reference_tokens, weights_of
+from tests.engine_sessions import ask, random_prompt
+from tests.live_memory import LiveMemory
+from tests.quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
+from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 EXPERTS, INNER = 8, 32
 SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
@@ -114,7 +114,8 @@ def test_layers_may_differ_in_whether_the_shared_expert_is_joined(tmp_path: Path
             "2.mlp.shared_expert.up_proj",
         ),
     )
-    joined = [layer.mlp.experts.joined for layer in weights_of(folder)[0].layers]
+    parts: list[Any] = [layer.mlp for layer in weights_of(folder)[0].layers]
+    joined = [part.experts.joined for part in parts]
     assert joined == [False, False, True, False]
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 

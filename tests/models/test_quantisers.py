@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from both_engines import CPU, fused_tokens, reference_tokens
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import CPU, fused_tokens, reference_tokens
 
 pytestmark = pytest.mark.slow
 INT8_ROWS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from both_engines import facts_of, fused_tokens, reference, reference_tokens, weights_of
-from families import save_model
-from quantised_checkpoints import CODED, SIZES, join_experts
 from safetensors.torch import load_file, save_file
 
 from dflash_local.errors import CheckpointError, UsageError
@@ -18,6 +15,9 @@ from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import QUANTIZED
 from dflash_local.models.fused.moe import MoEWeights
+from tests.both_engines import facts_of, fused_tokens, reference, reference_tokens, weights_of
+from tests.families import save_model
+from tests.quantised_checkpoints import CODED, SIZES, join_experts
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
 

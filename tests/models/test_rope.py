@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import Qwen3Config
@@ -29,7 +31,7 @@ KINDS = {
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", KINDS)
-def test_equals_transformers(name, head_dim):
+def test_equals_transformers(name: str, head_dim: int) -> None:
     raw = KINDS[name]
     theirs = Qwen3Config(head_dim=head_dim, max_position_embeddings=131072, rope_parameters=dict(raw))
     frequencies, amplitude = ROPE_INIT_FUNCTIONS[raw["rope_type"]](theirs, torch.device("cpu"))
@@ -38,7 +40,7 @@ def test_equals_transformers(name, head_dim):
     assert ours.attention_factor == pytest.approx(amplitude, abs=1e-12)
 
 
-def test_kimi_amplitude_is_one_and_the_legacy_one_is_not():
+def test_kimi_amplitude_is_one_and_the_legacy_one_is_not() -> None:
     kimi = RopeParameters.from_json({"rope_parameters": KINDS["kimi"]}, "config")
     plain = {k: v for k, v in KINDS["kimi"].items() if "mscale" not in k}
     assert kimi.attention_factor == 1.0
@@ -46,7 +48,7 @@ def test_kimi_amplitude_is_one_and_the_legacy_one_is_not():
     assert legacy.attention_factor == pytest.approx(1.4158883)
 
 
-def test_both_schemas_give_the_same():
+def test_both_schemas_give_the_same() -> None:
     first = {"rope_theta": 150000.0, "rope_scaling": {k: v for k, v in OSS.items() if k != "rope_theta"}}
     assert RopeParameters.from_json(first, "a") == RopeParameters.from_json({"rope_parameters": OSS}, "b")
     assert RopeParameters.from_json({"rope_theta": 1e6, "rope_scaling": None}, "c") == RopeParameters(1e6)
@@ -62,12 +64,12 @@ def test_both_schemas_give_the_same():
         ({"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 2}}, "original_max_position_embeddings"),
     ],
 )
-def test_ck_17_bad_rope_is_named(raw, said):
+def test_ck_17_bad_rope_is_named(raw: Any, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         RopeParameters.from_json(raw, "config.json")
 
 
-def test_table_rows_do_not_depend_on_growth():
+def test_table_rows_do_not_depend_on_growth() -> None:
     rope = RopeParameters(1e4, attention_factor=1.3)
     grown, fresh = (RopeTable(rope, 16, torch.device("cpu"), torch.float32) for _ in range(2))
     before = [part.clone() for part in grown.rows(500, 8)]
@@ -76,7 +78,7 @@ def test_table_rows_do_not_depend_on_growth():
         assert torch.equal(old, new) and torch.equal(old, other)
 
 
-def test_rotation_is_relative():
+def test_rotation_is_relative() -> None:
     table = RopeTable(RopeParameters(1e4), 16, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 16, generator=generator).double()

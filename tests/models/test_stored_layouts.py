@@ -161,7 +161,7 @@ def nvfp4(reciprocal: bool) -> tuple[Stored, Slow]:
 
     beside = {name: torch.tensor([2752.0]) if reciprocal else torch.tensor(0.0073)}
     beside["input_global_scale" if reciprocal else "input_scale"] = torch.tensor([5.0])
-    return fp4("weight_packed" if reciprocal else "weight", scales, beside, factor)  # type: ignore[no-any-return]
+    return fp4("weight_packed" if reciprocal else "weight", scales, beside, factor)
 
 
 def mxfp4() -> tuple[Stored, Slow]:
@@ -170,7 +170,7 @@ def mxfp4() -> tuple[Stored, Slow]:
     def factor(t: Mapping[str, np.ndarray], n: int, k: int) -> float:
         return 2.0 ** (int(t["weight_scale"][n, k // 32]) - 127)
 
-    return fp4("weight_packed", scales, {}, factor)  # type: ignore[no-any-return]
+    return fp4("weight_packed", scales, {}, factor)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ def test_a_matrix_is_what_its_layout_says(name: str, tmp_path: Path) -> None:
     assert torch.allclose(found, want, rtol=1e-6, atol=0)
     codes = next(key for key in stored if key.endswith(("weight", "weight_packed")))
     form = weight_format(layout.stored)
-    assert stored_size(form, tuple(stored[codes].shape)) == (ROWS, COLUMNS)
+    rows, columns = stored[codes].shape
+    assert stored_size(form, (rows, columns)) == (ROWS, COLUMNS)
 
 
 def swapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.hostile_checkpoints import make
-from models.hostile_fields import KERNELS, Case, put
 
 from dflash_local.checkpoint_files.text_config import (
     ACTIVATION_KEYS,
@@ -30,6 +28,8 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import text_model_config
+from tests.models.hostile_checkpoints import make
+from tests.models.hostile_fields import KERNELS, Case, put
 
 # Fields of transformers' configurations that shape no weight and change no logits of an evaluated model.
 NO_SHAPE = {
@@ -90,7 +90,8 @@ def test_an_unknown_model_type_is_refused_by_name(pair: Callable[..., Path]) -> 
 
 
 def test_an_auto_map_that_names_nothing_is_none(pair: Callable[..., Path]) -> None:
-    for empty in (None, {}):
+    nothing: tuple[Any, ...] = (None, {})
+    for empty in nothing:
         assert load(pair(auto_map=empty)).config.model_type == "qwen3"
 
 

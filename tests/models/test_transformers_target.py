@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import FAMILIES, VOCAB, random_model
 
 from dflash_local.models.transformers_target import TransformersTarget
+from tests.families import FAMILIES, VOCAB, random_model
 
 TAPS = (0, 2)
 

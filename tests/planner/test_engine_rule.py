@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
 import torch  # noqa: E402
-from families import FAMILIES, save_model  # noqa: E402
 
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
@@ -34,6 +33,7 @@ from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
 from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
+from tests.families import FAMILIES, save_model  # noqa: E402
 
 DEVICES = {
     "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,8 @@ def test_random_mixtures_hold_the_experts_in_the_layout(
     facts = TargetFacts.from_checkpoint(checkpoint)
     weights = read_weights(checkpoint, facts, torch.device("cpu"), torch.float32)
     for layer in weights.layers:
-        for expert in layer.mlp.experts.matrices:
+        part: Any = layer.mlp
+        for expert in part.experts.matrices:
             assert isinstance(expert.weight, kept)
             values = expert.rows(0, slice(0, expert.out_features), torch.float32)
             assert 0.1 < values.std() * values.shape[1] ** 0.5 < 3

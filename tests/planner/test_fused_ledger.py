@@ -18,7 +18,7 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
-from dflash_local.config.features import MLPConfig, ModelConfig, MoEConfig  # noqa: E402
+from dflash_local.config.features import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
@@ -79,13 +79,29 @@ def room_behind(model: ModelConfig) -> int:
     return sum(buffer.nbytes - replace(buffer, room=None).nbytes for buffer in buffers)
 
 
+def known(name: str) -> Any:
+    """The shapes of a pair that the registry has."""
+    row = registry.load().find(name)
+    assert row is not None
+    return of_row(row)
+
+
+def experts_of(layer: Any) -> Any:
+    return layer.mlp.experts
+
+
+def attention(layer: LayerConfig) -> AttentionConfig:
+    assert isinstance(layer.mixer, AttentionConfig)
+    return layer.mixer
+
+
 def covered(*things: object) -> int:
     """Bytes that the tensors themselves reach, each counted once: parts of a memory that others share."""
     seen: set[int] = set()
     ranges: dict[int, set[tuple[int, int]]] = {}
     for tensor in (tensor for thing in things for tensor in tensors_of(thing, seen)):
-        size, begin = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
-        reach = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride())) + 1
+        size, begin = tensor.element_size(), int(tensor.storage_offset()) * tensor.element_size()
+        reach = int(sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride()))) + 1
         ranges.setdefault(tensor.untyped_storage()._cdata, set()).add((begin, begin + reach * size))
     total = 0
     for found in ranges.values():
@@ -184,7 +200,7 @@ def test_sinks_and_biases_are_counted(stored: str | None, precision: str) -> Non
     pair = PAIRS["Qwen/Qwen3-8B"]
     quantization = None if stored is None else read_quantization(Fields(USUAL[stored], "x"))
     layers = tuple(
-        replace(layer, mixer=replace(layer.mixer, sinks=True, qkv_bias=True, output_bias=True))
+        replace(layer, mixer=replace(attention(layer), sinks=True, qkv_bias=True, output_bias=True))
         for layer in pair.model.layers
     )
     pair = replace(
@@ -224,7 +240,7 @@ def test_the_ledger_of_gpt_oss_but_for_its_mixture_is_what_is_allocated(size: st
 def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
     """One KV head's keys and values, wider by eight and longer by one, and the queries and a group's result so wide."""
     model = PAIRS["Qwen/Qwen3-8B"].model
-    layers = tuple(replace(layer, mixer=replace(layer.mixer, sinks=True)) for layer in model.layers)
+    layers = tuple(replace(layer, mixer=replace(attention(layer), sinks=True)) for layer in model.layers)
     spec, key = EngineSpec("bfloat16", 4099), "attention of a prompt chunk"
     steps, plain = (
         fused_memory.prefill_steps(replace(model, layers=each), None, spec, "cuda") for each in (layers, model.layers)
@@ -239,13 +255,13 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-Next"])
 def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: there are no kernels for a card."""
-    pair = of_row(registry.load().find(name))
+    pair = known(name)
     runner = on_meta(pair, 4099, torch.bfloat16, "full", exact=exact)
     load = Load.of("cpu", LoadConfig(dtype="bfloat16", exact=exact), 4099, pair.config.block_size)
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    experts = [experts_of(layer) for layer in runner.target.weights.layers]
     counts = target_parameters(pair.model)
     assert covered(experts) == 2 * (counts.experts + counts.mlp) > 0.9 * found["target weights"], "the shared ones, too"
 
@@ -264,7 +280,7 @@ def test_the_ledger_of_quantised_experts_is_what_is_allocated(
     name: str, stored: str, bits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They count in the bits that they are published in, a shared expert of their format among them."""
-    pair = of_row(registry.load().find(name))
+    pair = known(name)
     pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], name))))
     assert fused_refusal(pair.model) == ""
     runner = on_meta(pair, 4099, torch.bfloat16, "full")
@@ -272,7 +288,7 @@ def test_the_ledger_of_quantised_experts_is_what_is_allocated(
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
     counts = target_parameters(pair.model)
-    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    experts = [experts_of(layer) for layer in runner.target.weights.layers]
     weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
     assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
     assert fused_memory.ledger(pair.model, pair.config, load).lines[0].note.endswith("as stored")
@@ -326,13 +342,13 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
 def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
     name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = of_row(registry.load().find(name))
+    pair = known(name)
     pair = replace(pair, model=quantized(pair.model, quantize))
     runner = on_meta(pair, 4099, torch.bfloat16, "full")
     load = Load.of("cpu", LoadConfig(quantize=quantize, dtype="bfloat16"), 4099, pair.config.block_size)
     found = lines(pair.model, pair.config, load)
     assert standing(found) == held(runner) - host_copies(runner)
-    experts = [layer.mlp.experts for layer in runner.target.weights.layers]
+    experts = [experts_of(layer) for layer in runner.target.weights.layers]
     assert all(each.joined == (name == "Qwen/Qwen3.5-35B-A3B") for each in experts)
     weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
     bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]

@@ -15,8 +15,8 @@ from dflash_local.planner.held import held
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 
-TARGET = read_model(shape("Qwen/Qwen3-8B"), "target")
-DRAFTER = DrafterConfig.from_shape(shape("z-lab/Qwen3-8B-DFlash-b16"), "drafter")
+TARGET = read_model(shape("Qwen/Qwen3-8B") or {}, "target")
+DRAFTER = DrafterConfig.from_shape(shape("z-lab/Qwen3-8B-DFlash-b16") or {}, "drafter")
 CARD = Machine("a card", "cuda", 2**50, 2**50, "", "cuda:0")
 CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
 

@@ -11,8 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from families import FAMILIES, VOCAB, random_model  # noqa: E402
-
 from benchmarks import random_pair  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
@@ -24,6 +22,7 @@ from dflash_local.models import bitsandbytes_config, drafter_weights, kv_cache, 
 from dflash_local.models.drafter import Drafter  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
+from tests.families import FAMILIES, VOCAB, random_model  # noqa: E402
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
 DENSE = ["llama", "mistral", "gemma2", "qwen3", "qwen3_5"]

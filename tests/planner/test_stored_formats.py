@@ -21,7 +21,7 @@ from dflash_local.planner.plan import plan
 
 SHAPE = "Qwen/Qwen3.5-9B"
 # The modules that the official GPTQ file of 27B keeps in 16 bits.
-OFFICIAL = {"-:.*attn.*": {}, "-:.*shared_expert.*": {}, "-:.*mtp.*": {}, "-:.*visual.*": {}}
+OFFICIAL: dict[str, Any] = {"-:.*attn.*": {}, "-:.*shared_expert.*": {}, "-:.*mtp.*": {}, "-:.*visual.*": {}}
 
 
 def target(repo: str, settings: Any) -> ModelConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,7 @@ def test_what_cannot_be_sent_leaves_nothing(table: Table, monkeypatch: pytest.Mo
 
 def test_a_stopped_answer_keeps_what_came(tmp_path: Path) -> None:
     table = Table(tmp_path)
+    answer: Any
     table.session.on_step = lambda index: answer.cancel() if index == 1 else None
     answer = table.chat.answer("hi")
     finish(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 from itertools import islice
+from typing import Literal
 
 import pytest
 
@@ -15,7 +16,7 @@ from dflash_local.service.listener import Listener
 
 
 def step(index: int) -> Step:
-    origin = "accepted" if index % 2 else "bonus"
+    origin: Literal["accepted", "bonus"] = "accepted" if index % 2 else "bonus"
     likely = (TokenLogprob(index, f"{index} ", -0.5),)
     return Step((Piece(f"{index} ", origin=origin),), (index,), 3, 2, 4, float(index), likely)
 

@@ -88,7 +88,7 @@ def test_a_machine_that_does_not_repeat_itself_tells_no_margin() -> None:
         def generate(self, request: Request, *rest):  # type: ignore[no-untyped-def]
             for event in super().generate(request, *rest):
                 moved = isinstance(event, Step) and request.logprobs and event.token_ids == (10,)
-                yield replace(event, token_ids=(13,)) if moved else event
+                yield replace(event, token_ids=(13,)) if isinstance(event, Step) and moved else event
 
     with Service(Unsteady()) as service:
         race = Racer(service, user_request("hi")).run()

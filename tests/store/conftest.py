@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
-from hub_files import safetensors, shards
 
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache
@@ -18,6 +16,8 @@ from dflash_local.store.file_download import Patience
 from dflash_local.store.hub import Hub
 from dflash_local.store.local import Local
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
+from tests.fake_hub import FakeHub
+from tests.hub_files import safetensors, shards
 
 QUICK = Patience(
     connect_s=1.0,

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, OLDER, REPO, SMALL, Tree
 
 from dflash_local.errors import DownloadError
 from dflash_local.store.cache import Cache
 from dflash_local.store.names import MAX_NAME_BYTES, folder_name, repo_of, why_unsafe
+from tests.store.cache_trees import COMMIT, OLDER, REPO, SMALL, Tree
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, REPO, Tree, process
 
 from dflash_local.store import cache as cache_module
+from tests.store.cache_trees import COMMIT, REPO, Tree, process
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 BLOB_LOCK = """

@@ -140,7 +140,8 @@ def test_st_03_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, m
     recorder = Recorder(tmp_path, warnings.append)
     recorder.turn("demo", "", TURNS[:1])
     path = chat_path(tmp_path, str(recorder.name))
-    real, written = os.write, []
+    real = os.write
+    written: list[int] = []
 
     def half(descriptor: int, data: bytes) -> int:
         if written:

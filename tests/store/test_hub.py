@@ -12,7 +12,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from fake_hub import FakeHub, online
 
 from dflash_local import settings
 from dflash_local.errors import DownloadError, SettingsError
@@ -20,6 +19,7 @@ from dflash_local.store.errors_of_hub import http_library, of_transport
 from dflash_local.store.file_download import Patience
 from dflash_local.store.http_client import HubClient
 from dflash_local.store.hub import Hub
+from tests.fake_hub import FakeHub, online
 
 TARGET = "owner/target"
 

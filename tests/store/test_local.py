@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, safetensors
 
 from dflash_local.checkpoint_files.safetensors_header import read_header
 from dflash_local.errors import CheckpointError, DownloadError
 from dflash_local.store import local, manifest
 from dflash_local.store.local import Local
+from tests.store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, safetensors
 
 INDEX = "model.safetensors.index.json"
 

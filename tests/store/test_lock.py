@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store.cache_trees import HOLD, REPO, gone_pid, process
 
 from dflash_local import settings
 from dflash_local.errors import BusyError, Interrupted
 from dflash_local.store import lock
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.owner import Owner
+from tests.store.cache_trees import HOLD, REPO, gone_pid, process
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and flock")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -77,7 +77,7 @@ def test_repos_do_not_wait_for_each_other(folder: Path) -> None:
 
 
 def test_threads_of_one_process_wait_too(folder: Path) -> None:
-    seen = []
+    seen: list[str] = []
     with lock.exclusive(folder, REPO):
         thread = threading.Thread(target=lambda: _note(folder, seen))
         thread.start()
@@ -170,7 +170,8 @@ def test_dl_14_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Owner, "write_new", full)
-    path, flock, seen = folder / "models--lab--Pair-8B.lock", lock._flock, []
+    path, flock = folder / "models--lab--Pair-8B.lock", lock._flock
+    seen: list[int] = []
 
     def overtaken(descriptor: int) -> bool | None:
         if not seen:  # a third one dethrones a dead owner between our opening the file and locking it

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from store.cache_trees import HOLD, REPO, gone_pid, process
 
 from dflash_local.errors import BusyError
 from dflash_local.store import lock, owner
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.owner import Owner
+from tests.store.cache_trees import HOLD, REPO, gone_pid, process
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and flock")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

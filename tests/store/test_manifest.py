@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, OLDER, REPO, Tree
 
 from dflash_local import settings
 from dflash_local.errors import DownloadError
 from dflash_local.store import manifest
+from tests.store.cache_trees import COMMIT, OLDER, REPO, Tree
 
 
 @pytest.fixture

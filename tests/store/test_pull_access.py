@@ -7,11 +7,11 @@ import socket
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import DownloadError
 from dflash_local.store.pull import Wanted
+from tests.fake_hub import FakeHub
 
 TARGET, DRAFTER = "owner/target", "owner/drafter"
 KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
@@ -38,7 +38,8 @@ def test_dl_10_a_token_without_access_is_told_apart_and_never_shown(
     puller.token = fake.grant(secret)
     with pytest.raises(DownloadError, match="your token has no access") as caught:
         puller.pull(TARGET)
-    steps, error = [], caught.value
+    steps: list[str] = []
+    error: BaseException | None = caught.value
     while error is not None:
         steps += [str(error), repr(error)]
         error = error.__cause__ or error.__context__

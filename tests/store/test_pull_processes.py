@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fake_hub import FakeHub, wait_until
-
 from dflash_local.catalog.row import Fingerprint
 from dflash_local.store.pull import Wanted
+from tests.fake_hub import FakeHub, wait_until
 
 TARGET, DRAFTER = "owner/target", "owner/drafter"
 KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, only, planned, pulled, safetensors
 
 from dflash_local.store import local, manifest, removal
+from tests.store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, only, planned, pulled, safetensors
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_target_that_another_pair_uses_stays_unless_agreed(tree: Tree) -> None
     assert plan.size == next(item.size for item in plan.repos if item.repo == "lab/Drafter")
     removal.remove(plan)
     assert tree.cache.repos() == (REPO,)
-    assert local.find(tree.cache, tree.manifests, REPO).verified  # type: ignore[union-attr]
+    assert local.find(tree.cache, tree.manifests, REPO).verified
     removal.remove(planned(tree, keep={REPO: ("lab/Other-Pair",)}), shared=True)
     assert tree.cache.repos() == ()
 

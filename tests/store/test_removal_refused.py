@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from store.cache_trees import HOLD, OLDER, REPO, SHARDS, Tree, only, planned, process, pulled
 
 from dflash_local.errors import BusyError, DFlashError
 from dflash_local.store import local, lock, manifest, removal, trash
+from tests.store.cache_trees import HOLD, OLDER, REPO, SHARDS, Tree, only, planned, process, pulled
 
 REMOVE_AND_DIE = """
 import os, shutil, sys

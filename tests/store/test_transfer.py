@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub, wait_until
-from hub_files import CHUNK, HTML, safetensors
 
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted
+from tests.fake_hub import FakeHub, wait_until
+from tests.hub_files import CHUNK, HTML, safetensors
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hub_files import HTML, File
 
 from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import CheckpointError, DownloadError, PairError
@@ -15,6 +14,7 @@ from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.file_download import NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.verify import check_generation, check_index, discard, prove
+from tests.hub_files import HTML, File
 
 REPO, COMMIT = "owner/name", "1" * 40
 INDEX = "model.safetensors.index.json"

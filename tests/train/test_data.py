@@ -103,7 +103,7 @@ def test_code_asked_for_by_another_name_uses_it() -> None:
     named = [t for t in (code(rng) for _ in range(300)) if re.search(r" (called|named) [a-z]\w*", t.prompt)]
     assert len(named) > 50
     for t in named:
-        name = re.search(r" (?:called|named) ([a-z]\w*)", t.prompt).group(1)  # type: ignore[union-attr]
+        name = re.search(r" (?:called|named) ([a-z]\w*)", t.prompt).group(1)
         assert f"def {name}(" in t.answer
 
 

@@ -33,7 +33,7 @@ def test_block_form_has_right_gradients() -> None:
     q, k, v = (torch.randn(1, 1, 5, 3, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(3))
     decay = -torch.rand(1, 1, 5, generator=draw, dtype=torch.float64)
     beta = torch.rand(1, 1, 5, generator=draw, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda *x: gated_delta(*x, decay, beta), (q, k / 2, v))
+    assert torch.autograd.gradcheck(lambda q, k, v: gated_delta(q, k, v, decay, beta), (q, k / 2, v))
 
 
 def test_layer_equals_transformers() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from textual.pilot import Pilot
@@ -203,13 +204,13 @@ def differences(kept: str, now: str) -> list[str]:
             told.append(f"row {row}, words:\n  kept {old.words.get(row, '')!r}\n  now  {new.words.get(row, '')!r}")
             continue
         for before, after in ((old.looks, new.looks), (old.grounds, new.grounds)):
-            gone = [part for part in before.get(row, []) if part not in after.get(row, [])]
-            come = [part for part in after.get(row, []) if part not in before.get(row, [])]
+            gone: list[Any] = [part for part in before.get(row, []) if part not in after.get(row, [])]
+            come: list[Any] = [part for part in after.get(row, []) if part not in before.get(row, [])]
             if gone or come:
                 told.append(f"row {row}, colours:\n  kept {_brief(gone)}\n  now  {_brief(come)}")
     return told
 
 
-def _brief(parts: list[tuple[int, str, str]] | list[tuple[int, int, str]]) -> str:
+def _brief(parts: Sequence[tuple[int, object, str]]) -> str:
     shown = [f"{what!r} at column {column}: {style}" for column, what, style in parts[:4]]
     return "; ".join(shown) + ("; ..." if len(parts) > 4 else "") or "nothing"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
@@ -22,7 +24,7 @@ def roles(stage: Stage) -> list[str]:
 
 
 def test_commands_run_beside_the_screen_and_answer_in_it() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("all the [bold]figures[/bold]")
         await pilot.press(*"/st")
         await pilot.pause()
@@ -53,7 +55,7 @@ def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[N
         go.set()
 
 
-async def type_ahead(stage: Stage, pilot, *lines: str) -> None:
+async def type_ahead(stage: Stage, pilot: Pilot[Any], *lines: str) -> None:
     """Send lines without waiting for what comes of them."""
     for line in lines:
         stage.chat.composer.put(line)
@@ -63,7 +65,7 @@ async def type_ahead(stage: Stage, pilot, *lines: str) -> None:
 
 @pytest.mark.parametrize(("ahead", "executed"), [("hi", ["/stats"]), ("/set seed 1", ["/stats", "/set seed 1"])])
 def test_what_is_sent_while_a_command_runs_waits_for_its_end(ahead: str, executed: list[str]) -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         with slow_command(stage):
             await type_ahead(stage, pilot, "/stats", ahead)
             await stage.until(lambda: "counting" in stage.screen_text, pilot)
@@ -80,7 +82,7 @@ def test_what_is_sent_while_a_command_runs_waits_for_its_end(ahead: str, execute
 
 
 def test_what_waits_goes_back_on_escape_and_when_the_command_fails() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         with slow_command(stage):
             await type_ahead(stage, pilot, "/stats", "hi")
             assert stage.chat.composer.text == ""
@@ -97,7 +99,7 @@ def test_what_waits_goes_back_on_escape_and_when_the_command_fails() -> None:
 
 
 def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         go = threading.Event()
         turns = [Turn("user", "before"), Turn("assistant", "earlier")]
 
@@ -117,7 +119,7 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
 
 
 def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         written = threading.Event()
         recorder = stage.chat_session.conversation.recorder
         write = recorder.turn
@@ -145,7 +147,7 @@ OFFERED = ("Say hello.", "Say [bold]goodbye[/bold].")
 
 
 def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         assert all(prompt in stage.screen_text for prompt in OFFERED)
         await pilot.press("tab")
         assert stage.chat.composer.text == OFFERED[0]
@@ -172,14 +174,14 @@ def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click() -> None:
 
 
 def test_a_message_may_begin_with_two_slashes() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("//etc is a folder", pilot)
 
     assert play(act).session.requests[0].messages[-1].content == "/etc is a folder"
 
 
 def test_help_names_keys_and_commands_and_goes_away() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("f1")
         await pilot.pause()
         assert all(word in stage.screen_text for word in ("Ctrl+R", "/set [NAME VALUE]", "/copy [N]"))
@@ -191,7 +193,7 @@ def test_help_names_keys_and_commands_and_goes_away() -> None:
 
 
 def test_ctrl_underscore_undoes_since_ctrl_z_sleeps() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("a")  # one: what is typed within two seconds is undone together
         await pilot.press("ctrl+z")  # no terminal here to go back to
         assert stage.chat.composer.text == "a"
@@ -202,7 +204,7 @@ def test_ctrl_underscore_undoes_since_ctrl_z_sleeps() -> None:
 
 
 def test_edit_last_brings_the_message_back() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         await pilot.press("f8")
         await pilot.pause()
@@ -214,7 +216,7 @@ def test_edit_last_brings_the_message_back() -> None:
 def test_copy_takes_the_reply_or_a_code_block() -> None:
     reply = "Look:\n```python\nx = 1\n```\nand\n~~~\ny\n~~~\n"
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         await pilot.press("f9")
         assert stage.app.clipboard == reply
@@ -226,7 +228,7 @@ def test_copy_takes_the_reply_or_a_code_block() -> None:
 
 
 def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.registry = [
             ModelEntry("big/one", "absent", "needs 99 GiB", "90.0 GiB"),
             ModelEntry("fits/one", "partial", "fits in nf4", "9.0 GiB"),
@@ -244,7 +246,7 @@ def test_the_picker_offers_what_is_here_first_and_loads_it() -> None:
 
 
 def test_a_registry_that_cannot_be_read_is_told() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.registry = SettingsError("registry.yaml line 3: no such key")
         await stage.send("/models", pilot)
         assert "registry.yaml line 3" in stage.screen_text

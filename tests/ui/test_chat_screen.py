@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Collapsible, Static
 
 from dflash_local.errors import CheckpointError, ContextError, EngineError
@@ -19,7 +21,7 @@ def roles(stage: Stage) -> list[str]:
 
 
 def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press(*"hi there", "enter")
         await pilot.pause()
         await stage.idle(pilot)
@@ -37,7 +39,7 @@ def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
 
 
 def test_shift_enter_and_ctrl_j_begin_a_line() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("a", "shift+enter", "b", "ctrl+j", "c", "enter")
         await pilot.pause()
         await stage.idle(pilot)
@@ -46,7 +48,7 @@ def test_shift_enter_and_ctrl_j_begin_a_line() -> None:
 
 
 def test_the_arrows_bring_back_what_was_sent_and_the_draft() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("first", pilot)
         await stage.send("second", pilot)
         await pilot.press(*"draft", "up")
@@ -63,7 +65,7 @@ def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate, on_step=lambda index: gate.set() if index == 0 else gate.clear())
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("x", "enter")
         await stage.until(lambda: any("Hello" in view.text for view in stage.chat.transcript.replies), pilot)
         await pilot.press("escape")
@@ -78,7 +80,7 @@ def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
 
 
 def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         assert "■ cut off at its limit of 6 tokens" in stage.screen_text
         await stage.chat.transcript.rebuild(stage.chat_session.conversation.turns, False)
@@ -92,7 +94,7 @@ def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> N
 def test_ui_06_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
     session = ScriptedSession(gate=threading.Event())
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("x", "enter")
         await stage.until(lambda: len(session.requests) == 1, pilot)
         if where == "help":
@@ -109,7 +111,7 @@ def test_ui_06_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
 
 
 def test_ui_06_ctrl_c_without_a_reply_says_how_to_leave() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert stage.app.is_running and any("again" in note.message for note in stage.app._notifications)
@@ -120,7 +122,7 @@ def test_ui_06_ctrl_c_without_a_reply_says_how_to_leave() -> None:
 def test_leaving_in_the_middle_of_a_reply_stops_it_and_keeps_nothing_half_written() -> None:
     session = ScriptedSession(gate=threading.Event())
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("x", "enter")
         await stage.until(lambda: len(session.requests) == 1, pilot)
         await pilot.press("ctrl+q")
@@ -130,7 +132,7 @@ def test_leaving_in_the_middle_of_a_reply_stops_it_and_keeps_nothing_half_writte
 
 
 def test_regenerate_asks_with_a_fresh_seed_and_replaces_the_reply() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         await pilot.press("ctrl+r")
         await pilot.pause()
@@ -143,7 +145,7 @@ def test_regenerate_asks_with_a_fresh_seed_and_replaces_the_reply() -> None:
 
 
 def test_a_regenerate_that_fails_shows_the_old_reply_again() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         await pilot.press("ctrl+r")
         await pilot.pause()
@@ -155,7 +157,7 @@ def test_a_regenerate_that_fails_shows_the_old_reply_again() -> None:
 
 
 def test_a_failed_message_comes_back_into_the_field() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("long", pilot)
         assert "error: at once too long" in stage.screen_text and "shorten it" in stage.screen_text
         assert stage.chat.composer.text == "long"
@@ -172,7 +174,7 @@ def test_thinking_is_folded_with_its_count_and_time() -> None:
         Step((Piece("yes"),), (6,), 3, 0, 4, 2.1),
     ]
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         fold = stage.chat.query_one(Collapsible)
         assert fold.title == "thinking: 5 tokens, 1.5 s" and fold.collapsed
@@ -186,7 +188,7 @@ def test_thinking_is_folded_with_its_count_and_time() -> None:
 
 
 def test_origins_have_a_mark_that_is_no_colour() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         await pilot.press("f3")
         await pilot.pause()
@@ -199,7 +201,7 @@ def test_origins_have_a_mark_that_is_no_colour() -> None:
 
 
 def test_the_meter_shows_speed_acceptance_positions_split_context_and_promise() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         text = stage.screen_text
         for figure in ("120.0 mean", "2.50 mean of 4", " 1 ██", "100%", " 50%", "draft 40%", "float32: exact"):
@@ -213,7 +215,7 @@ def test_the_meter_shows_speed_acceptance_positions_split_context_and_promise() 
 
 
 def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.conversation.options.mode = "ar"
         await stage.send("hi", pilot)
         assert "no drafts in this mode" in stage.screen_text
@@ -225,7 +227,7 @@ def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
 
 
 def test_a_narrow_screen_has_the_figures_in_a_line() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         text = stage.screen_text
         assert "120.0 tok/s · acceptance 2.50 · ctx 11/512 · float32: exact" in text and "Accepted per" not in text
@@ -241,7 +243,7 @@ def test_an_alarm_stays_on_the_meter() -> None:
                 if event is self.steps[0]:
                     yield Notice("acceptance is below its band", "warning")
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         assert "acceptance is below its" in str(stage.chat.query_one("#alarms", Static).render())
 
@@ -252,7 +254,7 @@ def test_a_pair_that_cannot_be_loaded_ends_the_application_with_its_error() -> N
     def start(*_: object):  # type: ignore[no-untyped-def]
         raise CheckpointError("no such file")
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.pause()
 
     stage = play(act, start=start)
@@ -262,7 +264,7 @@ def test_a_pair_that_cannot_be_loaded_ends_the_application_with_its_error() -> N
 def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
     fresh = ScriptedSession()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         assert "the session broke" in stage.screen_text and stage.app.is_running
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 from textual.events import Paste
 from textual.geometry import Size
+from textual.pilot import Pilot
 
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
@@ -43,7 +45,7 @@ def saying(text: str, size: int = 0) -> ScriptedSession:
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("by_origin", [False, True])
 def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(name: str, by_origin: bool) -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         if by_origin:
             await pilot.press("f3")
         await stage.send(f"say {HOSTILE[name]}", pilot)
@@ -57,7 +59,7 @@ def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(name: str, by
 
 
 def test_ui_01_titles_errors_and_notes_are_made_safe() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("note \x1b]0;x\x07 end")
         await stage.send("/stats", pilot)
         assert "note ␛]0;x␇ end" in stage.screen_text
@@ -72,7 +74,7 @@ def test_ui_02_a_sequence_cut_in_two_is_the_same(size: int) -> None:
     pieces = [piece for at in range(0, len(text), size) for piece in cutter.feed([Piece(text[at : at + size])])]
     assert "".join(piece.text for piece in [*pieces, *cutter.finish()]) == safe(text)
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         assert stage.chat.transcript.replies[0].text == safe(text)
 
@@ -80,7 +82,7 @@ def test_ui_02_a_sequence_cut_in_two_is_the_same(size: int) -> None:
 
 
 def test_ui_04_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat.composer.post_message(Paste("one\ntwo\n\x1b[31mthree\n"))
         await pilot.pause()
         assert stage.chat.composer.text == "one\ntwo\n␛[31mthree\n" and not stage.chat.busy
@@ -89,7 +91,7 @@ def test_ui_04_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
 
 
 def test_ui_04_a_megabyte_is_refused_with_its_count() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         began = time.monotonic()
         stage.chat.composer.post_message(Paste("x" * 1_000_000))
         await pilot.pause()
@@ -109,7 +111,7 @@ def test_ui_05_resizing_while_it_streams_loses_no_text() -> None:
     session = saying(text, 7)
     session.on_step = lambda _index: time.sleep(0.002)
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat.composer.put("x")
         await pilot.press("enter")
         for _ in range(20):
@@ -126,7 +128,7 @@ def test_ui_05_resizing_while_it_streams_loses_no_text() -> None:
 def test_ui_12_a_thousand_events_are_a_few_drawings() -> None:
     text = "word " * 2000
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         before = stage.chat.drawings
         await stage.send("x", pilot)
         view = stage.chat.transcript.replies[0]
@@ -140,7 +142,7 @@ def test_ui_12_a_thousand_events_are_a_few_drawings() -> None:
 def test_ui_12_a_long_conversation_shows_its_end() -> None:
     turns = [Turn("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(5000)]
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.acts["/load x"] = lambda: stage.chat_session.conversation.turns.extend(turns)
         await stage.send("/load x", pilot)
         assert len(stage.chat.transcript.children) == MAX_REBUILT + 1 and "turn 4999" in stage.screen_text
@@ -150,7 +152,7 @@ def test_ui_12_a_long_conversation_shows_its_end() -> None:
 
 
 def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         for number in range(MAX_SHOWN + 30):
             await stage.chat.say(f"note {number}")
         assert len(stage.chat.transcript.children) <= MAX_SHOWN + 1
@@ -166,7 +168,7 @@ def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
     ids=["quotes", "tight quotes", "table", "paragraph", "brackets", "lists"],
 )
 def test_ui_13_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         body = stage.chat.query_one(MarkdownText)
         assert body.plain and stage.chat.transcript.replies[0].text == bomb + "\nend"
@@ -176,7 +178,7 @@ def test_ui_13_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
 
 
 def test_ui_13_an_unclosed_fence_and_html_stay_readable() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         text = stage.screen_text
         assert "<b>bold</b>" in text and "<script>alert(1)</script>" in text and "x = 1" in text
@@ -200,7 +202,7 @@ def test_ui_13_the_guard_counts_across_bits() -> None:
 def test_links_are_told_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         monkeypatch.setattr(stage.app, "open_url", lambda url, **_: opened.append(url))
         await stage.send("x", pilot)
         await pilot.click(MarkdownText, offset=(2, 0))
@@ -215,7 +217,7 @@ def test_ui_14_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> N
     def burst() -> None:
         raise ZeroDivisionError("oh")
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.acts["/stats"] = burst
         await stage.send("/stats", pilot)
         assert "unexpected failure: ZeroDivisionError: oh" in stage.screen_text
@@ -226,7 +228,7 @@ def test_ui_14_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> N
 
 
 def test_ui_10_no_colour_is_no_colour() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         colours = {
             segment.style.color.triplet

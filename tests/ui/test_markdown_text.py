@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from textual.content import Content
+from textual.pilot import Pilot
 
 from dflash_local.events import Piece, Step
 from dflash_local.ui.tui.lines import EMPTY, Line, PlainLayout, Table, rows_of, shares
@@ -188,7 +190,7 @@ def test_plain_text_keeps_its_lines_and_cuts_what_is_too_long() -> None:
 
 
 def test_ui_12_a_long_reply_is_one_widget() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         view = stage.chat.transcript.replies[0]
         assert len(list(view.walk_children())) == 2, "its text and its figures"
@@ -203,7 +205,7 @@ def test_ui_12_a_long_reply_is_one_widget() -> None:
 def test_ui_13_a_block_that_never_ends_goes_on_as_plain_text() -> None:
     text = "- item\n\n" + "  words\n\n" * (MAX_OPEN // 4)
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         assert stage.chat.query_one(MarkdownText).plain and stage.chat.transcript.replies[0].text == text + "end"
         assert "end" in stage.screen_text
@@ -212,7 +214,7 @@ def test_ui_13_a_block_that_never_ends_goes_on_as_plain_text() -> None:
 
 
 def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrapped() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         await pilot.mouse_down(MarkdownText, offset=(7, 0))
         await pilot.hover(MarkdownText, offset=(3, 3))
@@ -230,7 +232,7 @@ def test_another_theme_paints_the_text_anew() -> None:
         view = stage.chat.query_one(MarkdownText)
         return {str(segment.style.color) for segment in view.render_line(0) if segment.style is not None}
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         dark = colours(stage)
         stage.app.theme = "textual-light"
@@ -242,7 +244,7 @@ def test_another_theme_paints_the_text_anew() -> None:
 
 
 def test_a_resize_wraps_the_text_anew_and_the_origins_come_and_go() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         view = stage.chat.query_one(MarkdownText)
         before = view.size.height

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
+
+from textual.pilot import Pilot
 
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.ui.readings import Readings
@@ -14,7 +17,7 @@ GIB = 2**30
 
 
 def test_the_meter_shows_the_memory_of_what_holds_the_pair() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.until(lambda: "unknown" in stage.screen_text, pilot)
         stage.chat_session.held = Occupancy(3 * GIB, 12 * GIB, "the GPU")
         stage.chat.memory.look()
@@ -35,7 +38,7 @@ def test_a_bar_is_of_used_and_total_or_there_is_none() -> None:
 def test_a_driver_that_hangs_holds_nothing_up() -> None:
     gate = threading.Event()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.read = lambda: Occupancy() if gate.wait(30) else Occupancy(1, 1)
         stage.chat.memory.look()
         await stage.send("hi", pilot)
@@ -53,7 +56,12 @@ def test_what_has_not_changed_is_not_told_again_and_a_look_comes_at_once() -> No
         return found[0]
 
     heard = threading.Event()
-    watch = MemoryWatch(read, lambda occupancy: (told.append(occupancy), heard.set()))
+
+    def tell(occupancy: Occupancy) -> None:
+        told.append(occupancy)
+        heard.set()
+
+    watch = MemoryWatch(read, tell)
     watch.start()
     assert heard.wait(5) and looked.acquire(timeout=5)
     watch.look()

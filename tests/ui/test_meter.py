@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Sparkline
 
 from dflash_local.events import Step
@@ -47,7 +50,7 @@ def test_different_experts_stand_beside_the_rows_that_took_them() -> None:
 
 
 def test_before_the_first_reply_no_bar_is_drawn() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         assert stage.chat.query_one(Sparkline).data == [] and not stage.chat.query_one("#alarms").display
         await stage.send("hi", pilot)
         await stage.until(lambda: len(stage.chat.query_one(Sparkline).data) > 1, pilot)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from textual.events import Paste
+from textual.pilot import Pilot
 
 from dflash_local.errors import ContextError
 from dflash_local.ui.tui.widgets.composer import MAX_PASTE
@@ -16,7 +19,7 @@ LONG = "\n".join(f"line {number}" for number in range(1, 201))
 TOKEN = "[200 lines pasted]"
 
 
-async def paste(stage: Stage, pilot, text: str) -> None:
+async def paste(stage: Stage, pilot: Pilot[Any], text: str) -> None:
     """As a terminal does: one event for all of it."""
     stage.chat.composer.post_message(Paste(text))
     await pilot.pause()
@@ -28,7 +31,7 @@ def sent(stage: Stage) -> list[str]:
 
 @pytest.mark.parametrize("end", ["\r", "\r\n", "\n", "\u2028"])
 def test_ui_04_the_line_ends_of_a_paste_are_line_ends_to_the_model(end: str) -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, f"one{end}two{end}{end}three")
         assert stage.chat.composer.text == "one\ntwo\n\nthree" and not stage.chat.busy
         await pilot.press("enter")
@@ -39,7 +42,7 @@ def test_ui_04_the_line_ends_of_a_paste_are_line_ends_to_the_model(end: str) -> 
 
 
 def test_ui_04_control_characters_of_a_paste_are_signs_and_its_tabs_stay() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, "a\tb\x1b[31m\x07\r\n\x00c\x9bd")
         assert stage.chat.composer.text == "a\tb␛[31m␇\n␀c\\x9bd"
 
@@ -47,7 +50,7 @@ def test_ui_04_control_characters_of_a_paste_are_signs_and_its_tabs_stay() -> No
 
 
 def test_many_lines_fold_to_a_token_and_are_sent_whole() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press(*"sum up: ")
         await paste(stage, pilot, LONG.replace("\n", "\r"))
         await pilot.press(*" ok?")
@@ -55,7 +58,7 @@ def test_many_lines_fold_to_a_token_and_are_sent_whole() -> None:
         await pilot.press("enter")
         await pilot.pause()
         await stage.idle(pilot)
-        shown = stage.chat.transcript.children[1].render().plain  # type: ignore[union-attr]
+        shown = stage.chat.transcript.children[1].render().plain
         assert f"line {MAX_LINES}" in shown and "line 200" not in shown
         assert f"[{200 - MAX_LINES} more lines were sent]" in shown
 
@@ -65,7 +68,7 @@ def test_many_lines_fold_to_a_token_and_are_sent_whole() -> None:
 def test_a_few_lines_are_not_folded_and_a_long_line_is() -> None:
     few, wide = "x\n" * FOLD_LINES, "x" * (FOLD_CHARACTERS + 1)
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, few)
         assert stage.chat.composer.text == few
         await paste(stage, pilot, wide)
@@ -75,7 +78,7 @@ def test_a_few_lines_are_not_folded_and_a_long_line_is() -> None:
 
 
 def test_a_token_is_one_unit_to_every_key_that_deletes_or_moves() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         composer = stage.chat.composer
         await pilot.press("a")
         await paste(stage, pilot, LONG)
@@ -109,7 +112,7 @@ def test_a_token_is_one_unit_to_every_key_that_deletes_or_moves() -> None:
 def test_several_pastes_of_one_size_are_told_apart_and_one_again_is_itself() -> None:
     other = LONG.replace("line", "verse")
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         for text in (LONG, other, LONG):
             await paste(stage, pilot, text)
             await pilot.press("ctrl+j")
@@ -122,7 +125,7 @@ def test_several_pastes_of_one_size_are_told_apart_and_one_again_is_itself() -> 
 
 
 def test_edit_the_arrows_and_what_is_given_back_keep_the_text_behind_a_token() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         composer = stage.chat.composer
         await paste(stage, pilot, LONG)
         await pilot.press("!", "enter")
@@ -149,7 +152,7 @@ def test_edit_the_arrows_and_what_is_given_back_keep_the_text_behind_a_token() -
 def test_a_pasted_file_that_begins_with_a_slash_is_a_message() -> None:
     code = "/* says hello */\n" * 9
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, code)
         await pilot.press("enter")
         await pilot.pause()
@@ -160,7 +163,7 @@ def test_a_pasted_file_that_begins_with_a_slash_is_a_message() -> None:
 
 
 def test_what_is_pasted_counts_whole_against_the_limit() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         for begin in "ab":
             await paste(stage, pilot, begin * (MAX_PASTE // 2 + 1))
         assert stage.chat.composer.text == "[50,001 characters pasted]"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DownloadError, Interrupted
@@ -43,7 +45,7 @@ def pulling(stage: Stage) -> PullScreen | None:
     return screen if isinstance(screen, PullScreen) else None
 
 
-async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-untyped-def]
+async def choose(stage: Stage, pilot: Pilot[Any], *keys: str) -> None:  # type: ignore[no-untyped-def]
     stage.chat_session.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
     await pilot.press("f7")
     await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
@@ -55,7 +57,7 @@ async def choose(stage: Stage, pilot, *keys: str) -> None:  # type: ignore[no-un
 def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         assert "It takes 19.0 GiB of disk." in stage.screen_text
@@ -76,7 +78,7 @@ def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -
 
 
 def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await choose(stage, pilot, "down", "down")
         assert "It takes 90.0 GiB of disk; a part of it is here already." in stage.screen_text
         assert "It needs 99 GiB, more" in stage.screen_text
@@ -94,7 +96,7 @@ def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
 def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
@@ -114,7 +116,7 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
     pull = Pull(DownloadError("the Hub cannot be reached", "is there a network?"))
     pull.gate.set()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.on_pull = pull
         await choose(stage, pilot, "down")
         await pilot.press("enter")
@@ -132,7 +134,7 @@ def test_an_error_is_one_line_and_enter_tries_again() -> None:
 def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.on_pull, stage.chat_session.registry = pull, [BIG, FITS, HERE]
         for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
             await stage.send(line, pilot)
@@ -154,7 +156,7 @@ def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> N
 def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.on_pull, stage.chat_session.registry = pull, [FITS]
         await stage.send(f"/pull {FITS.name}", pilot)
         await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)

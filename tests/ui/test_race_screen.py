@@ -129,7 +129,7 @@ def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
         stage.chat.composer.put("two")
         await pilot.press("f5")
         await stage.until(lambda: isinstance(stage.app.screen, RaceScreen), pilot)
-        await stage.until(lambda: stage.app.screen.done, pilot)
+        await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot)
         await pilot.press("escape")
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
         wanted = ("race: 1.83x wall clock", "AR here: 60.0, 2.00x")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from textual.pilot import Pilot
 
 from dflash_local.catalog.bundled import find
 from dflash_local.service.chat_options import ChatOptions
@@ -18,12 +21,13 @@ def test_a_chat_and_a_race_with_the_demo_pair() -> None:
 
         return Service(load(find("demo"), LoadConfig(device="cpu"), None))
 
-    async def act(stage: Stage, pilot) -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("Count from 1 to 30.", pilot)
         assert "28, 29, 30" in stage.screen_text and "float32: exact" in stage.screen_text
         await pilot.press("f5")
         await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot, seconds=60)
-        race = stage.app.screen.race
+        screen: Any = stage.app.screen
+        race = screen.race
         assert race.first_difference is None and race.dflash.text.endswith("29, 30")
         assert race.dflash.finished.stats.mean_acceptance_length > 2
         await pilot.press("escape")

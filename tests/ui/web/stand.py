@@ -53,7 +53,9 @@ class FakeServedPair(ServedPair):
         return found
 
     def details(self, name: str) -> Details:
-        row = replace(registry.load().find("demo"), name=f"all about {name}")
+        demo = registry.load().find("demo")
+        assert demo is not None
+        row = replace(demo, name=f"all about {name}")
         return Details(InstallStatus(row, None, None), PairPlans(named("H200", None), None, None, ()), None)
 
     def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:

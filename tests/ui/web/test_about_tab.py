@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dflash_local.errors import BusyError, Interrupted
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
@@ -103,8 +105,7 @@ def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visi
         wait_until(lambda: not running, 5.0)
 
 
-def test_programs_ask_for_both_by_name() -> None:
-    import pytest
+def test_programs_ask_for_both_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradio_client import Client
     from gradio_client.exceptions import AppError
 
@@ -116,6 +117,6 @@ def test_programs_ask_for_both_by_name() -> None:
         def busy(*_: Any) -> Any:
             raise BusyError("a certificate is being made already", "wait for it")
 
-        here.served.certify = busy  # type: ignore[method-assign]
+        monkeypatch.setattr(here.served, "certify", busy)
         with pytest.raises(AppError, match="being made already"):
             client.predict(api_name="/certify")

@@ -12,7 +12,7 @@ from tests.ui.web.stand import wait_until
 from tests.ui.web.test_chat_tab import BOT, USER, chatting, enter, press, said, send, status
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Dialog
 
 
 def test_web_07_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor) -> None:
@@ -74,8 +74,13 @@ def test_web_04_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Vis
     text = "\n\n".join(HOSTILE)
     bits = [text[at : at + 7] for at in range(0, len(text), 7)]
     steps = (*said(*bits, channel="thinking"), *said(*bits))
+
+    def appeared(dialog: Dialog) -> None:
+        visitor.complaints.append(dialog.message)
+        dialog.dismiss()
+
     with chatting(visitor, ScriptedSession(steps=steps)) as (_, page):
-        page.on("dialog", lambda dialog: (visitor.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", appeared)
         send(page, text)
         status(page, "acceptance 2.50")
         page.get_by_text("Thinking (").click()

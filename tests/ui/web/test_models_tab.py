@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
@@ -19,6 +18,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
 from dflash_local.ui.web.models import LOOK_S
 from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
+from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
