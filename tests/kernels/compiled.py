@@ -1,6 +1,6 @@
 """Compiles the fused engine's kernels ahead of time for five generations of cards, in the shapes of the pairs that it
 runs. Prints a JSON list of what each takes of a program's shared memory, in bytes.
-Usage: compiled.py few|all [COMPUTE_CAPABILITY...]; few: of attention the largest, of the rest what is tuned by card"""
+Usage: compiled.py few|each|all [COMPUTE_CAPABILITY...]"""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256), (64, 8, 64))
 Work = tuple[str, Any, dict[str, str], dict[str, Any], int, int]
 
 
-def work(limit: int, few: bool) -> Iterator[Work]:
+def work(limit: int, kernels: str) -> Iterator[Work]:
     """Kernel, types of its arguments, constants, warps, stages.
 
     Args:
-        few: the largest attention alone, products and a prompt's chunks; the rest is alike on every card, and small.
+        kernels: ``few``: the largest attention alone, products and a prompt's chunks; the rest is alike on every card,
+            and small. ``each``: that and the rest. ``all``: attention of every shape, and chunks in float32.
     """
-    for heads, kv_heads, head_dim in ATTENTION[-1:] if few else ATTENTION:
+    for heads, kv_heads, head_dim in ATTENTION if kernels == "all" else ATTENTION[-1:]:
         yield from attention(heads, kv_heads, head_dim, limit)
     for config in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
         constants = {
@@ -65,8 +66,8 @@ def work(limit: int, few: bool) -> Iterator[Work]:
     for config in candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
-    yield from chunks(limit)
-    if not few:
+    yield from chunks(kernels == "all" and limit == LIMITS[90])
+    if kernels != "few":
         yield from packed_weights()
         yield from small()
 
@@ -139,11 +140,11 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
     yield "combine", decode_attention._combine_splits_kernel, types, {**sizes, **combine, **mask}, 4, 3
 
 
-def chunks(limit: int) -> Iterator[Work]:
-    """A prompt's rows of Gated-DeltaNet; float32, which is slow to compile and far from any limit, for one card."""
+def chunks(wide: bool) -> Iterator[Work]:
+    """A prompt's rows of Gated-DeltaNet. ``wide``: in float32, too, which is slow to compile and far from any limit."""
     sizes = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     names = ("rate", "bias", "scales", "gates", "lower", "solved", "scores", "factors", "state", "out")
-    for kind, dtype in ((BF16, torch.bfloat16), ("*fp32", torch.float32))[: 2 if limit == LIMITS[90] else 1]:
+    for kind, dtype in ((BF16, torch.bfloat16), ("*fp32", torch.float32))[: 2 if wide else 1]:
         config = delta_chunk.CONFIGS[dtype]
         types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("projected", "conv", "conv_state", "mixed"), kind)
         shape = {"BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6, "ROWS": delta_rows.ROWS}
@@ -196,7 +197,7 @@ def compiled(card: int, item: Work) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    few, cards = sys.argv[1] == "few", list(map(int, sys.argv[2:])) or list(LIMITS)
-    every = ((card, item) for card in cards for item in work(LIMITS[card], few))
+    kernels, cards = sys.argv[1], list(map(int, sys.argv[2:])) or list(LIMITS)
+    every = ((card, item) for card in cards for item in work(LIMITS[card], kernels))
     fit = [(card, item) for card, item in every if card >= READS_EIGHT or EIGHT not in item[2].values()]
     json.dump([compiled(card, item) for card, item in fit], sys.stdout)
