@@ -72,7 +72,7 @@ def test_a_wrong_rollback_is_a_bug_although_both_passes_share_it(dtype: str, mon
     """z-lab #172's bug: the recurrent state of a block is not what its tokens make. Noise may not excuse it."""
     commit = RecurrentCache.commit
     monkeypatch.setattr(RecurrentCache, "commit", lambda self, rows: commit(self, max(1, rows - 1)))
-    found = certify(golden_session(HYBRID, dtype), plan_of(HYBRID, count=2))
+    found = certify(golden_session(HYBRID, dtype), plan_of(HYBRID))
     assert found.verdict == "BUG"
     assert found.noise.tau <= found.noise.cap
 

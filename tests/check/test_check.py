@@ -63,7 +63,14 @@ CHECKS: dict[Subject, Callable[[Session, Pair], Finding]] = {
 }
 
 
-@pytest.mark.parametrize("fault", faults.IN_FILES, ids=lambda fault: fault.name)
+# Drafters of both pairs are of one kind: the same fault in the other one is in the long tests.
+IN_FILES = [
+    pytest.param(each, marks=pytest.mark.slow if each.where == "drafter" and each.of == faults.HYBRID else ())
+    for each in faults.IN_FILES
+]
+
+
+@pytest.mark.parametrize("fault", IN_FILES, ids=lambda fault: fault.name)
 def test_a_fault_in_files_is_named(fault: faults.Fault, own_toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting, "PARTS", 2)  # half the texts
     pair, folder = replace(bundled.find(fault.of), generations=()), own_toys / fault.of / fault.where

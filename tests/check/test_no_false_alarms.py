@@ -53,11 +53,10 @@ def _grid() -> Iterator[Case]:
         yield Case(pair, "fused", DTYPES[number % 2], stored=stored)
 
 
-# Every pair, and every engine, dtype and format at load; toys, whose replies take seconds, not in four bits.
+# Every kind of pair, and every engine, dtype and format at load; toys, whose replies take seconds, not in four bits.
 COVERING = (
     *(Case(pair, "fused", dtype, how) for pair, dtype, how in zip(GOLDENS, DTYPES * 2, ("", *AT_LOAD))),
     Case("qwen3_moe", "fused", "bfloat16", "int4"),
-    Case("qwen3_next", "fused", "float32", "int8"),
     Case("qwen3_5_moe", "fused", "bfloat16", "fp8"),
     Case("gpt_oss", "fused", "float32"),
     Case(GOLDENS[0], "reference", "bfloat16"),

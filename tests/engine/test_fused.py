@@ -27,6 +27,7 @@ from tests.proposers import Oracle, RandomDrafts, decode
 
 Build = Callable[..., Session]
 GOLDEN = Path(__file__).parent.parent / "golden"
+NEW = 24  # tokens of a reply: three blocks of eight
 GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10", "qwen35-v2-swa-b8")
 
 
@@ -44,13 +45,13 @@ def test_l1_a_block_and_its_commit_equal_the_targets_own_text(family: str, refus
     """``refusing``: the blocks that are also drafted by what is never right."""
     prompt = random_prompt(11)
     target, text = fused_target(family, 400), text_of(family, tuple(prompt))
-    want = list(text[: 11 + 40])
-    assert decode(target, prompt, 40)[0] == want  # type: ignore[arg-type]
+    want = list(text[: 11 + NEW])
+    assert decode(target, prompt, NEW)[0] == want  # type: ignore[arg-type]
     for block in (2, 8, 16):
         drafters = [Oracle(VOCAB, text), Oracle(VOCAB, text, 5)]
         refused = [Oracle(VOCAB, text, 1), RandomDrafts(VOCAB)]
         for drafter in [*drafters, *refused] if block in refusing else drafters:
-            assert decode(target, prompt, 40, drafter, block)[0] == want  # type: ignore[arg-type]
+            assert decode(target, prompt, NEW, drafter, block)[0] == want  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,7 +102,7 @@ def test_golden_pairs_give_the_reference_engines_ids_and_cycles(
     prompt = random_prompt(13)
     for sampling, (mode, block) in ways:
         replies = [
-            ask(session, prompt, 40, sampling=sampling, mode=mode, block_size=block) for session in (fused, reference)
+            ask(session, prompt, NEW, sampling=sampling, mode=mode, block_size=block) for session in (fused, reference)
         ]
         assert replies[0].ids == replies[1].ids, (sampling, mode, block)
         lengths = [reply.finished.stats.acceptance_lengths for reply in replies]

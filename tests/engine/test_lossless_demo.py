@@ -36,12 +36,18 @@ def reply(session: Session, request: Request) -> Reply:
     return Reply(list(session.generate(request)))
 
 
-@PAIRS
-def test_en_26_text_is_the_same_in_both_modes_and_every_block_size(pair: str) -> None:
+SAMPLINGS = (SamplingParams(seed=7), SamplingParams(temperature=0.8, seed=7))
+
+
+@pytest.mark.parametrize(
+    ("pair", "count", "new"),
+    [*((pair, 1, 60) for pair in BUNDLED), *(pytest.param(pair, 3, 120, marks=pytest.mark.slow) for pair in BUNDLED)],
+)
+def test_en_26_text_is_the_same_in_both_modes_and_every_block_size(pair: str, count: int, new: int) -> None:
     session = session_of(pair)
-    for prompt in prompts(3):
-        for sampling in (SamplingParams(seed=7), SamplingParams(temperature=0.8, seed=7)):
-            limits = Limits(max_new_tokens=120)
+    for prompt in prompts(count):
+        for sampling in SAMPLINGS:
+            limits = Limits(max_new_tokens=new)
             want = reply(session, user_request(prompt, sampling=sampling, limits=limits, mode="ar")).ids
             for block in (2, 5, 8):
                 request = user_request(prompt, sampling=sampling, limits=limits, block_size=block)
@@ -90,7 +96,7 @@ def sampled(session: Session, params: SamplingParams, tokens: int) -> Iterator[t
 
 @pytest.mark.parametrize(
     ("pair", "tokens"),
-    [("demo-hybrid", 2_500), *(pytest.param(pair, 10_000, marks=pytest.mark.slow) for pair in BUNDLED)],
+    [("demo-hybrid", 1_000), *(pytest.param(pair, 10_000, marks=pytest.mark.slow) for pair in BUNDLED)],
 )
 def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str, tokens: int) -> None:
     """z of the summed surprise is N(0,1) and the randomised PIT uniform, if the sampling is lossless.

@@ -172,16 +172,16 @@ def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(
     new_session: Build, family: str
 ) -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=2**63 + 5)
-    want = ask(new_session(family, None), PROMPT, 40, sampling=sampling, mode="ar").ids
+    want = ask(new_session(family, None), PROMPT, 24, sampling=sampling, mode="ar").ids
     text = [*PROMPT, *want]
     for drafter in (Oracle(VOCAB, text, 4), Oracle(VOCAB, text), RandomDrafts(VOCAB)):
         session = new_session(family, drafter)
         for block in (2, 5, 8, 1, None):
-            assert ask(session, PROMPT, 40, sampling=sampling, block_size=block).ids == want
+            assert ask(session, PROMPT, 24, sampling=sampling, block_size=block).ids == want
             ask(session, random_prompt(4, seed=block or 0), 5)
-        assert ask(session, PROMPT, 40, sampling=sampling, mode="ar").ids == want
+        assert ask(session, PROMPT, 24, sampling=sampling, mode="ar").ids == want
     other = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=6)
-    assert ask(session, PROMPT, 40, sampling=other).ids != want
+    assert ask(session, PROMPT, 24, sampling=other).ids != want
 
 
 def test_a_request_without_a_seed_draws_a_fresh_one_and_says_it(new_session: Build) -> None:

@@ -1,6 +1,6 @@
 """Compiles the fused engine's kernels ahead of time for five generations of cards, in the shapes of the pairs that it
 runs. Prints a JSON list of what each takes of a program's shared memory, in bytes.
-Usage: compiled.py few|each|all [COMPUTE_CAPABILITY...]"""
+Usage: compiled.py each|all [COMPUTE_CAPABILITY...]"""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
     """Kernel, types of its arguments, constants, warps, stages.
 
     Args:
-        kernels: ``few``: the largest attention alone, products and a prompt's chunks; the rest is alike on every card,
-            and small. ``each``: that and the rest. ``all``: attention of every shape, and chunks in float32.
+        kernels: ``each``: every kernel, and of attention, which has several shapes, the one with the most queries to a
+            key. ``all``: of every shape, and a prompt's chunks in float32, too.
     """
     for heads, kv_heads, head_dim in ATTENTION if kernels == "all" else ATTENTION[-1:]:
         yield from attention(heads, kv_heads, head_dim, limit)
@@ -67,9 +67,8 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
-    if kernels != "few":
-        yield from packed_weights()
-        yield from small()
+    yield from packed_weights()
+    yield from small()
 
 
 def small() -> Iterator[Work]:

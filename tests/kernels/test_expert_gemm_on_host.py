@@ -149,7 +149,13 @@ def gated(x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None, routed
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+# One of each kind of codes, and one without; how wide a group is and whose scale a row has are in the long tests.
+LIKE_ANOTHER = ("int4", "int8, rows", "fp8, rows", "NVFP4")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in FORMATS]
+)
 def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, kernels: list[HostKernel]) -> None:
     mixture, rows = Mixture(5, 2, 1), 13  # more than eight rows of the shared expert, and of others
     clamped = name in ("MXFP4", "bfloat16")

@@ -30,10 +30,12 @@ def kept_as(dialect: str) -> type:
     return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
 
 
-# Every dialect once, and one of each kind of weight by every family.
-PAIRS = dict.fromkeys(zip(cycle(FAMILIES), DIALECTS))
+# One of each kind of weight; in the long tests every dialect, and each kind by every family. Every matrix of every
+# dialect is read to the bit below.
 EACH = ("fp8", "modelopt_fp8", "gptq_zeros", "int_quantized", "modelopt_nvfp4")
-PAIRS |= dict.fromkeys(product(FAMILIES, EACH))
+HERE_TOO = (*zip(cycle(FAMILIES), EACH), ("qwen3_5", "fp8"), ("qwen3_5", "modelopt_nvfp4"))
+LONG = dict.fromkeys((*zip(cycle(FAMILIES), DIALECTS), *product(FAMILIES, EACH)))
+PAIRS = [*HERE_TOO, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LONG if pair not in HERE_TOO)]
 
 
 @pytest.mark.parametrize(("family", "dialect"), PAIRS)

@@ -101,9 +101,18 @@ def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
     assert fused_tokens(folder, "int8") == reference_tokens(folder, "int8")
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("quantize", QUANTIZED)
-@pytest.mark.parametrize(("family", "width"), [("qwen3_moe", 32), ("qwen3_5_moe", 32), ("qwen3_5_moe", 128)])
+# Every format without and with a shared expert, stored in both ways; the other width is another case to fp8 alone.
+HERE_TOO = (
+    *(("qwen3_moe", 32, quantize, True) for quantize in QUANTIZED),
+    *(("qwen3_5_moe", 32, quantize, False) for quantize in QUANTIZED),
+    ("qwen3_5_moe", 128, "fp8", True),
+)
+WIDTHS = (("qwen3_moe", 32), ("qwen3_5_moe", 32), ("qwen3_5_moe", 128))
+LONG = ((*width, quantize, together) for width in WIDTHS for quantize in QUANTIZED for together in (False, True))
+EXPERTS = [*HERE_TOO, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG if case not in HERE_TOO)]
+
+
+@pytest.mark.parametrize(("family", "width", "quantize", "together"), EXPERTS)
 def test_experts_are_quantised_too(family: str, width: int, quantize: str, together: bool, tmp_path: Path) -> None:
     """Stored one by one or together; in fp8 with a scale for each row where no blocks of 128 divide one's rows."""
     sizes = {**SIZES, "hidden_size": 128, "moe_intermediate_size": width, "shared_expert_intermediate_size": width}

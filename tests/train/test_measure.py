@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
@@ -15,6 +16,8 @@ from tools.train.phrasing import Turn
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 
 
+# What the target remembers by does not matter to a measure without caches: the slower pair is in the long tests.
+@pytest.mark.parametrize("trained", ["demo", pytest.param("demo-hybrid", marks=pytest.mark.slow)], indirect=True)
 def test_blocks_write_the_targets_own_text(
     trained: tuple[str, PreTrainedModel, DraftModule], tokenizer: Tokenizer
 ) -> None:

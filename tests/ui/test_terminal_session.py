@@ -155,7 +155,8 @@ def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+# One handler is set for both.
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_ui_07_a_signal_restores_the_terminal(terminal: Terminal, name: str) -> None:
     terminal.start("chat", "demo")
     terminal.until(lambda text: "ready" in text)
