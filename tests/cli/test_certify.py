@@ -80,7 +80,7 @@ def test_exact_mode_promises_every_bit_and_proves_it(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("family", "stored", "dtype"),
-    [("qwen3_5_moe", "gptq", "float32"), ("gpt_oss", MXFP4, "float32")],
+    [("qwen3_5_moe", "gptq", "float32"), pytest.param("gpt_oss", MXFP4, "float32", marks=pytest.mark.slow)],
 )
 def test_a_mixture_of_experts_is_certified_in_every_bit(
     cli: Cli, family: str, stored: str, dtype: str, tmp_path: Path
@@ -168,7 +168,14 @@ def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
     assert done.out.startswith("demo (toy pair)") and "never a speed claim" in done.out
 
 
-@pytest.mark.parametrize(("name", "quantize"), zip((KV_ONLY, KV_ONLY, HYBRID), QUANTIZED))
+# The command is the same for all; what each format computes is held in tests/models.
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        pytest.param(*case, marks=() if case[0] == HYBRID else pytest.mark.slow)
+        for case in zip((KV_ONLY, KV_ONLY, HYBRID), QUANTIZED)
+    ],
+)
 def test_a_quantised_target_is_held_to_itself_bit_for_bit(cli: Cli, name: str, quantize: str) -> None:
     """Also by plain transformers, which must compute with the rounded weights: a random target's choices show it."""
     argv = ("certify", *golden(name), "--prompt-ids", "1,2,3", "--engine", "fused", "--exact", "--quantize", quantize)

@@ -93,7 +93,10 @@ APART = [
 @pytest.mark.parametrize(
     "ways", [APART, pytest.param(list(product(SAMPLINGS, MODES)), marks=pytest.mark.slow)], ids=["apart", "all"]
 )
-@pytest.mark.parametrize("pair", [*GOLDEN_PAIRS, "demo", "demo-hybrid"])
+# The demo pairs have the layers of golden ones, and more of them.
+@pytest.mark.parametrize(
+    "pair", [*GOLDEN_PAIRS, *(pytest.param(pair, marks=pytest.mark.slow) for pair in ("demo", "demo-hybrid"))]
+)
 def test_golden_pairs_give_the_reference_engines_ids_and_cycles(
     pair: str, ways: list[tuple[SamplingParams, tuple[str, int | None]]]
 ) -> None:
