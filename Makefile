@@ -56,7 +56,7 @@ help:
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make test-clients Open WebUI, llm, langchain, litellm and the openai client, each in .venv-clients"
 	@echo "make soak         an hour of mixed load on dflash serve, its memory watched: make soak SOAK_MINUTES=10"
-	@echo "make lint         ruff and mypy; make format rewrites what ruff can"
+	@echo "make lint         ruff, and mypy over package and tests; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
 	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
 	@echo "make toys         train the demo pairs anew: ten minutes each on a GPU"

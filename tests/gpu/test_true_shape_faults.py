@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,8 @@ def test_a_fault_of_a_target_of_true_shape_is_named(
                     products = check_products(session)
                     assert products.state == "ok", products.text
                 else:
-                    plant(session.runner.target)
+                    target: Any = session.runner.target
+                    plant(target)
                 found = check_layers(session, pair).finding()
             finally:
                 session.close()

@@ -39,7 +39,7 @@ def test_the_bytes_of_a_pass_are_those_that_were_counted_when_it_was_measured(me
     """All but recurrent states, biases and norms, which no product reads: below 4 %."""
     for each in measured.values():
         traffic, context = each.traffic, each.at["context"]
-        found = sum(product.bytes * count for product, count in traffic.products.items())
+        found: float = sum(product.bytes * count for product, count in traffic.products.items())
         found += sum(
             experts.product.bytes * experts.distinct(1) * layers for experts, layers in traffic.experts.items()
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_other_plans_are_corrected_by_the_median() -> None:
     [{"quantize": "int4"}, {"kv_cache": "fp8"}, {"drafter_precision": "8bit"}],
     ids=["format", "caches", "drafter"],
 )
-def test_another_load_is_another_plan(changes: dict[str, str]) -> None:
+def test_another_load_is_another_plan(changes: dict[str, Any]) -> None:
     other = replace(PLAN, load=replace(PLAN.load, **changes))
     assert not MEASURED.is_of(other, "a/b") and MEASURED.is_of(PLAN, "a/b") and not MEASURED.is_of(PLAN, "a/c")
 
