@@ -42,20 +42,25 @@ def saying(text: str, size: int = 0) -> ScriptedSession:
     return ScriptedSession(steps=[Step((Piece(bit),), (1,), 0, 0, 1, index / 1000) for index, bit in enumerate(bits)])
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("by_origin", [False, True])
-def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(name: str, by_origin: bool) -> None:
+def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(by_origin: bool) -> None:
+    """One conversation says them all: what is painted is judged after each."""
+    controls = {chr(code) for code in (*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0))}
+
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         if by_origin:
             await pilot.press("f3")
-        await stage.send(f"say {HOSTILE[name]}", pilot)
-        painted = stage.screen_text
-        assert not set(painted) & {chr(code) for code in (*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0))}
-        assert not set(painted) & set("\u202e\u2066") and painted.count("\u0301") <= 3 * 8
-        assert "before" in painted and "after" in painted
+        for name, sequence in HOSTILE.items():
+            stage.session.steps = saying(f"before {sequence} after {name}").steps
+            await stage.send(f"say {sequence}", pilot)
+            painted = stage.screen_text
+            assert not set(painted) & controls, name
+            assert not set(painted) & set("\u202e\u2066") and painted.count("\u0301") <= 3 * 8, name
+            assert "before" in painted and f"after {name}" in painted
+            said = stage.chat_session.conversation.turns[-1].content
+            assert sequence in said, f"{name}: the model is given its own words again"
 
-    stage = play(act, saying(f"before {HOSTILE[name]} after"))
-    assert HOSTILE[name] in stage.chat_session.conversation.turns[-1].content, "the model is given its own words again"
+    play(act, ScriptedSession())
 
 
 def test_ui_01_titles_errors_and_notes_are_made_safe() -> None:
