@@ -48,6 +48,9 @@ _UNSET = (
 )
 
 
+gc.disable()  # until all is imported: nothing of it goes away
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Torch-free rooms are tested on Pythons without torch: what loads a model there is left out by name."""
     if importlib.util.find_spec("torch") is not None:
@@ -61,6 +64,7 @@ def pytest_collection_finish() -> None:
     """Libraries and tests are there for good: the collector need not look through millions of their objects again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class NetworkBlocked(RuntimeError):
