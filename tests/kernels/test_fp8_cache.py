@@ -21,10 +21,11 @@ EIGHT = torch.float8_e4m3fn
 
 
 @pytest.mark.timeout(300)
-def test_kernels_in_the_interpreter_bit_by_bit() -> None:
+@pytest.mark.parametrize("checks", ["few", pytest.param("all", marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter_bit_by_bit(checks: str) -> None:
     """Every code, every float16, saturation, NaN; a row at other indices, among others, under another max_seq_len."""
-    found = json.loads(child("cache_interpreted.py", TRITON_INTERPRET="1"))
-    assert len(found) > 40
+    found = json.loads(child("cache_interpreted.py", checks, TRITON_INTERPRET="1"))
+    assert len(found) > (30 if checks == "few" else 40)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
