@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Shapes, VariantPlan, inferred, per_token, too_big
 from dflash_local.loaded import BASICS
-from dflash_local.tables import UNKNOWN, Column, amount, table, tokens, wrapped
+from dflash_local.tables import UNKNOWN, Column, amount, indented, table, tokens, wrapped
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+    from dflash_local.planner.recommend import Recommendation
+    from dflash_local.planner.speed import Prediction, Times
 
 
 def machine_line(where: Machine) -> str:
@@ -29,6 +31,50 @@ def engine_line(found: Plan) -> str:
         return ", ".join([f"engine: {found.engine}", *verified, *([remark] if remark else [])])
     words = ["engine: fused", *verified, *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
+
+
+def recommendation_lines(name: str, found: Recommendation, width: int) -> list[str]:
+    """How to take the best weights, what they cost, why finer ones do not fit, and how fast they will be."""
+    best, better = found.best, found.next_better
+    if best is None:
+        return []
+    lines = []
+    if best.arguments:
+        lines += wrapped(f"weights: {best.weights.name}, {best.fidelity}; their fidelity is not known", width)
+        lines += wrapped(f"take them with: dflash chat {name} {best.arguments}", width)
+    if better is not None:
+        lines += wrapped(f"{better.weights.name}: {better.plan.reason}", width)
+    return [*lines, *speed_lines(best.prediction, width)]
+
+
+def speed_lines(found: Prediction | None, width: int) -> list[str]:
+    """Predicted tokens per second by context, and what they rest on."""
+    if found is None:
+        return []
+    columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True), Column(""))
+    rows = []
+    for one in found.times:
+        cycle = "" if one.cycle_ms is None else f"{one.cycle_ms:.2f} ms a cycle of {one.rows}"
+        rows.append((tokens(one.context), f"{one.plain_tokens_per_s:.0f} tok/s", _drafted(found, one), cycle))
+    lengths = found.acceptance
+    source = [] if lengths is None else [f"acceptance length {lengths.low:g} to {lengths.high:g}: {lengths.source}"]
+    if lengths is None and any(one.cycle_ms is not None for one in found.times):
+        source = ["no acceptance length is published: DRAFTED is a cycle's share of it"]
+    return [
+        "",
+        *wrapped(f"predicted speed, {found.basis}", width),
+        *indented(table(columns, rows, width - 2)),
+        *(line for text in source for line in indented(wrapped(text, width - 2))),
+    ]
+
+
+def _drafted(found: Prediction, one: Times) -> str:
+    if one.cycle_ms is None:
+        return "-"
+    if found.acceptance is None:
+        return f"{one.drafted_tokens_per_s(1):.0f} x acceptance"
+    low, high = (one.drafted_tokens_per_s(length) for length in (found.acceptance.low, found.acceptance.high))
+    return f"{low:.0f} to {high:.0f} tok/s"
 
 
 def rounding_remark(found: Plan) -> str:

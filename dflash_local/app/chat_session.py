@@ -16,6 +16,7 @@ from dflash_local.app.fitting import Loaded
 from dflash_local.app.loading import start_service
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.notices import Notify
+from dflash_local.app.recommending import suited
 from dflash_local.app.resolve import Obtain, resolve
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
@@ -208,7 +209,8 @@ class ChatSession:
     def resolve(self, model: str, drafter: str | None) -> Pair:
         """The pair that /model names; see ``app.resolve.resolve``."""
         draft = self.conversation.options.mode == "dflash"
-        return resolve(model, drafter, self.user, self._tell, draft=draft, obtain=self.obtain)
+        suit = suited(self._load, self.user, self._tell)
+        return resolve(model, drafter, self.user, self._tell, draft=draft, obtain=self.obtain, suit=suit)
 
     # the pairs of this machine
 

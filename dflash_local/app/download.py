@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_local import settings
-from dflash_local.app.fitting import machine, shapes, verdict
+from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore
+from dflash_local.app.recommending import verdict
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings

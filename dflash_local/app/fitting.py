@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dflash_local.app.models import ModelStore, registry
-from dflash_local.app.notices import Notify
+from dflash_local.app.models import ModelStore
 from dflash_local.app.resolve import Choice, choose, of_row
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.model_config import read_model_config
-from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError
-from dflash_local.events import Notice
+from dflash_local.errors import CheckpointError, DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.tables import GIB, UNKNOWN, amount
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from dflash_local.settings import Settings
 
 Config = TypeVar("Config")
-ROOMY = 32_768  # tokens of context, for which a pre-quantised target may have fewer bits than would fit with less
-TARGET_LINES = ("target weights", "head", "embedding")  # of a ledger: what the target's files hold, wherever it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,75 +220,6 @@ def variant_plans(
     return tuple(found)
 
 
-def fitting_variant(plans: tuple[VariantPlan, ...]) -> VariantPlan | None:
-    """Of those that fit with ``ROOMY`` tokens of context the one with the largest weights; else that with the most."""
-
-    def order(one: VariantPlan) -> tuple[int, int]:
-        if one.plan is None:
-            return 0, 0
-        book = one.plan.ledger
-        weights = sum(line.bytes or 0 for line in (*book.lines, *book.host) if line.name in TARGET_LINES)
-        return min(one.plan.context or 0, ROOMY), weights
-
-    return max((one for one in plans if one.fits), key=order, default=None)
-
-
-def variant_hint(model: str, one: VariantPlan) -> str:
-    """How to take a variant that fits."""
-    context = "" if one.plan is None or not one.plan.context else f", context {one.plan.context:,}"
-    needs = "" if one.plan is None else f"{amount(one.plan.ledger.total)}{context}: "
-    return f"pre-quantised it fits ({needs}{one.variant.repo}): dflash pull {model} --variant {one.variant.name}"
-
-
-def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
-    """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows.
-
-    A pre-quantised target that is published of it counts as the pair.
-    """
-    if row.bundled:
-        return "fits", None
-    known = shapes(of_row(row), None)
-    word, found = verdict(row, known, where)
-    if word in ("fits", "server") or known is None:
-        return word, found
-    variant = fitting_variant(variant_plans(row, known, where))
-    if variant is None or variant.plan is None:
-        return word, found
-    return f"fits in {variant.plan.format.partition(' ')[0]}", variant.plan
-
-
-def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
-    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row."""
-    from dflash_local.planner.plan import nearest, plan
-
-    if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
-        return "server", None
-    if known is None:
-        return UNKNOWN, None
-    found = plan(known.target, known.drafter, where)
-    if found.fits:
-        return "fits", found
-    near = nearest(known.target, known.drafter, where)
-    if near is not None:
-        return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
-    least = least_needed(known, where)
-    return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
-
-
-def least_needed(known: Shapes, where: Machine) -> int | None:
-    """Bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
-    from dflash_local.planner.formats import refusal
-    from dflash_local.planner.plan import fits_table, plan
-
-    found = [
-        one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.load.quantize)
-    ]
-    if found and where.kind == "cpu":
-        found.append(plan(known.target, known.drafter, where, LoadConfig(dtype="bfloat16")))
-    totals = [one.ledger.total for one in found if one.ledger.total is not None]
-    return min(totals) if totals else None
-
-
 def too_big(found: Plan) -> bool:
     """True when sizes are known and memory is what is missing; other objections are the engine's to raise."""
     total = found.ledger.total
@@ -374,96 +300,3 @@ def pair_plans(
 def row_shapes(row: Row, user: Settings, store: ModelStore | None) -> Shapes | None:
     """The shapes of a row's pair; see ``shapes``."""
     return shapes(choose(row.bundled, None, user) if row.bundled else of_row(row), store)
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
-
-    known: Shapes
-    where: Machine
-    found: Plan
-    limit: int
-
-
-def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
-    """None when a config.json cannot be read, which loading will tell better.
-
-    Raises:
-        UsageError: the device is not there, or the context is longer than the models were made for.
-    """
-    from dflash_local.planner import plan as planner
-    from dflash_local.planner.machine import this_machine
-
-    known = folder_shapes(pair.name, pair.target, pair.drafter if load.draft else None)
-    if known is None:
-        return None
-    where = this_machine(load.device, user.environ)
-    found = planner.plan(known.target, known.drafter, where, load)
-    return _Planned(known, where, found, planner.context_limit(known.target, known.drafter))
-
-
-def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
-    """Tokens that the session would hold if it were loaded now; None where only the load can tell."""
-    try:
-        planned = _planned(pair, load, user)
-    except DFlashError:  # the load says it
-        return None
-    if load.context is not None or planned is None:
-        return load.context
-    return planned.found.context if load.fit_check and planned.found.fits else planned.limit
-
-
-def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
-    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
-
-    Raises:
-        UsageError: the device is not there, or the context is longer than the models were made for.
-    """
-    planned = _planned(pair, load, user)
-    return None if planned is None else planned.found.ledger.peak
-
-
-def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:
-    """What the plan loads: the context and the drafter precision that fit, where the user named none.
-
-    Raises:
-        DriverError: there is an NVIDIA card, and the installed torch cannot use it.
-        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would fit.
-        UsageError: the device is not there, or the context is longer than the models were made for.
-    """
-    from dflash_local.planner.plan import nearest
-    from dflash_local.planner.torch_build import require_usable
-
-    require_usable(load.device, user.environ)
-    planned = _planned(pair, load, user) if load.fit_check else None
-    if planned is None:
-        return load
-    known, where, found = planned.known, planned.where, planned.found
-    if too_big(found):
-        refusal = refusal_of(
-            found, nearest(known.target, known.drafter, where, load), _variant_hint(pair, known, where, load, user)
-        )
-        refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
-        raise refusal
-    plan = replace(found.load, draft=load.draft) if found.fits else load
-    if load.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
-        plan = replace(plan, device=where.device)  # the engine's own choice would be the first GPU
-        notify(Notice(f"on {where.device}, {where.name}: {where.why}"))
-    if plan.drafter_precision != load.drafter_precision:
-        notify(Notice(f"drafter precision {plan.drafter_precision}: what fits on {where.name}; no reply changes by it"))
-    if plan.offload != load.offload:
-        lines = " and ".join(f"{line.name} ({amount(line.bytes)})" for line in found.ledger.host)
-        notify(Notice(f"in host memory: {lines}: what fits on {where.name}; the same bits"))
-    if load.context is None and plan.context is not None and plan.context < planned.limit:
-        notify(Notice(f"context {plan.context:,} of {planned.limit:,}: what fits on {where.name}"))
-    return plan
-
-
-def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: Settings) -> str:
-    """How to take a pre-quantised target that fits instead; empty where none is known to."""
-    row = registry(user).find(pair.name)
-    if row is None or row.target is None or row.name != pair.name:
-        return ""
-    better = fitting_variant(variant_plans(row, known, where, load))
-    return "" if better is None else variant_hint(pair.name, better)

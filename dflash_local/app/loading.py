@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
 from dflash_local.app.attaching import attached
-from dflash_local.app.fitting import fitted, planned_peak
+from dflash_local.app.load_planning import fitted, planned_peak
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError

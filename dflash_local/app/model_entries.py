@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import Loaded, machine, row_verdict
+from dflash_local.app.fitting import Loaded, machine
 from dflash_local.app.models import ModelStore, download_gib, install_status, model_store, registry
+from dflash_local.app.recommending import row_verdict
 from dflash_local.app.resolve import choose
 from dflash_local.errors import UsageError
 from dflash_local.settings import Settings

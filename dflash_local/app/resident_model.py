@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from dflash_local.app.attaching import attached
-from dflash_local.app.fitting import planned_context
+from dflash_local.app.load_planning import planned_context
 from dflash_local.app.loading import open_held
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify

@@ -69,6 +69,7 @@ class Missing:
 
 
 Obtain = Callable[[Missing], bool]  # downloads it; False where nobody can be asked whether it is to
+Suit = Callable[[Choice, ModelStore], Choice]  # another repository of the same model where this one does not fit
 
 
 def resolve(
@@ -79,6 +80,7 @@ def resolve(
     *,
     draft: bool = True,
     obtain: Obtain = lambda _missing: False,
+    suit: Suit = lambda choice, _store: choice,
 ) -> Pair:
     """The folders of the pair that ``model`` names.
 
@@ -86,7 +88,7 @@ def resolve(
         model: a bundled name, a folder, a name of the registry, or with ``drafter`` any ``owner/name``.
         drafter: a folder or ``owner/name``; overrides the registry's.
         draft: False needs the target only, and takes the drafter when it is there.
-        obtain: gets what is missing.
+        obtain: gets what is missing. suit: takes what fits this machine, see ``app.recommending.suited``.
 
     Raises:
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
@@ -100,7 +102,7 @@ def resolve(
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
     store = ModelStore.of(user)
-    choice = _with_local_mirror(choice, store)
+    choice = _with_local_mirror(suit(choice, store), store)
     _obtain(choice, store, user, draft, obtain)
     folders = [_folder(part, store) for part in (choice.target, choice.drafter)]
     if folders[0] is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_local import settings
-from dflash_local.app.fitting import planned_peak
+from dflash_local.app.load_planning import planned_peak
 from dflash_local.app.loading import load_steps_of, named_when_missing
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_local import settings
-from dflash_local.app import loading, resolve, thinking
+from dflash_local.app import loading, recommending, resolve, thinking
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.console import Console
 from dflash_local.cli.fetch import obtain
@@ -40,7 +40,9 @@ class Invocation:
     def pair(self, model: str, drafter: str | None, load: LoadConfig) -> Pair:
         """The pair that a name means, after a download if the user agrees to one; see ``app.resolve.resolve``."""
         get = obtain(self.user, self.console, load.allow_mismatch)
-        return resolve.resolve(model, drafter, self.user, self.console.notify, draft=load.draft, obtain=get)
+        notify = self.console.notify
+        suit = recommending.suited(load, self.user, notify)
+        return resolve.resolve(model, drafter, self.user, notify, draft=load.draft, obtain=get, suit=suit)
 
     def thinks(self, pair: Pair, asked: bool | None) -> bool:
         """Whether replies think; see ``app.thinking.thinks``."""

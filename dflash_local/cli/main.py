@@ -22,7 +22,8 @@ from dflash_local.errors import DFlashError, Interrupted, UsageError
 # each a module with register(app)
 COMMANDS = (
     *("run", "chat", "serve", "web", "race", "demo"),
-    *("models", "show", "plan", "pull", "rm", "warm", "check", "ps", "certify", "bench", "doctor", "report", "help"),
+    *("models", "cards", "show", "plan", "pull", "rm", "warm", "check"),
+    *("ps", "certify", "bench", "doctor", "report", "help"),
 )
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer

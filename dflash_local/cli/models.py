@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app import fitting
+from dflash_local.app import fitting, recommending
 from dflash_local.app.models import InstallStatus, ModelStore, download_gib, install_status, model_store, registry
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
@@ -57,7 +57,7 @@ def models(
         _here(console, store, rows, as_json)
         return
     where = fitting.machine(user, gpu, gpu_memory)
-    found = [(item, *fitting.row_verdict(item.row, where)) for item in rows]
+    found = [(item, *recommending.row_verdict(item.row, where)) for item in rows]
     if as_json:
         console.json({"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]})
         return

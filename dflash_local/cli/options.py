@@ -25,6 +25,15 @@ class ModeChoice(str, Enum):
     ar = "ar"
 
 
+class PreferenceChoice(str, Enum):
+    """What a plan puts first."""
+
+    balanced = "balanced"
+    quality = "quality"
+    speed = "speed"
+    context = "context"
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Names of models that begin so, for the shell: bundled ones and those of the registry."""
     from dflash_local.cli.completion import model_names
@@ -54,6 +63,9 @@ Models = Annotated[
 ]
 Drafter = Annotated[
     str | None, typer.Option("--drafter", metavar="FOLDER|REPO", help="The drafter's folder or repository, owner/name.")
+]
+Prefer = Annotated[
+    PreferenceChoice, typer.Option("--prefer", help="What comes first: finest weights, tokens/s or context.")
 ]
 Mode = Annotated[ModeChoice, typer.Option("--mode", help="Draft and verify, or one token at a time.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", metavar="N", help="Tokens in the reply at most.")]

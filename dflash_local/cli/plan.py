@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_local.app import fitting
+from dflash_local.app import fitting, recommending
 from dflash_local.app.fitting import Shapes
 from dflash_local.app.models import ModelStore, model_store, server_commands
 from dflash_local.app.resolve import Choice, choose
@@ -23,6 +23,7 @@ from dflash_local.ui import pair_text, plan_text
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+    from dflash_local.planner.recommend import Recommendation
 
 
 class PlanDoesNotFit(DoesNotFitError):
@@ -52,6 +53,7 @@ def plan(
     drafter: opt.Drafter = None,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
+    prefer: opt.Prefer = opt.PreferenceChoice.balanced,
     mode: opt.Mode = opt.ModeChoice.dflash,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -71,7 +73,11 @@ def plan(
     if known is None:
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
-    _tell_plan(console, choice, known, where, store, replace(load, draft=draft), as_json)
+    config = replace(load, draft=draft)
+    own = choice.row is not None and choice.row.target == choice.target
+    row = choice.row if own else None
+    found = recommending.recommended(row, known, where, config, preference=prefer.value, user=user, store=store)
+    _tell_plan(console, choice, known, where, store, config, found, as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -119,12 +125,14 @@ def _tell_plan(
     where: Machine,
     store: ModelStore | None,
     config: LoadConfig,
+    recommendation: Recommendation,
     as_json: bool,
 ) -> None:
     from dflash_local.planner.plan import fits_table, nearest
     from dflash_local.planner.plan import plan as ask
 
-    found = ask(known.target, known.drafter, where, config)
+    best = recommendation.best
+    found = ask(known.target, known.drafter, where, config) if best is None else best.plan
     near = None if found.fits else nearest(known.target, known.drafter, where, config)
     table = fits_table(known.target, known.drafter if config.draft else None, where, config)
     own = choice.row is not None and choice.row.target == choice.target
@@ -137,6 +145,7 @@ def _tell_plan(
         "nearest": None if near is None else fitting.as_json(near),
         "table": [fitting.as_json(one) for one in table],
         "variants": [one.as_dict() for one in variants],
+        "recommended": recommendation.as_dict(),
         "inferred": fitting.inferred(known),
     }
     if as_json and found.fits:
@@ -144,12 +153,10 @@ def _tell_plan(
     elif not as_json:
         write = console.data if found.fits else console.note
         width = console.columns if found.fits else console.note_columns
-        for line in _page(choice, known, found, table, variants, width):
+        for line in _page(choice, known, found, recommendation, table, variants, width):
             write(line)
     if not found.fits:
-        better = fitting.fitting_variant(variants)
-        hint = "" if better is None else fitting.variant_hint(choice.name, better)
-        refusal = fitting.refusal_of(found, near, hint)
+        refusal = fitting.refusal_of(found, near)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
 
 
@@ -157,6 +164,7 @@ def _page(
     choice: Choice,
     known: Shapes,
     found: Plan,
+    recommendation: Recommendation,
     table: tuple[Plan, ...],
     variants: tuple[fitting.VariantPlan, ...],
     width: int,
@@ -165,7 +173,8 @@ def _page(
     drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
     head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
     page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
-    page += [*wrapped(plan_text.engine_line(found), width), ""]
+    page += [*wrapped(plan_text.engine_line(found), width)]
+    page += [*plan_text.recommendation_lines(choice.name, recommendation, width), ""]
     page += indented(plan_text.ledger_lines(found, width - 2))
     page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
     if variants:

@@ -187,7 +187,7 @@ def _check_fit(
     """Ask the planner before anything is allocated.
 
     Raises:
-        DoesNotFitError: what is needed, what is free, and what would fitting.
+        DoesNotFitError: what is needed, what is free, and what would fit.
     """
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan

@@ -17,6 +17,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, Plan, context_limit, plan
 from dflash_local.planner.speed import Prediction, predict
+from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
 Preference = Literal["balanced", "quality", "speed", "context"]
 ROOMY = 32_768  # tokens of context, beyond which more weigh less than finer weights
@@ -117,6 +118,16 @@ class Recommendation:
         """None where nothing fits."""
         return self.fitting[0] if self.fitting else None
 
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        better = self.next_better
+        return {
+            "preference": self.preference,
+            "best": None if self.best is None else self.best.as_dict(),
+            "others": [one.as_dict() for one in self.fitting[1:]],
+            "next_better": None if better is None else {"weights": better.weights.name, "reason": better.plan.reason},
+        }
+
     @property
     def next_better(self) -> Option | None:
         """The coarsest of the options with finer weights than the best that do not fit."""
@@ -133,18 +144,28 @@ def recommend(
     config: LoadConfig | None = None,
     preference: Preference = "balanced",
     acceptance: tuple[Published, ...] = (),
+    measured: tuple[SpeedMeasurement, ...] = (),
 ) -> Recommendation:
     """Plan every way to have a target's weights, in order.
 
     Args:
         published: the target's own weights first, then its variants. config: what is asked for; a ``quantize`` in it
-            leaves only that.
+            leaves only that. acceptance: cells of the drafter's card. measured: on this card.
     """
     config = config or LoadConfig()
-    options = [one for each in ways(published, config) if (one := _option(each, drafter, machine, config, acceptance))]
-    found = [one for one in options if one.fits]
-    predicted = all(one.prediction is not None for one in found)
-    fitting = sorted(found, key=lambda one: rank(one, preference, predicted))
+    options: list[Option] = []
+    for each in ways(published, config):
+        asked = replace(config, quantize=each.quantize)
+        try:
+            found = plan(each.target, drafter, machine, asked)
+        except UsageError:  # an option that these weights cannot have
+            continue
+        prediction = predict(found, each.target, drafter, acceptance) if found.fits else None
+        prediction = corrected(prediction, found, each.target.source, measured)
+        options.append(Option(each, found, prediction, config.context or context_limit(each.target, drafter)))
+    fit = [one for one in options if one.fits]
+    predicted = all(one.prediction is not None for one in fit)
+    fitting = sorted(fit, key=lambda one: rank(one, preference, predicted))
     rest = sorted((one for one in options if not one.fits), key=lambda one: one.weights.fidelity)
     return Recommendation(preference, tuple(fitting), tuple(rest))
 
@@ -170,9 +191,10 @@ def rank(option: Option, preference: Preference, predicted: bool) -> tuple[float
     fidelity = float(option.weights.fidelity)
     cost = _ms_per_token(option.prediction) if predicted and option.prediction else float(option.bytes_of_weights)
     unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)  # our four bits: nobody knows what they cost
+    weights = -float(option.bytes_of_weights)  # of one fidelity the larger ones are the finer
     order = {
-        "balanced": (small, fidelity, -context, cost),
-        "quality": (fidelity, -context, cost),
+        "balanced": (small, fidelity, -min(context, ROOMY), weights, cost),
+        "quality": (fidelity, weights, -context),
         "speed": (cost, fidelity, -context),
         "context": (-context, fidelity, cost),
     }
@@ -185,20 +207,3 @@ def _ms_per_token(prediction: Prediction) -> float:
     if first.cycle_ms is None or lengths is None:
         return first.step_ms
     return first.cycle_ms / lengths.low
-
-
-def _option(
-    weights: Weights,
-    drafter: DrafterConfig | None,
-    machine: Machine,
-    config: LoadConfig,
-    acceptance: tuple[Published, ...],
-) -> Option | None:
-    """None for weights that the options asked for rule out."""
-    config = replace(config, quantize=weights.quantize)
-    try:
-        found = plan(weights.target, drafter, machine, config)
-    except UsageError:
-        return None
-    prediction = predict(found, weights.target, drafter, acceptance) if found.fits else None
-    return Option(weights, found, prediction, config.context or context_limit(weights.target, drafter))

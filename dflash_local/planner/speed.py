@@ -258,7 +258,7 @@ def _table_for(card: str) -> tuple[SpeedTable, float, str] | None:
     known = tables()
     for table in known:
         if same_card(table.card, card):
-            return table, 1.0, f"measured on one {table.card}, random weights"
+            return table, 1.0, f"fitted to measurements of one {table.card} with random weights"
     bandwidth = find_bandwidth(card)
     if bandwidth is None or not known:
         return None

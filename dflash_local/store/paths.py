@@ -24,6 +24,11 @@ def cubins_folder(settings: Settings) -> Path | None:
     return settings.cache_dir / "cubins" if settings.cache_dir else None
 
 
+def speeds_folder(settings: Settings) -> Path | None:
+    """Where measured times of steps and cycles are kept; None when there is no home folder."""
+    return settings.cache_dir / "speeds" if settings.cache_dir else None
+
+
 def loads_folder(settings: Settings) -> Path | None:
     """Where loads that ended the program are remembered; None when there is no home folder."""
     return settings.data_dir / "loads" if settings.data_dir else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local import settings
-from dflash_local.app.fitting import fitted, planned_context
+from dflash_local.app.load_planning import fitted, planned_context
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
@@ -73,8 +73,10 @@ def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: py
         and told.count("\n") == 1
         and "drafter precision 8bit" in told
     )
+    rounded, told = ask(pair, replace(asked, drafter_precision="full"), short, monkeypatch)
+    assert rounded.quantize and rounded.context == 20000 and "rounded at load (" in told
     with pytest.raises(DoesNotFitError):
-        ask(pair, replace(asked, drafter_precision="full"), short, monkeypatch)
+        ask(pair, replace(asked, quantize="int8"), short // 2, monkeypatch)
     assert ask(pair, replace(asked, drafter_precision="full", fit_check=False), short, monkeypatch)[1] == ""
 
 

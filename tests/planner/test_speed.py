@@ -156,4 +156,4 @@ def test_tokens_per_second_follow_from_acceptance(measured: dict[str, Measured])
     first = report["at"][0]
     assert first["plain_tokens_per_s"] == pytest.approx(1e3 / first["step_ms"])
     assert first["drafted_tokens_per_s"] == pytest.approx([3e3 / first["cycle_ms"], 6e3 / first["cycle_ms"]])
-    assert report["basis"].startswith("measured on one NVIDIA H200, random weights")
+    assert report["basis"] == "fitted to measurements of one NVIDIA H200 with random weights"

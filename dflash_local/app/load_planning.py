@@ -1,0 +1,119 @@
+"""What a load of a pair's folders takes on this machine: the options that fit where the user named none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dflash_local.app.fitting import Shapes, folder_shapes, refusal_of, too_big
+from dflash_local.app.models import registry
+from dflash_local.app.notices import Notify
+from dflash_local.app.recommending import option_hint, recommended
+from dflash_local.errors import DFlashError
+from dflash_local.events import Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.tables import amount
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.bundled import Pair
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+    from dflash_local.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
+
+    known: Shapes
+    where: Machine
+    found: Plan
+    limit: int
+
+
+def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
+    """None when a config.json cannot be read, which loading will tell better.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    from dflash_local.planner import plan as planner
+    from dflash_local.planner.machine import this_machine
+
+    known = folder_shapes(pair.name, pair.target, pair.drafter if load.draft else None)
+    if known is None:
+        return None
+    where = this_machine(load.device, user.environ)
+    found = planner.plan(known.target, known.drafter, where, load)
+    return _Planned(known, where, found, planner.context_limit(known.target, known.drafter))
+
+
+def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
+    """Tokens that the session would hold if it were loaded now; None where only the load can tell."""
+    try:
+        planned = _planned(pair, load, user)
+    except DFlashError:  # the load says it
+        return None
+    if load.context is not None or planned is None:
+        return load.context
+    return planned.found.context if load.fit_check and planned.found.fits else planned.limit
+
+
+def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
+    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
+
+    Raises:
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    planned = _planned(pair, load, user)
+    return None if planned is None else planned.found.ledger.peak
+
+
+def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:
+    """What the plan loads: the context and the drafter precision that fit, where the user named none.
+
+    Raises:
+        DriverError: there is an NVIDIA card, and the installed torch cannot use it.
+        DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would fit.
+        UsageError: the device is not there, or the context is longer than the models were made for.
+    """
+    from dflash_local.planner.plan import nearest
+    from dflash_local.planner.torch_build import require_usable
+
+    require_usable(load.device, user.environ)
+    planned = _planned(pair, load, user) if load.fit_check else None
+    if planned is None:
+        return load
+    known, where, found = planned.known, planned.where, planned.found
+    if too_big(found) and load.quantize is None:
+        best = recommended(None, known, where, load, user=user).best
+        if best is not None:
+            notify(Notice(f"{best.weights.name} ({amount(best.plan.ledger.total)}): {found.reason}"))
+            found, load = best.plan, replace(load, quantize=best.weights.quantize)
+    if too_big(found):
+        refusal = refusal_of(
+            found, nearest(known.target, known.drafter, where, load), _variant_hint(pair, known, where, load, user)
+        )
+        refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
+        raise refusal
+    plan = replace(found.load, draft=load.draft) if found.fits else load
+    if load.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
+        plan = replace(plan, device=where.device)  # the engine's own choice would be the first GPU
+        notify(Notice(f"on {where.device}, {where.name}: {where.why}"))
+    if plan.drafter_precision != load.drafter_precision:
+        notify(Notice(f"drafter precision {plan.drafter_precision}: what fits on {where.name}; no reply changes by it"))
+    if plan.offload != load.offload:
+        lines = " and ".join(f"{line.name} ({amount(line.bytes)})" for line in found.ledger.host)
+        notify(Notice(f"in host memory: {lines}: what fits on {where.name}; the same bits"))
+    if load.context is None and plan.context is not None and plan.context < planned.limit:
+        notify(Notice(f"context {plan.context:,} of {planned.limit:,}: what fits on {where.name}"))
+    return plan
+
+
+def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: Settings) -> str:
+    """How to take a pre-quantised target that fits instead; empty where none is known to."""
+    row = registry(user).find(pair.name)
+    if row is None or row.target is None or row.name != pair.name:
+        return ""
+    best = recommended(row, known, where, load, user=user).best
+    return "" if best is None or best.weights.variant is None else option_hint(pair.name, best)
