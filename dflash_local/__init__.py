@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # ``ui`` lies beside the package and is reached through a link. Git on a system without symbolic links writes a text
 # file in its place: then the package is looked for beside it as well.

@@ -30,11 +30,8 @@ CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would 
 
 
 @contextmanager
-def named_when_missing(package: str = "dflash-local") -> Iterator[None]:
+def named_when_missing() -> Iterator[None]:
     """Around an import of ours that needs other libraries.
-
-    Args:
-        package: what brings them, as a shell takes it.
 
     Raises:
         MissingDependencyError: one of them is not installed.
@@ -42,9 +39,10 @@ def named_when_missing(package: str = "dflash-local") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dflash_local"):
+        library = (error.name or "").partition(".")[0]
+        if library == "dflash_local":
             raise
-        raise MissingDependencyError(f"{error.name} is not installed", f"pip install {package}") from error
+        raise MissingDependencyError(f"{library} is not installed", f"pip install {library}") from error
 
 
 def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> Session:

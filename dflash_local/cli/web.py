@@ -61,7 +61,7 @@ def web(
     address = address_of(host, port, token, token_file, allow_host, user)
     seconds = parse_duration(keep_alive)
     settings.quiet_libraries()
-    with named_when_missing("'dflash-local[web]'"):
+    with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
     pair = call.pair(model or user.model or "demo", drafter, load)
     with named_when_missing():

@@ -34,7 +34,7 @@ from tests.service.scripted import ScriptedFacts, ScriptedSession
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-secret-of-mine"
 needs_page = pytest.mark.skipif(
-    importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install 'dflash-local[web]'"
+    importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install gradio"
 )
 
 
@@ -118,7 +118,7 @@ def test_without_its_library_it_says_how_to_get_it(cli: Cli, opened: Opened, mon
     monkeypatch.setitem(sys.modules, "gradio", None)
     result = cli("web", "demo")
     assert result.code == 1 and "gradio is not installed" in result.err
-    assert "pip install 'dflash-local[web]'" in result.err and not opened.sessions
+    assert "pip install gradio" in result.err and not opened.sessions
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])

@@ -7,7 +7,7 @@ Usage: python tests/ui/make_screenshots.py FOLDER README_FOLDER
 from __future__ import annotations
 
 import asyncio
-import shutil
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from dflash_local.planner.occupancy import occupancy  # noqa: E402
 from dflash_local.service.chat_options import ChatOptions  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
-from tests.ui.pictures import FOLDER, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
+from tests.ui.pictures import FOLDER, FONTS, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
 from tests.ui.stage import ScriptedChat, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
@@ -57,6 +57,18 @@ async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
     stage.app.finish()
 
 
+def stamped(svg: str) -> str:
+    """A picture with TOY across it: its figures are of a toy pair."""
+    if ">TOY</text>" in svg:
+        return svg
+    width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    x, y = f"{width / 2:g}", f"{height / 2:g}"
+    font = f'font-family="{FONTS}" font-size="{width / 5:g}" font-weight="bold" text-anchor="middle"'
+    colour = 'fill="#ff7043" fill-opacity="0.28"'
+    text = f'<text x="{x}" y="{y}" {font} {colour} transform="rotate(-18 {x} {y})">TOY</text>'
+    return svg.replace("</svg>", f"{text}\n</svg>")
+
+
 def main(folder: Path, readme: Path) -> None:
     """Every picture into ``folder``, and those of the README into ``readme``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +78,8 @@ def main(folder: Path, readme: Path) -> None:
                 asyncio.run(shoot(service, folder, size, theme))
     readme.mkdir(parents=True, exist_ok=True)
     for name, source in README.items():
-        shutil.copy(folder / f"{source}.svg", readme / f"{name}.svg")
+        picture = (folder / f"{source}.svg").read_text(encoding="utf-8")
+        (readme / f"{name}.svg").write_text(stamped(picture), encoding="utf-8")
 
 
 def snapshots() -> None:

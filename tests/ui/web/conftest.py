@@ -18,7 +18,7 @@ CHROMIUM = next(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without Gradio there is no page to test."""
-    missing = pytest.mark.skip(reason="gradio is not installed: pip install 'dflash-local[web]'")
+    missing = pytest.mark.skip(reason="gradio is not installed: pip install gradio")
     try:
         import gradio  # noqa: F401
     except ModuleNotFoundError:

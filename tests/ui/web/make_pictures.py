@@ -91,6 +91,12 @@ def _open(page: Page, name: str) -> None:
 SCENES = {"chat": chat, "race": race, "models": models, "about": about}
 
 
+# Across every picture: its figures are of a toy pair.
+STAMP = """body::after { content: "TOY"; position: fixed; inset: 0; display: flex; align-items: center;
+  justify-content: center; font: bold 20vw "DejaVu Sans", sans-serif; color: #ff7043; opacity: 0.28;
+  transform: rotate(-18deg); pointer-events: none; z-index: 9999; }"""
+
+
 def main(folder: Path, docs: Path) -> None:
     """Take them all."""
     if CHROMIUM is None:
@@ -113,6 +119,7 @@ def _picture(browser: Browser, url: str, name: str, size: str, theme: str, play,
     page.get_by_role("tab", name="Chat").wait_for()
     play(page)
     page.wait_for_timeout(400)
+    page.add_style_tag(content=STAMP)
     page.screenshot(path=str(folder / f"{name}.png"))
     page.close()
 
