@@ -66,8 +66,11 @@ HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
 BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
-# Once private words for options, HTTP client, download, removal record, backend, job and the like.
-PRIVATE_WORDS = {"wish", "desk", "errand", "grave", "manner", "parcel", "shelf", "wire"}
+# Once private words for options, HTTP client, download, removal record, backend, job, chat, notice and the like.
+PRIVATE_WORDS = {
+    *("wish", "desk", "errand", "grave", "manner", "parcel", "shelf", "wire"),
+    *("talk", "said", "told", "tell", "say", "hear"),
+}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80

@@ -63,7 +63,7 @@ class ChatSession:
         self.saved: set[str] = set()
         self.bar = "█"
         self.obtain: Obtain = lambda _missing: False
-        recorder = Recorder(self.folder, lambda text: self._tell(Notice(text, "warning")), keep)
+        recorder = Recorder(self.folder, lambda text: self._emit(Notice(text, "warning")), keep)
         self.conversation = Conversation(self, options, recorder)
         self._load, self._start = load, start
         self._sampling = SamplingParams()
@@ -78,7 +78,7 @@ class ChatSession:
             notify(notice)
         self._untold = []
 
-    def _tell(self, event: Notice | LoadProgress) -> None:
+    def _emit(self, event: Notice | LoadProgress) -> None:
         if self._notify is not None:
             self._notify(event)
         elif isinstance(event, Notice):
@@ -116,7 +116,7 @@ class ChatSession:
     def _open(self, pair: Pair) -> None:
         defaults = sampling_defaults(pair.target)
         draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
-        service = self._start(pair, replace(self._load, draft=draft), self.user, self._tell)
+        service = self._start(pair, replace(self._load, draft=draft), self.user, self._emit)
         if not service.facts.has_tokenizer:
             service.close()
             raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
@@ -204,13 +204,13 @@ class ChatSession:
 
     def warn(self, text: str) -> None:
         """Warn the user of something."""
-        self._tell(Notice(text, "warning"))
+        self._emit(Notice(text, "warning"))
 
     def resolve(self, model: str, drafter: str | None) -> Pair:
         """The pair that /model names; see ``app.resolve.resolve``."""
         draft = self.conversation.options.mode == "dflash"
-        suit = suited(self._load, self.user, self._tell)
-        return resolve(model, drafter, self.user, self._tell, draft=draft, obtain=self.obtain, suit=suit)
+        suit = suited(self._load, self.user, self._emit)
+        return resolve(model, drafter, self.user, self._emit, draft=draft, obtain=self.obtain, suit=suit)
 
     # the pairs of this machine
 

@@ -122,12 +122,12 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
 def _naming(pair: Pair, notify: Notify) -> Notify:
     """Tells how far the load of a pair is under its name."""
 
-    def tell(event: Notice | LoadProgress) -> None:
+    def forward(event: Notice | LoadProgress) -> None:
         if isinstance(event, LoadProgress):
             event = replace(event, stage=f"loading {pair.name}: {event.stage}")
         notify(event)
 
-    return tell
+    return forward
 
 
 def checked(

@@ -51,13 +51,13 @@ def loader(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, attach_
         if elsewhere is not None:
             return elsewhere
 
-        def tell(event: Notice | LoadProgress) -> None:
+        def forward(event: Notice | LoadProgress) -> None:
             if isinstance(event, LoadProgress):
                 progress(event)
             else:
                 notify(event)
 
-        return open_held(pair, load, user, tell)
+        return open_held(pair, load, user, forward)
 
     return opened
 

@@ -118,10 +118,10 @@ def _cells(table: Table) -> list[Published]:
             columns: dict[str, dict[int, float | None]] = {
                 name: getattr(cell, name) for name in ("speedup", "tokens_per_s", "plain_tokens_per_s")
             }
-            told = {
+            measured = {
                 concurrency for column in columns.values() for concurrency, one in column.items() if one is not None
             }
-            for concurrency in sorted(told) or [1]:
+            for concurrency in sorted(measured) or [1]:
                 figures: dict[str, Any] = {name: column.get(concurrency) for name, column in columns.items()}
                 # Cards give the length for single requests; what others run beside does not change it.
                 length, origin = cell.acceptance_length, table.source

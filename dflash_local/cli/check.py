@@ -50,7 +50,7 @@ def check(
     if as_json:
         console.json(report.as_dict())
     else:
-        _tell(report, console)
+        _show(report, console)
     _raise_for(report.findings, pair)
 
 
@@ -73,7 +73,7 @@ def _report(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Repo
             return checked_now(session, pair, path, planned, line)
 
 
-def _tell(report: Report, console: Console) -> None:
+def _show(report: Report, console: Console) -> None:
     for finding in report.findings:
         for line, style in zip(finding.lines, (STYLES[finding.state], "dim"), strict=False):
             console.data(line, style)

@@ -137,15 +137,15 @@ def check_torch(torch: TorchFacts | None) -> Check:
 
 def check_measured(versions: Mapping[str, str | None]) -> Check:
     """Are the libraries that decide a GPU's speed those that this program's figures come from. Never a problem."""
-    told = []
+    differences = []
     for name, (version, measured) in software.not_measured(versions).items():
         newer = software.release(version) > measured
         dotted = ".".join(map(str, measured))
-        told.append(f"{name} {version} is {'newer' if newer else 'older'} than what was measured ({dotted})")
-    if not told:
+        differences.append(f"{name} {version} is {'newer' if newer else 'older'} than what was measured ({dotted})")
+    if not differences:
         return Check("measured with", "ok", "the GPU figures come from these versions")
     fix = "pip install -c constraints-cuda.txt takes the measured versions"
-    return Check("measured with", "info", f"not measured: {'; '.join(told)}", fix)
+    return Check("measured with", "info", f"not measured: {'; '.join(differences)}", fix)
 
 
 def check_gpu(torch: TorchFacts, driver: Driver | None, visible: str | None) -> Check:

@@ -68,7 +68,7 @@ def plan(
     known = fitting.shapes(choice, store)
     where = fitting.machine(user, gpu, gpu_memory, load.device)
     if _on_a_server(choice):
-        _tell_server(console, choice, known, where, as_json)
+        _show_server(console, choice, known, where, as_json)
         return
     if known is None:
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
@@ -77,7 +77,7 @@ def plan(
     own = choice.row is not None and choice.row.target == choice.target
     row = choice.row if own else None
     found = recommending.recommended(row, known, where, config, preference=prefer.value, user=user, store=store)
-    _tell_plan(console, choice, known, where, store, config, found, as_json)
+    _show_plan(console, choice, known, where, store, config, found, as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -85,7 +85,7 @@ def _on_a_server(choice: Choice) -> bool:
     return row is not None and (row.runs_on == "server" or (row.kind != "dflash" and choice.own_drafter))
 
 
-def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
+def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
     """The answer is a command: what a server needs, and how it is started."""
     from dflash_local.planner.plan import plan as ask
 
@@ -118,7 +118,7 @@ def _tell_server(console: Console, choice: Choice, known: Shapes | None, where: 
         console.data(line)
 
 
-def _tell_plan(
+def _show_plan(
     console: Console,
     choice: Choice,
     known: Shapes,

@@ -59,17 +59,17 @@ def served(user: Settings) -> dict[str, Any] | None:
     status = Server(url, token).status()
     if status is None and not record.get("token"):
         return None  # another program has its port
-    told = status or {}
-    facts = told.get("facts")
+    served = status or {}
+    facts = served.get("facts")
     return {
-        "model": str(told.get("model", record.get("model"))),
-        "state": told.get("state", "unknown"),
+        "model": str(served.get("model", record.get("model"))),
+        "state": served.get("state", "unknown"),
         "url": url,
-        "pid": told.get("pid", record.get("pid")),
-        "running": told.get("running"),
-        "waiting": told.get("waiting"),
-        "keep_alive_s": told.get("keep_alive_s"),
-        "facts": facts if isinstance(facts, dict) and told["state"] == "ready" else None,
+        "pid": served.get("pid", record.get("pid")),
+        "running": served.get("running"),
+        "waiting": served.get("waiting"),
+        "keep_alive_s": served.get("keep_alive_s"),
+        "facts": facts if isinstance(facts, dict) and served["state"] == "ready" else None,
     }
 
 

@@ -73,9 +73,9 @@ def _write(path: Path, console: Console, user: settings.Settings, show: bool, ye
 
     parts = report_parts.collect(user)
     sizes = {name: len(archive.encoded(part)) for name, part in parts.items()}
-    told = {name: words for name, (_, words) in report_parts.PARTS.items()}
+    descriptions = {name: words for name, (_, words) in report_parts.PARTS.items()}
     if not as_json:
-        _tell(console, parts, sizes, told, show)
+        _show_parts(console, parts, sizes, descriptions, show)
     if not yes and not (console.can_ask and console.ask(_question(path), default=False)):
         if console.can_ask:
             console.note("nothing was written")
@@ -97,12 +97,12 @@ def _question(path: Path) -> str:
     return f"{'Replace' if path.exists() else 'Write'} {path}?"
 
 
-def _tell(
-    console: Console, parts: Mapping[str, Any], sizes: Mapping[str, int], told: Mapping[str, str], show: bool
+def _show_parts(
+    console: Console, parts: Mapping[str, Any], sizes: Mapping[str, int], descriptions: Mapping[str, str], show: bool
 ) -> None:
     """The parts with their sizes, and what stands in them if that is wanted."""
     columns = (Column("PART"), Column("SIZE", right=True), Column("WHAT IT TELLS", shrinks=True))
-    rows = [(f"{name}.json", amount(sizes[name]), told[name]) for name in parts]
+    rows = [(f"{name}.json", amount(sizes[name]), descriptions[name]) for name in parts]
     for line in table(columns, rows, console.columns):
         console.data(line)
     if not show:
@@ -134,12 +134,12 @@ def _compile_again(kernels: list[dict[str, Any]], console: Console) -> None:
         from dflash_local.kernels.recompile import recompiled
     except ImportError:  # no torch
         return
-    with console.progress() as say:
+    with console.progress() as progress:
         for number, one in enumerate(kernels[:MOST_COMPILED]):
-            say("compiling failed kernels for their card", number / min(len(kernels), MOST_COMPILED))
-            told = one["capability"]
-            if isinstance(told, list) and len(told) == 2 and all(type(part) is int for part in told):
-                one["here"] = recompiled(str(one["kernel"]), (told[0], told[1]))
+            progress("compiling failed kernels for their card", number / min(len(kernels), MOST_COMPILED))
+            capability = one["capability"]
+            if isinstance(capability, list) and len(capability) == 2 and all(type(part) is int for part in capability):
+                one["here"] = recompiled(str(one["kernel"]), (capability[0], capability[1]))
 
 
 def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
@@ -200,8 +200,8 @@ def _memory_lines(memory: list[dict[str, Any]], width: int) -> list[str]:
     for one in memory:
         again = one["replanned"]
         now = f"; planned now {_bytes(again)}" if again is not None else "; no plan of that load to make again"
-        said = f"planned {_bytes(one['planned'])}, peak {_bytes(one['peak'])}, off by {one['off']:+.2%}"
-        lines += wrapped(f"{one['model']}: {said}{now}", width)
+        text = f"planned {_bytes(one['planned'])}, peak {_bytes(one['peak'])}, off by {one['off']:+.2%}"
+        lines += wrapped(f"{one['model']}: {text}{now}", width)
     return lines or ["none on a card"]
 
 
@@ -222,10 +222,10 @@ def _error_lines(errors: list[Mapping[str, Any]], width: int) -> list[str]:
     for one in errors[-MOST_SHOWN:]:
         where = one.get("where")
         place = where[-1] if isinstance(where, list) and where else "unknown place"
-        said = one.get("message") or "a message that was not kept"
+        text = one.get("message") or "a message that was not kept"
         command = f"dflash {one.get('command') or ''}".strip()
         lines += wrapped(
-            f"{one.get('time')} {command}: {one.get('error')}: {said} (exit {one.get('exit_code')}; {place})", width
+            f"{one.get('time')} {command}: {one.get('error')}: {text} (exit {one.get('exit_code')}; {place})", width
         )
     return lines or ["none"]
 

@@ -73,12 +73,12 @@ def _show(console: Console, models: list[str], plan: Removal) -> None:
     if not plan.repos:
         console.note(f"nothing of {listing(models)} is on this machine")
         return
-    rows = [(item.repo, amount(item.whole_size if item.foreign else item.size), _told(item)) for item in plan.repos]
+    rows = [(item.repo, amount(item.whole_size if item.foreign else item.size), _summary(item)) for item in plan.repos]
     for line in table(COLUMNS, rows, console.note_columns):
         console.note(line)
 
 
-def _told(item: RepoRemoval) -> str:
+def _summary(item: RepoRemoval) -> str:
     if item.in_use:
         return f"in use by process {', '.join(map(str, item.in_use))}"
     if item.downloading:

@@ -80,9 +80,9 @@ def test_without_a_model_there_is_a_hint() -> None:
 def test_what_is_said_before_anybody_listens_is_not_lost() -> None:
     chat, heard = Chat(), list[Notice | LoadProgress]()
     chat.warn("early")
-    chat._tell(LoadProgress("loading", 0.5))
+    chat._emit(LoadProgress("loading", 0.5))
     chat.listen(heard.append)
-    chat._tell(LoadProgress("loading", 0.9))
+    chat._emit(LoadProgress("loading", 0.9))
     assert heard == [Notice("early", "warning"), LoadProgress("loading", 0.9)]
 
 

@@ -78,7 +78,7 @@ class ScriptedChat(ChatSession):
         return self.read() if self.read is not None else self.held
 
     def say(self, text: str) -> None:
-        self._tell(Notice(text))
+        self._emit(Notice(text))
 
 
 @dataclass

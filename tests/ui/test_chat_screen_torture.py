@@ -159,7 +159,7 @@ def test_ui_12_a_long_conversation_shows_its_end() -> None:
 def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         for number in range(MAX_SHOWN + 30):
-            await stage.chat.say(f"note {number}")
+            await stage.chat.show(f"note {number}")
         assert len(stage.chat.transcript.children) <= MAX_SHOWN + 1
         await pilot.pause()
         assert f"note {MAX_SHOWN + 29}" in stage.screen_text

@@ -30,8 +30,8 @@ class Board:
         pair, facts = self._session.pair, self._session.facts
         how = f" · {facts.loaded_as}" if facts is not None else ""
         mode = "" if self._readings.mode == "dflash" else " · without drafting (ar)"
-        self._tell("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))
-        self._tell("#status", one_line(self._readings))
+        self._set_text("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))
+        self._set_text("#status", one_line(self._readings))
         due = self._drawn + METER_S - time.monotonic()
         if at_once or due <= 0:
             self._meter()
@@ -46,7 +46,7 @@ class Board:
         if self._screen.has_class("-wide") and self._screen.has_class("-metered"):
             self._screen.query_one(Meter).show(self._readings)
 
-    def _tell(self, where: str, text: str) -> None:
+    def _set_text(self, where: str, text: str) -> None:
         place = self._screen.query_one(where, Static)
         if str(place.content) != text:
             place.update(Content(text), layout=False)

@@ -14,11 +14,11 @@ class MemoryWatch:
     """Tells what ``read`` found when that has changed, at most once in two seconds but for ``look``.
 
     Args:
-        read, tell: called on the watch's thread.
+        read, notify: called on the watch's thread.
     """
 
-    def __init__(self, read: Callable[[], Occupancy], tell: Callable[[Occupancy], None]) -> None:
-        self._read, self._tell = read, tell
+    def __init__(self, read: Callable[[], Occupancy], notify: Callable[[Occupancy], None]) -> None:
+        self._read, self._notify = read, notify
         self._wake = threading.Event()
         self._ended = False
 
@@ -41,6 +41,6 @@ class MemoryWatch:
             found = self._read()
             if found != last:
                 last = found
-                self._tell(found)
+                self._notify(found)
             self._wake.wait(PERIOD_S)
             self._wake.clear()

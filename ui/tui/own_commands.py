@@ -32,7 +32,7 @@ async def _regenerate(screen: ChatScreen, _argument: str) -> None:
     old = screen.transcript.replies[-1]
     old.display = False
     if screen.conversation.sampling.greedy:
-        await screen.say("greedy: the reply will be the same; /set temperature 0.7 changes that")
+        await screen.show("greedy: the reply will be the same; /set temperature 0.7 changes that")
 
     async def then(ended: Ended) -> None:
         if await screen.reply_ended(ended):
@@ -51,7 +51,7 @@ async def _edit(screen: ChatScreen, _argument: str) -> None:
     try:
         text = screen.conversation.take_back()
     except DFlashError as error:
-        await screen.say_error(error)
+        await screen.show_error(error)
         return
     await screen.transcript.rebuild(screen.conversation.turns, False)
     screen.composer.put(text)
@@ -93,13 +93,13 @@ async def _race(screen: ChatScreen, argument: str) -> None:
         request = conversation.request(text)
         racer = Racer(screen.session.service, request)
     except DFlashError as error:
-        await screen.say_error(error)
+        await screen.show_error(error)
         return
 
     async def back(race: Race | None) -> None:
         if race is not None:
             screen.readings.ar_speed = race.ar.finished.stats.tokens_per_s or None
-            await screen.say(f"race: {race.wall_clock:.2f}x wall clock, {race.speed_up:.2f}x decode; {race.verdict}")
+            await screen.show(f"race: {race.wall_clock:.2f}x wall clock, {race.speed_up:.2f}x decode; {race.verdict}")
             screen.redraw()
 
     prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
@@ -111,7 +111,7 @@ async def _models(screen: ChatScreen, _argument: str) -> None:
 
     async def listed(ended: Ended) -> None:
         if ended.error is not None:
-            await screen.say_error(ended.error)
+            await screen.show_error(ended.error)
             return
         screen.readings.state = "ready"
         screen.app.push_screen(ModelsScreen(screen.session, ended.result), chosen)
@@ -126,25 +126,25 @@ async def _models(screen: ChatScreen, _argument: str) -> None:
 async def _pull(screen: ChatScreen, argument: str) -> None:
     """Download one pair; asked about first only where it will not run here."""
     if not argument:
-        await screen.say("/pull needs the name of a pair\n/models lists them", "error")
+        await screen.show("/pull needs the name of a pair\n/models lists them", "error")
         return
 
     async def found(ended: Ended) -> None:
         if ended.error is not None:
-            await screen.say_error(ended.error)
+            await screen.show_error(ended.error)
             return
         entry: ModelEntry = ended.result
         if entry.here:
-            await screen.say(f"{entry.name} is here: /model {entry.name} talks to it")
+            await screen.show(f"{entry.name} is here: /model {entry.name} talks to it")
         else:
             screen.app.push_screen(PullScreen(screen.session, entry, ask=not entry.fine), back)
 
     async def back(pulled: Pulled | None) -> None:
-        if pulled is not None and pulled.talk:
+        if pulled is not None and pulled.start_chat:
             await screen.action_command(f"/model {pulled.entry.name}")
         elif pulled is not None and pulled.word:
             more = f": /model {pulled.entry.name} talks to it" if pulled.entry.here else ""
-            await screen.say(pulled.word + more)
+            await screen.show(pulled.word + more)
 
     screen.begin(lambda: screen.session.entry(argument), found)
 
@@ -153,7 +153,7 @@ async def _theme(screen: ChatScreen, argument: str) -> None:
     if argument in screen.app.available_themes:
         screen.app.theme = argument
     else:
-        await screen.say(f"themes: {', '.join(sorted(screen.app.available_themes))}")
+        await screen.show(f"themes: {', '.join(sorted(screen.app.available_themes))}")
 
 
 async def _quit(screen: ChatScreen, _argument: str) -> None:

@@ -67,7 +67,7 @@ def _chat(served: ServedPair, visitors: Visitors) -> Callable[..., Any]:
                 thinking=options.thinking,
             )
         except DFlashError as error:
-            raise _told(error) from error
+            raise _gradio_error(error) from error
         reply = Reply(Answer(asked, resident.submit), resident, Readings(mode=asked.mode), None)
         job = Job(reply.run, reply.stop)
         running = visitors.of(request).running
@@ -109,7 +109,7 @@ def _race(served: ServedPair, visitors: Visitors) -> Callable[..., Any]:
         try:
             contest = Contest(resident, race_request(resident, text, max_tokens, temperature, seed))
         except DFlashError as error:
-            raise _told(error) from error
+            raise _gradio_error(error) from error
         job = Job(contest.run, contest.stop)
         running = visitors.of(request).running
         running.append(contest)
@@ -161,9 +161,9 @@ def _result(job: Job[Any]) -> Any:
     try:
         return job.result
     except DFlashError as error:
-        raise _told(error) from error
+        raise _gradio_error(error) from error
 
 
-def _told(error: DFlashError) -> gr.Error:
+def _gradio_error(error: DFlashError) -> gr.Error:
     """The same error as Gradio's clients are told; the server's log needs no traceback of it."""
     return gr.Error(str(error), print_exception=False)

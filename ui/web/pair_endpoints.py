@@ -52,7 +52,7 @@ def _gives(kind: Any) -> Callable[[F], F]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _gradio_errors() -> Iterator[None]:
     """Errors as Gradio's clients are told them; the server's log needs no traceback of them."""
     try:
         yield
@@ -80,7 +80,7 @@ class _Calls:
     @_gives(list[dict[str, Any]])
     def models(self) -> Any:
         """The pairs of the registry: name, state on this machine, whether it fits, size of the download."""
-        with _told():
+        with _gradio_errors():
             served = self._models.served.resident.model.name
             return [{**asdict(entry), "served": entry.name == served} for entry in self._models.entries()]
 
@@ -91,7 +91,7 @@ class _Calls:
         Parameters:
             name: one that /models lists.
         """
-        with _told():
+        with _gradio_errors():
             pull = await asyncio.to_thread(self._models.download, name)
             async for done, total, line in _news(pull.job, lambda: pull.figures):
                 yield {"name": pull.name, "done": done, "total": total, "line": line}
@@ -103,7 +103,7 @@ class _Calls:
     @_gives(str)
     def cancel_pull(self) -> Any:
         """End the download that is under way; finished files are kept."""
-        with _told():
+        with _gradio_errors():
             pull = self._models.pull
             if pull is None or not pull.running:
                 raise UsageError("nothing is being downloaded")
@@ -118,7 +118,7 @@ class _Calls:
             name: one that /models lists.
             dry_run: only say what would go.
         """
-        with _told():
+        with _gradio_errors():
             return self._models.removal(name) if dry_run else self._models.remove(name)
 
     @_gives(str)
@@ -128,13 +128,13 @@ class _Calls:
         Parameters:
             name: one that /models lists as bundled or local.
         """
-        with _told():
+        with _gradio_errors():
             return self._models.load(name)
 
     @_gives(str)
     def unload(self) -> Any:
         """Give the memory back. The next request loads the pair again."""
-        with _told():
+        with _gradio_errors():
             return self._models.unload()
 
     @_gives(dict[str, Any])
@@ -147,7 +147,7 @@ class _Calls:
             max_tokens: of each reply at most.
             prompts: how many of them; 0 takes all.
         """
-        with _told():
+        with _gradio_errors():
             served = self._models.served
             chosen = await asyncio.to_thread(served.bench_prompts)
             run = BenchRun(served.resident, chosen[:prompts] if prompts > 0 else chosen, max_tokens)
@@ -167,7 +167,7 @@ class _Calls:
     @_gives(dict[str, str])
     def about(self) -> Any:
         """Versions, machine, the pair that is served, and how strong the promise of equal text is with it."""
-        with _told():
+        with _gradio_errors():
             return dict(self._models.served.about())
 
     @_gives(dict[str, Any])
@@ -176,7 +176,7 @@ class _Calls:
 
         /stop ends it.
         """
-        with _told():
+        with _gradio_errors():
             one = Certifying(self._models.served)
             running = self._visitors.of(request).running
             running.append(one)

@@ -89,7 +89,7 @@ class ChatScreen(Screen[None]):
         self.add_class("-metered")
         self.session.listen(self._receive)
         if self._greeting:
-            await self.say(self._greeting)
+            await self.show(self._greeting)
         await self.transcript.offer(self.session.examples)
         self.begin(self.session.open, self._loaded)
         self.memory.start()
@@ -117,13 +117,13 @@ class ChatScreen(Screen[None]):
         """The conversation on screen."""
         return self.query_one(Transcript)
 
-    async def say(self, text: str, level: str = "note") -> None:
+    async def show(self, text: str, level: str = "note") -> None:
         """Put a note into the conversation."""
         await self.transcript.add(Note(text, level))
 
-    async def say_error(self, error: DFlashError) -> None:
+    async def show_error(self, error: DFlashError) -> None:
         """Show an error with what to do about it."""
-        await self.say(f"{error.message}\n{error.hint}" if error.hint else error.message, "error")
+        await self.show(f"{error.message}\n{error.hint}" if error.hint else error.message, "error")
 
     def begin(self, work: Callable[[], Any], then: Callable[[Ended], Any]) -> bool:
         """Start a job, unless one runs; ``then`` gets its end."""
@@ -167,7 +167,7 @@ class ChatScreen(Screen[None]):
             await self._view.feed(steps)
         for item in items:
             if isinstance(item, Notification):
-                await self.say(item.text, item.level)
+                await self.show(item.text, item.level)
             elif isinstance(item, LoadProgress):
                 self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
             elif isinstance(item, Ended):
@@ -264,15 +264,15 @@ class ChatScreen(Screen[None]):
         answer = ended.result if isinstance(ended.result, Answer) else None
         if ended.error is not None:
             self.readings.state = "failed"
-            await self.say_error(ended.error)
+            await self.show_error(ended.error)
             if self.session.broken:
-                await self.say("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
+                await self.show("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
         if view is None:
             return False
         if answer is None or answer.finished is None or answer.turn is None:
             await view.remove()
             if ended.error is None:
-                await self.say(NOTHING_CAME)
+                await self.show(NOTHING_CAME)
             return False
         await view.finish(figures(answer.finished), answer.turn.ending)
         return True
@@ -288,9 +288,9 @@ class ChatScreen(Screen[None]):
 
         async def then(ended: Ended) -> None:
             if ended.error is not None:
-                await self.say_error(ended.error)
+                await self.show_error(ended.error)
             elif ended.result:
-                await self.say(ended.result)
+                await self.show(ended.result)
             if self.conversation.turns != before:
                 await self.transcript.rebuild(self.conversation.turns, self._by_origin)
             if self.session.facts is not loaded:

@@ -49,7 +49,7 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
             if pulled is None:
                 return
             self._entries[event.option_index] = pulled.entry
-            if pulled.talk:
+            if pulled.start_chat:
                 self.dismiss(pulled.entry)
             else:
                 line = Content(_line(pulled.entry, self._width))

@@ -40,11 +40,11 @@ class Pulled:
     """How a download was left.
 
     Attributes:
-        entry: the pair as it is now. talk: the user wants to talk to it. word: what came of it.
+        entry: the pair as it is now. start_chat: the user wants to chat with it. word: what came of it.
     """
 
     entry: ModelEntry
-    talk: bool
+    start_chat: bool
     word: str
 
 
@@ -102,19 +102,19 @@ class PullScreen(ModalScreen[Pulled]):
     def action_go(self) -> None:
         """Enter: what the last line says."""
         if self.state == "done":
-            self._leave(talk=True)
+            self._leave(start_chat=True)
         elif self.state in ("asking", "failed"):
             self._begin()
 
     def action_leave(self) -> None:
         """Esc: stop what runs, else go back."""
         if not self.stop():
-            self._leave(talk=False)
+            self._leave(start_chat=False)
 
-    def _leave(self, talk: bool) -> None:
+    def _leave(self, start_chat: bool) -> None:
         self._left = True
         here = "local" if self.state == "done" else "partial" if self._download.done else self._entry.state
-        self.dismiss(Pulled(replace(self._entry, state=here), talk, self._word))
+        self.dismiss(Pulled(replace(self._entry, state=here), start_chat, self._word))
 
     def _begin(self) -> None:
         self._download, self._cancelled, self._word, self.state = Download(), False, "", "running"

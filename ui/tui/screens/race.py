@@ -60,7 +60,7 @@ class RaceScreen(Screen[Race | None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._tell("getting ready")
+        self._set_status("getting ready")
         self.jobs.start(self._run)
         self.set_interval(PULSE_S, self._pulse)
 
@@ -81,7 +81,7 @@ class RaceScreen(Screen[Race | None]):
             if isinstance(item, Ended):
                 await self._ended(item)
             elif isinstance(item, LoadProgress):
-                self._tell(f"{safe_line(item.stage)} {item.fraction:.0%}")
+                self._set_status(f"{safe_line(item.stage)} {item.fraction:.0%}")
             elif isinstance(item, Notice):
                 self.notify(safe_line(item.message), markup=False)
             else:
@@ -96,10 +96,10 @@ class RaceScreen(Screen[Race | None]):
     def _count(self, mode: Mode, event: Event) -> None:
         if isinstance(event, Step):
             self._tokens[mode] += len(event.token_ids)
-            self.query_one(f"#{mode}", LaneView).tell(f"running: {self._tokens[mode]} tokens")
-            self._tell(f"running {NAMES[mode]}; each has the machine to itself, both are replayed together")
+            self.query_one(f"#{mode}", LaneView).set_status(f"running: {self._tokens[mode]} tokens")
+            self._set_status(f"running {NAMES[mode]}; each has the machine to itself, both are replayed together")
         elif isinstance(event, Finished) and mode == MODES[-1]:
-            self._tell("comparing both")  # where they differ, the target is asked once more
+            self._set_status("comparing both")  # where they differ, the target is asked once more
 
     async def _ended(self, ended: Ended) -> None:
         if isinstance(ended.result, Race):
@@ -108,7 +108,7 @@ class RaceScreen(Screen[Race | None]):
         elif ended.error is not None:
             self.error = ended.error
             hint = f"\n{ended.error.hint}" if ended.error.hint else ""
-            self._tell(f"error: {safe(ended.error.message + hint)}")
+            self._set_status(f"error: {safe(ended.error.message + hint)}")
 
     async def action_replay(self) -> None:
         """Show the race again, at the speed it was run."""
@@ -116,7 +116,7 @@ class RaceScreen(Screen[Race | None]):
             return
         for lane, run in zip(self.query(LaneView), (self.race.ar, self.race.dflash)):
             await lane.load(run)
-        self._tell("replay at true speed; Space goes to the end")
+        self._set_status("replay at true speed; Space goes to the end")
         self._begun = time.monotonic()
 
     def action_skip(self) -> None:
@@ -137,10 +137,10 @@ class RaceScreen(Screen[Race | None]):
             return
         length = race.dflash.finished.stats.mean_acceptance_length
         acceptance = f" · acceptance length {length:.2f}" if length is not None else ""
-        self._tell(
+        self._set_status(
             f"{race.verdict} · seed {race.seed}\n"
             f"{race.wall_clock:.2f}x wall clock · {race.speed_up:.2f}x decode speed{acceptance}"
         )
 
-    def _tell(self, text: str) -> None:
+    def _set_status(self, text: str) -> None:
         self.query_one("#result", Static).update(Content(text))

@@ -40,7 +40,7 @@ class LaneView(Vertical):
         """True when all of the lane is shown."""
         return self._lane is not None and self._next >= len(self._lane.steps)
 
-    def tell(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """Say how far it is."""
         self.query_one(".state", Static).update(Content(text))
 
@@ -66,6 +66,6 @@ class LaneView(Vertical):
             self._tokens += sum(len(step.token_ids) for step in came)
         stats = lane.finished.stats
         if ended:
-            self.tell(f"■ {lane.seconds:.2f} s · {self._tokens} tok · {stats.tokens_per_s:.1f} tok/s")
+            self.set_status(f"■ {lane.seconds:.2f} s · {self._tokens} tok · {stats.tokens_per_s:.1f} tok/s")
         else:
-            self.tell(f"▶ {seconds:.2f} s · {self._tokens} tok")
+            self.set_status(f"▶ {seconds:.2f} s · {self._tokens} tok")
