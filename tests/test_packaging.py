@@ -226,12 +226,12 @@ def test_docs_name_only_targets_that_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_docs_name_only_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_name_every_command_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     code = [part for text in pages().values() for part in re.findall(r"^```.*?^```|`[^`]+`", text, re.DOTALL | re.M)]
     named = set(re.findall(r"\bdflash ([a-z]+)\b", "\n".join(code)))
     assert main(["--help"]) == 0
     offered = set(re.findall(r"^  ([a-z]+)  +\S", capsys.readouterr().out, re.MULTILINE))
-    assert {"demo", "chat", "run", "doctor"} <= named <= offered
+    assert named <= offered and offered - named <= {"help"}, "a command that no page names"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -17,7 +17,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/drafter/config.json"))
 DEMO = sorted((Path(shapes.__file__).parents[1] / "demo").glob("*/drafter/config.json"))
 SHAPES = sorted(shapes.FOLDER.glob("*.json"))
-DRAFTERS = [path for path in SHAPES if path.stem.startswith("z-lab--") and "DFlash2" not in path.stem]
+DRAFTERS = [path for path in SHAPES if "-DFlash" in path.stem and "DFlash2" not in path.stem]
 
 
 def filled(config: dict[str, Any]) -> dict[str, Any]:
