@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from dflash_local.tables import amount
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
+    from dflash_local.engine.session import Session as EngineSession
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.settings import Settings
@@ -67,6 +69,37 @@ def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
     """
     planned = _planned(pair, load, user)
     return None if planned is None else planned.found.ledger.peak
+
+
+def keep_speed(session: EngineSession, pair: Pair, user: Settings) -> None:
+    """Let later plans for this card begin from the cycles that a load on it has measured.
+
+    Nothing is kept of another engine than the fused one, nor where no drafter or no GPU was measured.
+    """
+    from dflash_local.engine.costs import AT
+    from dflash_local.engine.fused import FusedRunner
+    from dflash_local.layout.quantized import quantized
+    from dflash_local.planner.load import Load
+    from dflash_local.planner.speed import Times, times_on
+    from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
+    from dflash_local.store.paths import speeds_folder
+
+    runner, load = session.runner, session.facts.load
+    block = session.facts.block_size
+    if not isinstance(runner, FusedRunner) or not {1, block} <= runner.costs.keys():
+        return
+    planned = None
+    with suppress(DFlashError):  # what was loaded answers; only its speed is not kept
+        planned = _planned(pair, load, user)
+    if planned is None or planned.found.engine != "fused":
+        return
+    context = min(AT, runner.context // 2)
+    config = planned.found.load
+    target = quantized(planned.known.target, config.quantize)
+    predicted = times_on(planned.where.name, target, planned.known.drafter, Load.of("cuda", config, context, block))
+    times = Times(context, runner.costs[1], runner.costs[block], block)
+    kept = SpeedMeasurement.of(planned.found, planned.known.target.source, times, predicted)
+    SpeedRecord(speeds_folder(user), planned.where.name).add([kept])
 
 
 def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:

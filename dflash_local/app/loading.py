@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
 from dflash_local.app.attaching import attached
-from dflash_local.app.load_planning import fitted, planned_peak
+from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
@@ -177,6 +177,8 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
     session = _opened(pair, load, user, notify, steps)
     if not user.safe:
         checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
+        if session.facts.device.startswith(CHECKED_DEVICE):
+            keep_speed(cast("EngineSession", session), pair, user)
     warn_of(session, notify)
     return PlainSession(session) if asked.draft and not load.draft else session
 

@@ -22,12 +22,13 @@ from dflash_local.tables import amount
 
 if TYPE_CHECKING:
     from dflash_local.bench.random_pair import RandomPair
-    from dflash_local.bench.random_run import Measures, Place
+    from dflash_local.bench.random_run import Measured, Measures, Place
     from dflash_local.catalog.row import Repo
     from dflash_local.planner.machine import Machine
 
 CONTEXT = 1024
 PREFILL = 8192
+PLAIN_FORMAT = "bfloat16"  # of random weights that no layout was asked for
 MAX_CONTEXTS = 8
 MAX_LENGTHS = 3  # as many columns as eighty characters leave
 
@@ -93,6 +94,8 @@ def random_bench(
     with console.progress() as line:
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
         others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
+    if place.device.type == "cuda" and not pair.toy:
+        _keep_speeds(pair, found, random_report.card(place), user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     if options.as_json:
         console.json(report)
@@ -101,6 +104,37 @@ def random_bench(
             console.data(text)
     if options.report is not None:
         save_report(options.report, report, console)
+
+
+def _keep_speeds(pair: RandomPair, found: Measured, card: str, user: Settings) -> None:
+    """Let later plans for this card begin from what was measured."""
+    from dflash_local.planner.load import Load
+    from dflash_local.planner.speed import times_on
+    from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
+    from dflash_local.store.paths import speeds_folder
+
+    config, block = LoadConfig(drafter_precision=found.drafter_precision), pair.config.block_size
+    stored = pair.model.quantization
+    kept = []
+    for at in found.at:
+        predicted = times_on(card, pair.model, pair.config, Load.of("cuda", config, at.context, block))
+        cycle = at.cycle.get(block)
+        kept.append(
+            SpeedMeasurement(
+                card=card,
+                target=pair.target,
+                format=PLAIN_FORMAT if stored is None else stored.name,
+                drafter_precision=found.drafter_precision,
+                kv_cache=config.kv_cache,
+                context=at.context,
+                rows=block,
+                step_ms=at.step.ms,
+                cycle_ms=None if cycle is None else cycle.ms,
+                predicted_step_ms=None if predicted is None else predicted.step_ms,
+                predicted_cycle_ms=None if predicted is None else predicted.cycle_ms,
+            )
+        )
+    SpeedRecord(speeds_folder(user), card).add(kept)
 
 
 def acceptance_lengths(text: str | None) -> tuple[float, ...]:

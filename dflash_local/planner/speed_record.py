@@ -62,8 +62,9 @@ class SpeedMeasurement:
     def is_of(self, plan: Plan, target: str) -> bool:
         """True for a plan of the same target, format, caches and drafter."""
         load = plan.load
-        own = self.target, self.format, self.drafter_precision, self.kv_cache, self.rows
-        return own == (target, plan.format, load.drafter_precision, load.kv_cache, plan.block_size or 1)
+        own = self.target, self.format, self.kv_cache, self.rows
+        same = own == (target, plan.format, load.kv_cache, plan.block_size or 1)
+        return same and load.drafter_precision in ("auto", self.drafter_precision)
 
     @property
     def _key(self) -> tuple[str, str, str, str, int, int]:

@@ -19,7 +19,8 @@ from dflash_local.planner.speed_record import KEPT, SpeedMeasurement, SpeedRecor
 CARD = Machine("NVIDIA GeForce RTX 4090", "cuda", 24, 23, "", "cuda:0")
 PLAN = Plan(True, "local", "fused", "bfloat16", LoadConfig(context=8192), 16, CARD, Ledger((), Line("loading", 0)), "")
 PREDICTED = Prediction((Times(1024, 10.0, 16.0, 16), Times(8192, 11.0, 18.0, 16)), None, "scaled")
-MEASURED = SpeedMeasurement.of(PLAN, "a/b", Times(1024, 12.0, 16.0, 16), PREDICTED.times[0])
+LOADED = replace(PLAN, load=replace(PLAN.load, drafter_precision="8bit"))
+MEASURED = SpeedMeasurement.of(LOADED, "a/b", Times(1024, 12.0, 16.0, 16), PREDICTED.times[0])
 
 
 def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -> None:
@@ -39,7 +40,7 @@ def test_other_plans_are_corrected_by_the_median() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"quantize": "int4"}, {"kv_cache": "fp8"}, {"drafter_precision": "8bit"}],
+    [{"quantize": "int4"}, {"kv_cache": "fp8"}, {"drafter_precision": "full"}],
     ids=["format", "caches", "drafter"],
 )
 def test_another_load_is_another_plan(changes: dict[str, Any]) -> None:
