@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_local.app.download import Download, prepare
+from dflash_local.app.fitting import machine, shapes
+from dflash_local.app.models import ModelStore
+from dflash_local.app.recommending import recommended
 from dflash_local.app.resolve import Choice, Missing, Obtain
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
 from dflash_local.cli.reply import first_interrupt
 from dflash_local.errors import DoesNotFitError, Interrupted
+from dflash_local.planner.hardware import folder
 from dflash_local.settings import Settings
-from dflash_local.tables import Column, amount, table
+from dflash_local.tables import UNKNOWN, Column, amount, field, table
+from dflash_local.ui import plan_text
 
 if TYPE_CHECKING:
     from dflash_local.store.local import Local
@@ -88,12 +93,31 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
     def ask(missing: Missing) -> bool:
         if not console.can_ask:
             return False
+        for line in _before_download(missing.choice, user, console.note_columns):
+            console.note(line)
         if not console.ask(f"{missing.text}. Download to {user.hub.cache} now?", default=True):
             raise Interrupted(f"{missing.choice.name} was not downloaded")
         fetch(missing.needs, [missing.choice], user, console, PullOptions(allow_mismatch=allow_mismatch))
         return True
 
     return ask
+
+
+def _before_download(choice: Choice, user: Settings, width: int) -> list[str]:
+    """What a download brings: its licence, the room for it, how it will run here and how fast."""
+    row = choice.row
+    variant = row.variant(choice.name) if row is not None else None
+    licence = row.licence if row is not None and variant is None else variant.licence if variant is not None else None
+    lines = field("licence", licence or UNKNOWN, width)
+    if user.hub.cache is not None:
+        lines += field("disk", f"{amount(folder(user.hub.cache).free)} free for {user.hub.cache}", width)
+    known = shapes(choice, ModelStore.of(user))
+    best = None if known is None else recommended(None, known, machine(user), user=user).best
+    if best is None:
+        return lines
+    lines += field("here", f"{plan_text.machine_line(best.plan.machine)}: {best.plan.reason}", width)
+    speed = plan_text.speed_lines(best.prediction, width)
+    return [*lines, *speed[1:]]
 
 
 def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
