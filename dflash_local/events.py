@@ -104,11 +104,17 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """Download of one repository: bytes done of bytes in all."""
+    """Download of one repository: bytes here of bytes in all.
+
+    ``verified`` of them are whole files that were proven; ``resumed`` of them were here when the pull began, or are
+    being hashed where they lie, and say nothing about the line.
+    """
 
     repo: str
     done: int
     total: int
+    verified: int = 0
+    resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +23,8 @@ AGAIN = "remove it and run `dflash pull` again"
 SHARED = "blobs"
 SHARED_MARKER = ".huggingface-shared-blobs"
 _SHARED_BLOB = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
-_INCOMPLETE = re.compile(r"(?P<etag>.+?)(?:\.[0-9a-f]{8})?\.incomplete")
+PART = ".dflash-"  # in the names of our partial files, which are continued; huggingface_hub's are not
+_INCOMPLETE = re.compile(r"(?P<etag>.+?)(?:(?:\.|(?P<part>\.dflash-))[0-9a-f]{8})?\.incomplete")
 QUIET_S = 2.0  # a download that goes on writes more often than this
 QUIET_UNLOCKED_S = 600.0  # where the lock says nothing, only age does
 
@@ -207,7 +208,7 @@ class Cache:
         return any(held_by_another(Path(item.path)) is True for item in _listed(self.hub_locks(repo)))
 
     def orphans(self, repo: str) -> tuple[Path, ...]:
-        """The ``*.incomplete`` files that nobody is writing any more; huggingface_hub never resumes them.
+        """The ``*.incomplete`` files that nobody is writing any more, huggingface_hub's and ours.
 
         A download writes its file with the blob's lock held from before the first byte to after the
         last. So a held lock means alive; a free one dead, once the file has been quiet for
@@ -217,16 +218,30 @@ class Cache:
         """
         return tuple(path for path, rest in self._incomplete(repo) if rest <= 0)
 
-    def drop_orphans(self, repo: str) -> int:
+    def parts(self, repo: str) -> dict[str, Path]:
+        """Of the orphans what a pull of ours can go on with, by the blob's name: its longest part."""
+        found: dict[str, tuple[int, Path]] = {}
+        for path in self.orphans(repo):
+            match = _INCOMPLETE.fullmatch(path.name)
+            kind = _kind(path)
+            if match and match["part"] and kind and kind.st_size > found.get(match["etag"], (0, path))[0]:
+                found[match["etag"]] = kind.st_size, path
+        return {etag: path for etag, (_, path) in found.items()}
+
+    def drop_orphans(self, repo: str, keep: Collection[str] = ()) -> int:
         """Delete the orphans, waiting up to ``QUIET_S`` for one just killed to be known as quiet.
+
+        Args:
+            keep: blobs whose longest part stays.
 
         Returns: the bytes freed. What cannot be deleted (read-only cache) stays.
         """
         rest = max((rest for _, rest in self._incomplete(repo) if rest <= QUIET_S), default=0.0)
         if rest > 0:
             time.sleep(rest)
+        kept = {path for etag, path in self.parts(repo).items() if etag in keep}
         freed = 0
-        for path in self.orphans(repo):
+        for path in set(self.orphans(repo)) - kept:
             try:
                 size = os.lstat(path).st_size
                 path.unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 WEB_PAGE = "looks like a web page (is there a sign-in page between you and the network?)"
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -48,7 +49,9 @@ class FileDownload:
 
     Attributes:
         url: its lasting address at the endpoint (a redirect's target expires); ``headers`` go with it.
-        notify: takes a line about trouble on the way. done: bytes received.
+        notify: takes a line about trouble on the way. done: bytes received or found here.
+        part: the file that holds the first of them, when one was left. found: how many it held.
+        verified: bytes proven: none before the whole file is. connections: how many were opened for it.
     """
 
     name: str
@@ -58,6 +61,10 @@ class FileDownload:
     size: int
     notify: Callable[[str], None]
     done: int = 0
+    part: Path | None = None
+    found: int = 0
+    verified: int = 0
+    connections: int = 0
 
 
 class Stopped(Exception):
@@ -66,3 +73,7 @@ class Stopped(Exception):
 
 class NotTheFile(Exception):
     """What came cannot be the file, and says why. The file may be requested again."""
+
+
+class TooLong(NotTheFile):
+    """More came than the file has, so that nothing of it can be trusted."""

@@ -1,10 +1,9 @@
-"""The HTTP client that huggingface_hub is lent while we pull: trusted hosts, patience, resuming, stopping.
+"""The HTTP client that huggingface_hub sends with while we pull: trusted hosts, patience, stopping.
 
 Knows requests and bytes, and of a file only its address and size; refuses to know the cache and screens.
 
-Everything goes over plain HTTPS, also what the Hub keeps in Xet storage (it serves both): the Xet client
-opens sockets of its own, out of reach of the host list, the stall watch and Ctrl-C. On a fast line that
-costs some speed, which is the price of one path that is tested.
+Everything goes over plain HTTPS, also what the Hub keeps in Xet storage (it serves both), unless the user asks
+for Xet: its client opens sockets of its own, out of reach of the host list, the stall watch and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import ipaddress
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -22,21 +22,23 @@ from dflash_local.errors import DownloadError
 from dflash_local.store.errors_of_hub import PUBLIC_HUB, http_library, is_hopeless, of_status, of_transport
 from dflash_local.store.file_download import CONTENT_RANGE, WEB_PAGE, FileDownload, NotTheFile, Patience, Stopped
 from dflash_local.store.names import is_commit
-from dflash_local.store.resuming import resuming
 
 MAX_REDIRECTS = 10
 HUB_DOMAINS = ("huggingface.co", "hf.co")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9][A-Za-z0-9_-]{0,127}"?')
 _HERE = threading.local()  # the client and the download that this thread works for
+_INSTALLING = threading.Lock()
+Hook = Callable[[Any], object]
 
 
 class HubClient:
     """The HTTP client of one pull: put it in use, download files with it, stop it from any thread."""
 
-    def __init__(self, endpoint: str, hosts: tuple[str, ...], patience: Patience) -> None:
+    def __init__(self, endpoint: str, hosts: tuple[str, ...], patience: Patience, xet: bool = False) -> None:
         self.endpoint = endpoint
         self.patience = patience
+        self.xet = xet
         self.stopped = threading.Event()
         self._hosts = hosts
         self._streams: dict[int, Any] = {}
@@ -44,7 +46,8 @@ class HubClient:
     @contextmanager
     def in_use(self) -> Iterator[HubClient]:
         """huggingface_hub sends through this client in this thread, and in those that download with it."""
-        with _LOAN.made(), _working(self, None):
+        _install()
+        with _working(self, None):
             yield self
 
     @contextmanager
@@ -75,19 +78,18 @@ class HubClient:
         if self.stopped.wait(seconds):
             raise Stopped
 
-    def send(self, send: Callable[..., Any], build: Callable[..., Any], request: Any, **options: Any) -> Any:
-        """Send a request until it has an answer worth having; a file's body resumes by itself.
+    def send(self, send: Callable[..., Any], request: Any, **options: Any) -> Any:
+        """Send a request until it has an answer worth having.
 
         Raises:
             DownloadError: no such answer after all tries, or one that must not be followed.
+            NotTheFile: the answer cannot be the download's body.
         """
         download: FileDownload | None = _HERE.download
-        response = self.send_patiently(send, request, self.patience.first_tries, **options)
+        tries = 1 if download and download.connections > 1 else self.patience.first_tries
+        response = self.send_patiently(send, request, tries, **options)
         if download and request.method == "GET" and response.status_code in (200, 206):
             self._refuse_wrong_length(response, download)
-            response.stream = resuming(
-                self, download, response.stream, lambda again: self._continued(send, build, download, again)
-            )
         return response
 
     def send_patiently(self, send: Callable[..., Any], request: Any, tries: int, **options: Any) -> Any:
@@ -116,18 +118,6 @@ class HubClient:
                     raise of_status(response.status_code, request.url.path, self.endpoint, wait)
             _HERE.hops = 0
             self.pause(wait)
-
-    def _continued(
-        self, send: Callable[..., Any], build: Callable[..., Any], download: FileDownload, start: int
-    ) -> Any:
-        """The rest of a file from ``start``, asked for at its lasting address; any body but that is refused."""
-        request = build("GET", download.url, headers={**download.headers, "Range": f"bytes={start}-"})
-        response = self.send_patiently(send, request, 1, stream=True, follow_redirects=True)
-        if response.status_code not in (200, 206):
-            response.close()
-            raise of_status(response.status_code, download.name, self.endpoint)
-        self._refuse_wrong_length(response, download)
-        return response
 
     def _refuse_wrong_length(self, response: Any, download: FileDownload) -> None:
         """Raises NotTheFile before a byte of it is read."""
@@ -183,7 +173,7 @@ class HubClient:
                 raise DownloadError(f"{self.endpoint} redirects more than {MAX_REDIRECTS} times", "check HF_ENDPOINT")
             self._check_address(urljoin(str(response.request.url), response.headers["Location"]))
         headers, download = response.headers, _HERE.download
-        for name in ("X-Xet-Hash", "X-HF-Warning"):  # see above; huggingface_hub would print the other
+        for name in ("X-HF-Warning", *(() if self.xet else ("X-Xet-Hash",))):  # huggingface_hub would print the first
             headers.pop(name, None)
         if download and response.request.method == "HEAD" and response.status_code < 400:
             self._check_commit(headers, download)
@@ -208,34 +198,18 @@ class HubClient:
             raise NotTheFile(f"has {int(size):,} bytes instead of {download.size:,}")
 
 
-class _Loan:
-    """Lends huggingface_hub a factory of clients while a ``HubClient`` is in use: it keeps one per process."""
+def _install() -> None:
+    """Have huggingface_hub send through our kind of client from now on.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: Any = None
+    Its factory has a setter and no getter, so none can be given back: ours stays, and in threads that work for no
+    ``HubClient`` its clients do what the hooks of the client before them did.
+    """
+    import huggingface_hub
 
-    @contextmanager
-    def made(self) -> Iterator[None]:
-        import huggingface_hub
-        from huggingface_hub.utils import _http
-
-        with self._lock:
-            if not self._users:
-                self._before = _http._GLOBAL_CLIENT_FACTORY  # there is a setter and no getter
-                huggingface_hub.set_client_factory(_client)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    huggingface_hub.set_client_factory(self._before)
-
-
-_LOAN = _Loan()
+    with _INSTALLING:
+        hooks = huggingface_hub.get_session().event_hooks
+        if _sends_for_us not in hooks["response"]:
+            huggingface_hub.set_client_factory(partial(_client, tuple(hooks["request"]), tuple(hooks["response"])))
 
 
 @contextmanager
@@ -247,30 +221,33 @@ def _working(client: HubClient, download: FileDownload | None) -> Iterator[None]
         _HERE.client = _HERE.download = None
 
 
-def _client() -> Any:
-    """Sends through the ``HubClient`` of the thread it is used in; without one it is huggingface_hub's own."""
-    from huggingface_hub.utils import _http
+def _sends_for_us(response: Any) -> None:
+    """The hook that marks a client of ours."""
+    client = getattr(_HERE, "client", None)
+    if client is not None:
+        client.arrived(response)
+
+
+def _client(requests: Sequence[Hook], responses: Sequence[Hook]) -> Any:
+    """Sends through the ``HubClient`` of the thread it is used in; without one it just has these hooks."""
 
     def leaving(request: Any) -> None:
         client = getattr(_HERE, "client", None)
-        if client is None:
-            _http.hf_request_event_hook(request)
-        else:
-            client.leaving(request)
+        for hook in requests if client is None else (client.leaving,):
+            hook(request)
 
     def arrived(response: Any) -> None:
-        client = getattr(_HERE, "client", None)
-        if client is not None:
-            client.arrived(response)
+        if getattr(_HERE, "client", None) is None:
+            for hook in responses:
+                hook(response)
 
     class Client(http_library().Client):  # type: ignore[misc]
         def send(self, request: Any, **options: Any) -> Any:
             client = getattr(_HERE, "client", None)
-            if client is None:
-                return super().send(request, **options)
-            return client.send(super().send, self.build_request, request, **options)
+            return super().send(request, **options) if client is None else client.send(super().send, request, **options)
 
-    return Client(event_hooks={"request": [leaving], "response": [arrived]}, follow_redirects=True, timeout=None)
+    hooks = {"request": [leaving], "response": [_sends_for_us, arrived]}
+    return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
 
 
 def _retry_after(headers: Any) -> float | None:

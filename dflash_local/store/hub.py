@@ -51,6 +51,8 @@ class Hub:
 
     Attributes:
         offline: no socket may be opened. hosts: further hosts that may send the files.
+        xet: weights come over huggingface_hub's Xet client, which makes its own connections: list of hosts, patience,
+            resuming and the quick end do not reach them. Every byte is proven all the same.
     """
 
     endpoint: str
@@ -59,9 +61,10 @@ class Hub:
     cache: Path
     hosts: tuple[str, ...] = ()
     patience: Patience = Patience()
+    xet: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> Hub:
+    def of(cls, settings: Settings, xet: bool = False) -> Hub:
         """The Hub that the user's variables describe.
 
         Raises:
@@ -70,11 +73,11 @@ class Hub:
         known = settings.hub
         if known.cache is None:
             raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
-        return cls(known.endpoint, known.token, known.offline, known.cache)
+        return cls(known.endpoint, known.token, known.offline, known.cache, xet=xet)
 
     def client(self) -> HubClient:
         """A new connection policy for this endpoint; put it in use around anything that may reach the network."""
-        return HubClient(self.endpoint, self.hosts, self.patience)
+        return HubClient(self.endpoint, self.hosts, self.patience, self.xet)
 
     def listing(self, repo: str, revision: str | None) -> Listing:
         """The commit that ``revision`` (a commit, branch or tag; None: the main branch) stands for, and its files.

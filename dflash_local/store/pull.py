@@ -31,6 +31,7 @@ from dflash_local.terminal import byte_size
 __all__ = ["PullPlan", "RepoPlan", "Wanted", "prepare", "pull"]
 
 REF_MODE = 0o644  # as every other program writes it
+Parts = dict[tuple[str, str], Path]  # by repository and the blob's name
 
 
 def pull(
@@ -68,14 +69,15 @@ def pull(
             held.enter_context(exclusive(locks, repo, waiting, cancelled=cancelled))
         plan = refreshed(plan, cache, manifests)
         if not plan.ready:
-            _clear_orphans(plan, cache, on_event)
+            parts = _parts(plan, cache, on_event)
             plan.check_disk()
-            _fetch(plan, hub, cache, manifests, on_event, cancelled, allow_mismatch)
+            _fetch(plan, parts, hub, cache, manifests, on_event, cancelled, allow_mismatch)
         return _found(plan, cache, manifests)
 
 
 def _fetch(
     plan: PullPlan,
+    parts: Parts,
     hub: Hub,
     cache: Cache,
     manifests: Path | None,
@@ -93,26 +95,26 @@ def _fetch(
         on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
     try:
         with client.in_use():
-            transfer.run([task for item in work for task in _tasks(item, weights=False)])
+            transfer.run([task for item in work for task in _tasks(item, parts, weights=False)])
             _check_pair(plan, cache, allow_mismatch, on_event)
             needed = {item.repo: check_index(cache, item.listing) for item in work if item.listing}
-            weights = [task for item in work for task in _tasks(item, weights=True)]
+            weights = [task for item in work for task in _tasks(item, parts, weights=True)]
             transfer.run([task for task in weights if task.file.path in needed[task.repo]])
     except Interrupted as stop:
         files = [record for records in transfer.records.values() for record in records.values()]
         size = byte_size(sum(record.size for record in files))
         kept = f"{len(files)} finished files ({size}) are kept" if files else "nothing was finished"
         raise Interrupted(
-            f"pull {stop.message}; {kept}", "run it again to go on; an unfinished file starts over"
+            f"pull {stop.message}; {kept}", "run it again to go on where it was, also in the middle of a file"
         ) from stop
     for item in work:
         _record(item, hub, cache, manifests, transfer, on_event)
 
 
-def _tasks(item: RepoPlan, weights: bool) -> list[DownloadTask]:
+def _tasks(item: RepoPlan, parts: Parts, weights: bool) -> list[DownloadTask]:
     proven = {record.path for record in item.proven}
     files = [file for file in item.files if is_weight(file) is weights and file.path not in proven]
-    return [DownloadTask(item.repo, item.commit, file) for file in files]
+    return [DownloadTask(item.repo, item.commit, file, parts.get((item.repo, file.etag))) for file in files]
 
 
 def _check_pair(plan: PullPlan, cache: Cache, allow_mismatch: bool, on_event: Callable[[PullEvent], None]) -> None:
@@ -154,13 +156,30 @@ def _record(
             write_atomic(ref, item.commit, REF_MODE)
 
 
-def _clear_orphans(plan: PullPlan, cache: Cache, on_event: Callable[[PullEvent], None]) -> None:
-    for item in plan.repos:
-        partial = set((cache.repo_folder(item.repo) / "blobs").glob("*.incomplete")) if not item.ready else set()
-        freed = cache.drop_orphans(item.repo) if partial else 0
-        if any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
-            text = f"an earlier download of {item.repo} was cut off: its finished files are kept, the rest starts over"
-            on_event(Notice(f"{text} ({byte_size(freed)} of unfinished files removed)"))
+def _parts(plan: PullPlan, cache: Cache, on_event: Callable[[PullEvent], None]) -> Parts:
+    """What earlier pulls left of the plan's files; what nobody can go on with is deleted."""
+    found: Parts = {}
+    for item in (item for item in plan.repos if not item.ready):
+        partial = set((cache.repo_folder(item.repo) / "blobs").glob("*.incomplete"))
+        if not partial:
+            continue
+        wanted = {file.etag for file in item.files}
+        freed = cache.drop_orphans(item.repo, wanted)
+        parts = {etag: path for etag, path in cache.parts(item.repo).items() if etag in wanted}
+        found |= {(item.repo, etag): path for etag, path in parts.items()}
+        if parts or any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
+            more = [f"{byte_size(sum(map(_size, parts.values())))} of unfinished ones go on where they were"]
+            more = (more if parts else []) + ([f"{byte_size(freed)} of them removed"] if freed else [])
+            text = f"an earlier download of {item.repo} was cut off: its finished files are kept"
+            on_event(Notice(", ".join([text, *more])))
+    return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _waiting(repo: str, on_event: Callable[[PullEvent], None]) -> Callable[[int | None], None]:

@@ -163,6 +163,7 @@ def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifest
     files = selected(listing)
     old = manifests_of.read(manifests, want.repo, listing.commit)
     records = {record.path: record for record in old.files} if old else {}
+    parts = cache.parts(want.repo)
     proven, to_fetch, unproven = [], 0, 0
     for file in files:
         entry = cache.entry(want.repo, listing.commit, file.path)
@@ -172,7 +173,8 @@ def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifest
         elif (entry.size if entry else _blob_size(cache, want.repo, file)) == file.size:
             unproven += file.size
         else:
-            to_fetch += file.size
+            part = parts.get(file.etag)
+            to_fetch += max(0, file.size - part.stat().st_size) if part else file.size
     total = sum(file.size for file in files)
     return RepoPlan(want, listing.commit, branch, files, total, to_fetch, tuple(proven), unproven, False, listing)
 

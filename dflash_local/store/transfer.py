@@ -5,12 +5,14 @@ The threads are daemons: nothing they wait for can hold the program's end up. Pl
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import DFlashError, DownloadError, Interrupted
@@ -21,6 +23,8 @@ from dflash_local.store.file_download import FileDownload, NotTheFile, Stopped
 from dflash_local.store.http_client import HubClient
 from dflash_local.store.hub import Hub, RemoteFile
 from dflash_local.store.manifest import ManifestFile
+from dflash_local.store.part_file import PartFile, link
+from dflash_local.store.resuming import receive
 from dflash_local.store.verify import discard, prove
 
 THREADS = 4
@@ -31,11 +35,12 @@ PullEvent = PullProgress | Notice
 
 @dataclass(frozen=True, slots=True)
 class DownloadTask:
-    """One file of one commit that is to be in the cache and proven."""
+    """One file of one commit that is to be in the cache and proven. ``part``: what an earlier pull left of it."""
 
     repo: str
     commit: str
     file: RemoteFile
+    part: Path | None = None
 
 
 @dataclass(slots=True)
@@ -67,7 +72,7 @@ class Transfer:
         self._totals: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._downloads: dict[str, list[FileDownload]] = {}
-        self._reported: dict[str, int] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
         self._messages: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
 
     def expect(self, repo: str, total: int, proven: Sequence[ManifestFile] = ()) -> None:
@@ -131,19 +136,23 @@ class Transfer:
 
     def _report_progress(self, final: bool = False) -> None:
         for repo, total in self._totals.items():
-            done = self._before[repo] + sum(download.done for download in self._downloads.get(repo, ()))
-            done = min(total, done)
-            if done != self._reported.get(repo) or (final and repo not in self._reported):
-                self._reported[repo] = done
-                self._on_event(PullProgress(repo, done, total))
+            before, downloads = self._before[repo], self._downloads.get(repo, ())
+            done = min(total, before + sum(download.done for download in downloads))
+            verified = before + sum(download.verified for download in downloads)
+            if (done, verified) != self._reported.get(repo) or (final and repo not in self._reported):
+                self._reported[repo] = done, verified
+                found = before + sum(download.found for download in downloads)
+                self._on_event(PullProgress(repo, done, total, verified, found))
 
     def _download(self, task: DownloadTask) -> FileDownload:
         import huggingface_hub
+        from huggingface_hub.utils import build_hf_headers
 
         url = huggingface_hub.hf_hub_url(task.repo, task.file.path, revision=task.commit, endpoint=self._hub.endpoint)
-        headers = {"Authorization": f"Bearer {self._hub.token}"} if self._hub.token else {}
+        # False, not None: it would look for a token of its own.
+        headers = build_hf_headers(token=self._hub.token or False, library_name="dflash-local")
         name = f"{task.file.path} of {task.repo}"
-        return FileDownload(name, url, headers, task.commit, task.file.size, self._warn)
+        return FileDownload(name, url, headers, task.commit, task.file.size, self._warn, part=task.part)
 
     def _warn(self, text: str) -> None:
         self._messages.put(Notice(text, "warning"))
@@ -177,7 +186,7 @@ class Transfer:
         for _ in range(2):
             if reason is not None:
                 self._warn(f"{download.name} {reason}: fetched again")
-            download.done = 0
+            download.done = download.found = 0
             try:
                 return self._proven(task, download)
             except NotTheFile as fault:
@@ -187,57 +196,99 @@ class Transfer:
 
     def _proven(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
         cache, file = self._cache, task.file
-        entry = cache.entry(task.repo, task.commit, file.path)
-        fetched = entry is None
-        if entry is None:
-            entry = self._fetched(task)
+        here = cache.entry(task.repo, task.commit, file.path) is not None
+        if not here and self._hub.xet and file.sha256:
+            self._fetch_over_xet(task, download)
+            here = True
+        if here:
+            record = self._proven_here(task, download)
+        else:
+            with self._locked(task):
+                record = self._fetched(task, download)
+        download.done = download.verified = file.size
+        return record
 
+    def _proven_here(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
         def on_piece(read: int) -> None:
             self._client.check()
             if not fetched:
-                download.done = read
+                download.done = download.found = read
 
-        record = prove(cache, entry, file, on_piece)
-        download.done = file.size
-        return record
+        fetched = download.done > 0
+        return prove(self._cache, self._entry(task), task.file, on_piece)
 
-    def _fetched(self, task: DownloadTask) -> Entry:
+    def _entry(self, task: DownloadTask) -> Entry:
+        entry = self._cache.entry(task.repo, task.commit, task.file.path)
+        if entry is None:
+            raise DownloadError(f"{task.file.path} of {task.repo} vanished after its download", "pull again")
+        return entry
+
+    def _fetched(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
+        """Put the file into the cache and prove it; the blob may be there, of another commit or program."""
+        cache, file = self._cache, task.file
+        blobs = cache.repo_folder(task.repo) / "blobs"
+        if os.path.lexists(blobs / file.etag):
+            link(cache, task.repo, task.commit, file)
+            return self._proven_here(task, download)
+        with PartFile(blobs, file, download.part) as part:
+            download.part = part.path
+            download.done = download.found = part.size
+            receive(self._client, download, part.write)
+            sha256 = part.finish()
+        link(cache, task.repo, task.commit, file)
+        entry = self._entry(task)
+        return ManifestFile(file.path, file.size, sha256, entry.blob.name, entry.mtime_ns)
+
+    @contextmanager
+    def _locked(self, task: DownloadTask) -> Iterator[None]:
+        """Hold the lock of the blob that all programs take which use huggingface_hub."""
+        from huggingface_hub.utils import WeakFileLock
+
+        path = self._cache.hub_locks(task.repo) / f"{task.file.etag}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            while True:
+                self._client.check()
+                with suppress(TimeoutError):
+                    held.enter_context(WeakFileLock(path, timeout=TICK_S))
+                    break
+            yield
+
+    def _fetch_over_xet(self, task: DownloadTask, download: FileDownload) -> None:
         import huggingface_hub
 
-        client = self._client
+        download.connections += 1
         huggingface_hub.hf_hub_download(
             task.repo,
             task.file.path,
             revision=task.commit,
             cache_dir=self._cache.folder,
             endpoint=self._hub.endpoint,
-            token=self._hub.token or False,  # False, not None: it would look for a token of its own
+            token=self._hub.token or False,
             library_name="dflash-local",
-            tqdm_class=_silent(client),
+            tqdm_class=_counting(self._client, download),
+            force_download=download.connections > 1,  # else it may take the wrong bytes out of its shared store
         )
-        entry = self._cache.entry(task.repo, task.commit, task.file.path)
-        if entry is None:
-            raise DownloadError(f"{task.file.path} of {task.repo} vanished after its download", "pull again")
-        return entry
 
 
-def _silent(client: HubClient) -> Any:
-    """A progress bar that shows nothing, and ends a download that outlived its pull."""
+def _counting(client: HubClient, download: FileDownload) -> Any:
+    """A progress bar of huggingface_hub's that shows nothing, counts, and ends a download that outlived its pull."""
 
-    class Silent:
+    class Bar:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
-        def __enter__(self) -> Silent:
+        def __enter__(self) -> Bar:
             return self
 
         def __exit__(self, *_: object) -> None:
             pass
 
-        def update(self, n: float = 1) -> None:
+        def update(self, n: float | None = 1) -> None:
             client.check()
+            download.done = min(download.size, download.done + int(n or 0))
 
         def close(self) -> None:
             pass
 
-    return Silent
+    return Bar

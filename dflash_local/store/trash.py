@@ -9,9 +9,11 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from dflash_local.store.cache import Cache
 from dflash_local.store.names import REMOVING
@@ -65,11 +67,11 @@ def deleted(cache: Cache, trash_folder: Path) -> int:
         trash_folder.unlink()
         return 0
     files = list(_below(trash_folder))
-    stored = {shared for path in files if (shared := cache.shared_blob(path)) is not None}
-    freed = sum(map(_plain_size, files))
+    stored = {path: shared for path in files if (shared := cache.shared_blob(path)) is not None}
+    freed = sum(map(_plain_size, files)) + _swept(cache, stored)
     with suppress(FileNotFoundError):  # another removal clears the same leftover
         shutil.rmtree(trash_folder)
-    return freed + sum(_swept(cache, file) for file in stored)
+    return freed
 
 
 def size_of(cache: Cache, path: Path) -> int:
@@ -90,13 +92,23 @@ def size_of(cache: Cache, path: Path) -> int:
     return _plain_size(shared) if all(line.startswith(f"{repo}/") for line in holders) else 0
 
 
-def _swept(cache: Cache, file: Path) -> int:
-    """Bytes freed in the shared store; its locks and lists are huggingface_hub's alone, else they stay."""
-    try:
-        from huggingface_hub.utils._shared_blobs import sweep_shared_blob
-    except ImportError:
+def _swept(cache: Cache, stored: Mapping[Path, Path]) -> int:
+    """Delete links into the shared store, and of it what nobody else links to; returns the bytes freed.
+
+    Its locks and lists are huggingface_hub's alone, which has had such a store since its strategies know their cache.
+    """
+    if not stored:
         return 0
-    return sweep_shared_blob(file, cache_dir=cache.folder)
+    import huggingface_hub
+
+    known = {field.name for field in fields(huggingface_hub.DeleteCacheStrategy)}
+    if "cache_dir" not in known:
+        return 0
+    sizes = {file: _plain_size(file) for file in stored.values()}
+    options: dict[str, Any] = {name: frozenset() for name in ("refs", "repos", "snapshots")}
+    options |= {"expected_freed_size": sum(sizes.values()), "blobs": frozenset(stored), "cache_dir": cache.folder}
+    huggingface_hub.DeleteCacheStrategy(**options).execute()
+    return sum(size for file, size in sizes.items() if not file.exists())
 
 
 def _plain_size(path: Path) -> int:

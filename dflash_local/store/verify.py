@@ -23,10 +23,45 @@ PIECE = 4 << 20
 _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 
 
-def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int], None]) -> ManifestFile:
-    """Hash a cached file and return its record.
+class Proof:
+    """The checksums of a file, taken piece by piece. ``size``: bytes seen so far.
 
     LFS files have a sha256 at the Hub; of the others it has git's checksum, which is checked instead.
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.size = 0
+        self._file, self._head = file, b""
+        self._sha256 = hashlib.sha256()
+        self._git = None if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """Take in the next bytes."""
+        self._head = self._head or bytes(piece[:64])
+        self._sha256.update(piece)
+        if self._git:
+            self._git.update(piece)
+        self.size += len(piece)
+
+    def result(self) -> str:
+        """The file's sha256.
+
+        Raises:
+            NotTheFile: it is not what the Hub lists, and why.
+        """
+        file, git = self._file, self._git
+        if self.size != file.size:
+            raise NotTheFile(f"has {self.size:,} bytes instead of {file.size:,}")
+        expected, found = (file.blob, git.hexdigest()) if git else (file.sha256, self._sha256.hexdigest())
+        if found != expected:
+            if self._head.lstrip().lower().startswith(_WEB_PAGE):
+                raise NotTheFile(WEB_PAGE)
+            raise NotTheFile(f"is damaged: its checksum is {found[:12]}..., the Hub lists {str(expected)[:12]}...")
+        return self._sha256.hexdigest()
+
+
+def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int], None]) -> ManifestFile:
+    """Hash a cached file and return its record.
 
     Args:
         on_piece: called with the bytes read so far; may raise to stop.
@@ -36,27 +71,16 @@ def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int]
     """
     if entry.size != file.size:
         raise NotTheFile(f"has {entry.size:,} bytes instead of {file.size:,}")
-    sha256 = hashlib.sha256()
-    git = None if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    head, read = b"", 0
+    proof = Proof(file)
     with cache.open(entry) as stream:
         while piece := stream.read(PIECE):
-            head = head or piece[:64]
-            sha256.update(piece)
-            if git:
-                git.update(piece)
-            read += len(piece)
-            on_piece(read)
-    expected, found = (file.blob, git.hexdigest()) if git else (file.sha256, sha256.hexdigest())
-    if found != expected:
-        if head.lstrip().lower().startswith(_WEB_PAGE):
-            raise NotTheFile(WEB_PAGE)
-        raise NotTheFile(f"is damaged: its checksum is {found[:12]}..., the Hub lists {str(expected)[:12]}...")
-    return ManifestFile(file.path, file.size, sha256.hexdigest(), entry.blob.name, entry.mtime_ns)
+            proof.update(piece)
+            on_piece(proof.size)
+    return ManifestFile(file.path, file.size, proof.result(), entry.blob.name, entry.mtime_ns)
 
 
 def discard(cache: Cache, repo: str, commit: str, name: str) -> None:
-    """Remove a file that was proven wrong, with its blob: huggingface_hub would take it for good."""
+    """Remove a file that was proven wrong, with its blob: other programs would take it for good."""
     entry = cache.entry(repo, commit, name)
     for path in (entry.path, entry.blob) if entry else ():
         with suppress(FileNotFoundError):

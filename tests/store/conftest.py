@@ -48,11 +48,12 @@ class Puller:
     token: str | None = None
     offline: bool = False
     patience: Patience = QUICK
+    xet: bool = False
     said: list[Any] = field(default_factory=list)
 
     @property
     def hub(self) -> Hub:
-        return Hub(self.fake.url, self.token, self.offline, self.home / "hub", (), self.patience)
+        return Hub(self.fake.url, self.token, self.offline, self.home / "hub", (), self.patience, self.xet)
 
     @property
     def cache(self) -> Cache:

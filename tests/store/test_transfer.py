@@ -26,11 +26,12 @@ def content(puller: Any, name: str = WEIGHTS) -> bytes:
     return bytes((puller.cache.snapshot(TARGET, commit) / name).read_bytes())
 
 
-def failure(puller: Any, **options: Any) -> DownloadError:
+def failure(puller: Any, kept: int = 0, **options: Any) -> DownloadError:
+    """``kept``: files of which a part stays."""
     with pytest.raises(DownloadError) as caught:
         puller.pull(TARGET, **options)
     assert caught.value.exit_code == 4 and "\n" not in caught.value.message
-    assert puller.incomplete() == []
+    assert len(puller.incomplete()) == kept
     return caught.value
 
 
@@ -61,8 +62,7 @@ def test_a_cut_in_a_small_file_is_survived_too(puller: Any, fake: FakeHub, small
 
 def test_cuts_without_end_are_given_up(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "cut", at=0.1, times=99)
-    assert "given up after 3 tries" in failure(puller).message
-    assert sum(request.server == "cdn" for request in fake.gets(WEIGHTS)) == 3
+    assert "given up after 3 tries" in failure(puller, kept=1).message
     assert len([r for r in fake.gets(WEIGHTS) if r.server == "cdn"]) == 3
 
 
@@ -272,6 +272,6 @@ def test_progress_never_goes_back_without_reason_and_ends_whole(puller: Any, fak
 
 def test_a_fault_of_ours_ends_the_pull_in_words(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr("dflash_local.store.transfer.prove", lambda *_: 1 / 0)
+    monkeypatch.setattr("dflash_local.store.transfer.receive", lambda *_: 1 / 0)
     with pytest.raises(DownloadError, match="fault of this program"):
         puller.pull(TARGET)

@@ -1,0 +1,187 @@
+"""A file in flight goes on in the next run: after a kill, a stop, a bad line; and is dropped when it is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_hub import FakeHub, wait_until
+from hub_files import CHUNK, HTML, safetensors
+from store.test_pull_processes import process
+
+from dflash_local.errors import DownloadError, Interrupted
+from dflash_local.store.part_file import PartFile
+from dflash_local.store.pull_plan import RepoPlan
+
+TARGET = "owner/target"
+WEIGHTS = "model.safetensors"
+SIZE = 4_000_000
+
+
+@pytest.fixture
+def large(fake: FakeHub) -> dict[str, bytes]:
+    """A target in one file of 4 MB beside ten small ones, at the hub."""
+    small = {f"tokenizer_{number}.json": b'{"n": %d}' % number for number in range(10)}
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", WEIGHTS: safetensors(SIZE), **small}
+    fake.add_repo(TARGET, files)
+    return files
+
+
+def parts(puller: Any) -> list[Path]:
+    blobs = puller.cache.repo_folder(TARGET) / "blobs"
+    return sorted(blobs.glob("*.incomplete"))
+
+
+def sent_since(fake: FakeHub, requests: int) -> int:
+    """Bytes of the weights in answer to all but the first requests for them."""
+    return sum(request.sent for request in fake.gets(WEIGHTS)[requests:])
+
+
+def content(puller: Any) -> bytes:
+    return bytes((puller.cache.snapshot(TARGET, puller.cache.commits(TARGET)[0]) / WEIGHTS).read_bytes())
+
+
+def left(puller: Any, data: bytes, name: str = "", age: float = 60.0) -> Path:
+    """A partial file of the weights as an earlier pull leaves it."""
+    file = puller.fake.repos[TARGET].commits[puller.fake.repos[TARGET].refs["main"]][WEIGHTS]
+    path = puller.cache.repo_folder(TARGET) / "blobs" / f"{file.etag}{name or '.dflash-0123abcd'}.incomplete"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (time.time() - age, time.time() - age))
+    return Path(path)
+
+
+def test_dl_02_a_kill_in_the_large_file_costs_what_was_not_written(
+    puller: Any, fake: FakeHub, large: dict[str, bytes]
+) -> None:
+    fake.fault(WEIGHTS, "trickle", rate=1_000_000, times=99)
+    with process(puller) as child:
+        assert wait_until(lambda: sum(path.stat().st_size for path in parts(puller)) > 1_000_000, 20)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    (part,) = parts(puller)
+    had, before = part.stat().st_size, len(fake.gets(WEIGHTS))
+    fake.clear_faults()
+    small = len(fake.gets("*.json"))
+    local = puller.pull(TARGET)[0]
+    assert local.verified and parts(puller) == [] and content(puller) == large[WEIGHTS]
+    assert sent_since(fake, before) == len(large[WEIGHTS]) - had < len(large[WEIGHTS]) - 1_000_000
+    assert len(fake.gets("*.json")) == small
+    assert any("of unfinished ones go on where they were" in notice for notice in puller.notices)
+    last = puller.progress[-1]
+    assert (last.done, last.verified) == (last.total, last.total) and last.resumed >= had
+
+
+def test_dl_22_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "trickle", rate=1_000_000)
+    with pytest.raises(Interrupted) as caught:
+        puller.pull(TARGET, cancelled=lambda: fake.sent(WEIGHTS) > 500_000)
+    assert "in the middle of a file" in caught.value.hint
+    had = parts(puller)[0].stat().st_size
+    before = len(fake.gets(WEIGHTS))
+    assert had > 0 and puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
+    assert sent_since(fake, before) == len(large[WEIGHTS]) - had
+
+
+def test_dl_01_what_a_bad_line_left_is_continued(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "cut", at=0.2, times=3)
+    puller.impatient(progress=1 << 30)
+    with pytest.raises(DownloadError, match="given up after 3 tries"):
+        puller.pull(TARGET)
+    before = fake.sent(WEIGHTS)
+    assert puller.pull(TARGET)[0].verified
+    assert fake.sent(WEIGHTS) - before <= len(large[WEIGHTS]) * 0.8**3 + CHUNK
+
+
+def test_dl_04_a_part_with_wrong_bytes_is_found_by_its_hash(puller: Any, fake: FakeHub, large: Any) -> None:
+    left(puller, b"x" * 1_000_000)
+    assert puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
+    assert any("is damaged" in notice and "fetched again" in notice for notice in puller.notices)
+    assert parts(puller) == []
+
+
+def test_a_part_that_is_whole_is_hashed_and_not_fetched(puller: Any, fake: FakeHub, large: Any) -> None:
+    left(puller, large[WEIGHTS])
+    assert puller.pull(TARGET)[0].verified and fake.gets(WEIGHTS) == []
+
+
+@pytest.mark.parametrize("name", ["", ".0123abcd"])
+def test_a_part_that_is_too_long_or_another_program_s_is_dropped(
+    puller: Any, fake: FakeHub, large: Any, name: str
+) -> None:
+    path = left(puller, large[WEIGHTS][: 1000 if name else None] + (b"" if name else b"x"), name)
+    assert puller.pull(TARGET)[0].verified and not path.exists() and parts(puller) == []
+    assert fake.sent(WEIGHTS) == len(large[WEIGHTS])
+
+
+def test_dl_03_a_server_that_ignores_the_range_of_another_run(puller: Any, fake: FakeHub, large: Any) -> None:
+    left(puller, large[WEIGHTS][:1_000_000])
+    fake.fault(WEIGHTS, "ignore_range")
+    assert puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
+
+
+def test_dl_21_a_web_page_does_not_cost_the_part(puller: Any, fake: FakeHub, large: Any) -> None:
+    left(puller, large[WEIGHTS][:1_000_000])
+    fake.fault(WEIGHTS, "html", times=2)
+    with pytest.raises(DownloadError, match="web page"):
+        puller.pull(TARGET)
+    assert [path.stat().st_size for path in parts(puller)] == [1_000_000]
+    assert HTML not in parts(puller)[0].read_bytes()
+
+
+def test_dl_06_a_part_counts_as_here(puller: Any, fake: FakeHub, large: Any) -> None:
+    whole = puller.prepare(TARGET).to_fetch
+    left(puller, large[WEIGHTS][:1_000_000])
+    assert puller.prepare(TARGET).to_fetch == whole - 1_000_000
+
+
+def test_the_hash_reads_behind_the_writer(tmp_path: Path, puller: Any, fake: FakeHub, large: Any) -> None:
+    plan: RepoPlan = puller.prepare(TARGET).repos[0]
+    file = next(file for file in plan.files if file.path == WEIGHTS)
+    with PartFile(tmp_path / "blobs", file) as part:
+        for at in range(0, len(large[WEIGHTS]), 300_000):
+            part.write(large[WEIGHTS][at : at + 300_000])
+        assert part.finish() == hashlib.sha256(large[WEIGHTS]).hexdigest() == file.sha256
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [file.sha256]
+
+
+def test_dl_13_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -> None:
+    data = safetensors(200_000)
+    fake.add_repo(TARGET, {"config.json": b"{}", "tokenizer.json": data, WEIGHTS: data})
+    assert puller.pull(TARGET)[0].verified and fake.sent("*.json") + fake.sent(WEIGHTS) == len(data) + 2
+
+
+# Xet, as far as a hub without it shows
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_dl_04_what_came_over_xet_is_proven_too(
+    puller: Any, fake: FakeHub, large: Any, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    import huggingface_hub.constants
+
+    called = []
+
+    def xet_get(*, incomplete_path: Path, **_: Any) -> None:
+        called.append(incomplete_path)
+        data = large[WEIGHTS]
+        incomplete_path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if wrong else data)
+
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", xet_get)
+    monkeypatch.setattr("huggingface_hub.file_download.is_xet_available", lambda: True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
+    headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{fake.url}/api/xet-read-token"}
+    fake.fault(WEIGHTS, "headers", methods=("HEAD",), times=9, headers=headers)
+    puller.xet = True
+    if wrong:
+        with pytest.raises(DownloadError, match="is damaged"):
+            puller.pull(TARGET)
+        assert len(called) == 2 and WEIGHTS not in puller.names()
+    else:
+        assert puller.pull(TARGET)[0].verified and len(called) == 1
+    assert fake.gets(WEIGHTS) == []
