@@ -193,10 +193,15 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def quiet_libraries() -> None:
-    """Turn off the telemetry, progress bars and chatter of the libraries; call before importing them."""
+def quiet_libraries(xet: bool = False) -> None:
+    """Turn off the telemetry, progress bars and chatter of the libraries; call before importing them.
+
+    Args:
+        xet: huggingface_hub may use its Xet client, which makes connections of its own; else it never does.
+    """
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    os.environ["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
 
 
 def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -> Path | None:

@@ -31,7 +31,7 @@ class File:
         content = content.encode() if isinstance(content, str) else content
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         sha, blob = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
-        for piece in pieces(content, 0, size):
+        for piece in pieces(content, 0, size, 1 << 20):
             sha.update(piece)
             blob.update(piece)
         lfs = not path.endswith(TEXT) or path.rsplit("/", 1)[-1] == "tokenizer.json"

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -194,6 +195,11 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "stall":
             closing.wait(options.get("seconds", 60))
             self.close_connection = True
+            return
+        if not kind and isinstance(file.content, Path):
+            with file.content.open("rb") as source:
+                self.wfile.flush()
+                self.record.sent += self.connection.sendfile(source, start, length)
             return
         step = CHUNK if kind != "trickle" else max(1, min(CHUNK, int(options.get("rate", 100) / 20)))
         sent = start

@@ -158,6 +158,14 @@ def test_libraries_are_quietened_only_where_the_user_said_nothing(monkeypatch: p
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # so that it goes with the test
 
 
+def test_xet_is_off_in_this_process_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "0")
+    settings.quiet_libraries()
+    assert os.environ["HF_HUB_DISABLE_XET"] == "1"
+    settings.quiet_libraries(xet=True)
+    assert os.environ["HF_HUB_DISABLE_XET"] == "0"
+
+
 def test_nothing_else_reads_the_environment() -> None:
     package = Path(settings.__file__).parent
     readers = []

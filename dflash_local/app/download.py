@@ -50,11 +50,14 @@ class Download:
         return pull(self.plan, self.hub, store.cache, store.manifests, store.locks, **watched)  # type: ignore[arg-type]
 
 
-def prepare(needs: Sequence[Wanted], choices: Sequence[Choice], user: Settings, update: bool = False) -> Download:
+def prepare(
+    needs: Sequence[Wanted], choices: Sequence[Choice], user: Settings, update: bool = False, xet: bool = False
+) -> Download:
     """Ask the Hub what there is to fetch.
 
     Args:
         choices: what it is for; tells whether it will fit into memory. update: ask what a revision means today.
+        xet: see ``store.hub.Hub``.
 
     Raises:
         DownloadError: see ``store.pull.prepare``.
@@ -62,8 +65,8 @@ def prepare(needs: Sequence[Wanted], choices: Sequence[Choice], user: Settings, 
     from dflash_local.store import pull
     from dflash_local.store.hub import Hub
 
-    settings.quiet_libraries()
-    store, hub = ModelStore.of(user), Hub.of(user)
+    settings.quiet_libraries(xet)
+    store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
     where = machine(user)
     verdicts = {choice.name: verdict(choice.row, shapes(choice, store), where)[0] for choice in choices}

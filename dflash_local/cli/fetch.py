@@ -42,7 +42,7 @@ class PullOptions:
 
     Attributes:
         update: ask what the revision means today. force: also what fits no memory here.
-        yes: ask nothing. dry_run: only say what would be done.
+        yes: ask nothing. dry_run: only say what would be done. xet: see ``store.hub.Hub``.
     """
 
     update: bool = False
@@ -50,6 +50,7 @@ class PullOptions:
     yes: bool = False
     dry_run: bool = False
     allow_mismatch: bool = False
+    xet: bool = False
 
 
 def fetch(
@@ -69,7 +70,7 @@ def fetch(
         DoesNotFitError: the disk has no room, or the memory has none and nobody wanted it all the same.
         Interrupted: the user broke it off. DownloadError and others: see ``store.pull.pull``.
     """
-    download = prepare(needs, choices, user, options.update)
+    download = prepare(needs, choices, user, options.update, options.xet)
     plan = download.plan
     if not plan.ready and not quiet:
         _show_plan(console, download, options.dry_run)

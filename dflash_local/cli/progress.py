@@ -68,6 +68,7 @@ class PullScreen:
         self._console, self._clock = console, clock
         self._totals = dict(repos)
         self._done = {repo: min(here.get(repo, 0), total) for repo, total in repos.items()}
+        self._verified, self._resumed = dict.fromkeys(repos, 0), dict.fromkeys(repos, 0)
         self._finished = {repo for repo, total in repos.items() if self._done[repo] >= total}
         self._board = Board(console) if console.live else None
         self._bar = ("█", "░") if console.can_show("█░") else ("#", ".")
@@ -83,7 +84,8 @@ class PullScreen:
                 return
             now = self._clock()
             self._totals[event.repo], self._done[event.repo] = event.total, event.done
-            self._speed.add(now, self._sum)
+            self._verified[event.repo], self._resumed[event.repo] = event.verified, event.resumed
+            self._speed.add(now, self._sum - sum(self._resumed.values()))
             ended = event.done >= event.total and event.repo not in self._finished
             if ended:
                 self._finished.add(event.repo)
@@ -131,7 +133,9 @@ class PullScreen:
         left = sum(self._totals.values()) - self._sum
         if rate is None or left <= 0:
             return ""
-        return f"{amount(rate)}/s  {terminal.duration(left / rate)} left"
+        verified = sum(self._verified.values())
+        more = f"  {amount(verified)} verified" if verified else ""
+        return f"{amount(rate)}/s  {terminal.duration(left / rate)} left{more}"
 
     def _plain(self, event: PullProgress) -> str:
         total = sum(self._totals.values())

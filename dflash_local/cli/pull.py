@@ -27,6 +27,16 @@ AllowMismatch = Annotated[
 ]
 
 
+Xet = Annotated[
+    bool,
+    typer.Option(
+        "--xet",
+        help="Weights over Hugging Face's Xet client, which makes its own connections: no list of trusted hosts, no "
+        "going on in the middle of a file, no quick Ctrl-C. Every byte is verified all the same.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("pull")(pull)
@@ -41,6 +51,7 @@ def pull(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched.")] = False,
     yes: opt.Yes = False,
     allow_mismatch: AllowMismatch = False,
+    xet: Xet = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -62,7 +73,7 @@ def pull(
                     f"{choice.name} {'comes with the package' if choice.row else 'is a folder'}: nothing to pull"
                 )
     needs = tuple(dict.fromkeys(want for choice in with_repos for want in wanted(choice)))
-    options = PullOptions(update, force, yes, dry_run, allow_mismatch)
+    options = PullOptions(update, force, yes, dry_run, allow_mismatch, xet)
     done = fetch(needs, with_repos, user, console, options, quiet=as_json) if needs else None
     if as_json:
         console.json(_report(done, dry_run))

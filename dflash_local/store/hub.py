@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,13 @@ class Hub:
         """The Hub that the user's variables describe.
 
         Raises:
-            SettingsError: there is no home folder to keep models in.
+            SettingsError: there is no home folder to keep models in, or no Xet client.
         """
         known = settings.hub
         if known.cache is None:
             raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
+        if xet and find_spec("hf_xet") is None:
+            raise SettingsError("the Xet client is not installed", "pip install hf_xet, or pull without --xet")
         return cls(known.endpoint, known.token, known.offline, known.cache, xet=xet)
 
     def client(self) -> HubClient:

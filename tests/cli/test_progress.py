@@ -69,6 +69,14 @@ def test_on_a_terminal_lines_are_rewritten_and_never_too_wide(columns: int) -> N
         assert re.search(r"total +.* 50%  +6.00 GiB of  +12.00 GiB  1.20 GiB/s  5 s left", pieces[-2])
 
 
+def test_what_lay_here_says_nothing_about_the_speed_and_what_is_verified_is_told() -> None:
+    show, _, clock = screen(140, live=False)
+    show(PullProgress("a/target", 5 * GIB, 10 * GIB, 2 * GIB, 5 * GIB))
+    clock.now = 2.0
+    show(PullProgress("a/target", 6 * GIB, 10 * GIB, 2 * GIB, 5 * GIB))
+    assert show.lines()[-1].endswith("0.50 GiB/s  12 s left  2.00 GiB verified")
+
+
 def test_a_repository_that_is_here_already_counts_as_done() -> None:
     console = Console({"COLUMNS": "80"}, out=io.StringIO(), err=io.StringIO())
     show = PullScreen(console, {"a/target": 100, "b/drafter": 50}, {"a/target": 100})

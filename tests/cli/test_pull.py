@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.store import pull_plan
+from dflash_local.store.transfer import Transfer
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
 from tests.fake_hub import FakeHub
 
@@ -173,6 +175,22 @@ def test_any_target_can_be_pulled_with_a_drafter_named(cli: Cli, toy_hub: FakeHu
     assert pulled.code == 0 and f"next: dflash chat own/Tuned --drafter {DRAFTER}" in pulled.out
     assert cli("run", "own/Tuned", "hi", "--drafter", DRAFTER).code == 0
     assert opened.pairs[-1].drafter is not None and opened.pairs[-1].generations == ()
+
+
+def test_xet_is_for_the_pulls_that_ask_for_it(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    fetch = Transfer._fetch_over_xet
+
+    def noted(self: Transfer, task: Any, download: Any) -> None:
+        asked.append(f"{task.repo} {task.file.path} {os.environ['HF_HUB_DISABLE_XET']}")
+        fetch(self, task, download)
+
+    monkeypatch.setattr(Transfer, "_fetch_over_xet", noted)
+    assert cli("pull", TARGET, "--dry-run", "--xet").code == 0 and asked == []
+    done = cli("pull", TARGET, "--xet")
+    assert done.code == 0 and "verified" in done.out
+    assert f"{TARGET} model.safetensors 0" in asked and not any("config.json" in name for name in asked)
+    assert "makes its own connections" in " ".join(cli("pull", "--help").out.split())
 
 
 def test_what_needs_no_pull_is_said(cli: Cli, toy_hub: FakeHub) -> None:

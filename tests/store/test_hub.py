@@ -58,6 +58,14 @@ def test_the_hub_of_the_settings(tmp_path: Path) -> None:
         Hub.of(settings.load({}))
 
 
+def test_xet_without_its_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = settings.load({"HOME": str(tmp_path)})
+    monkeypatch.setattr("dflash_local.store.hub.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="Xet client is not installed"):
+        Hub.of(user, xet=True)
+    assert not Hub.of(user).xet
+
+
 def test_offline_refuses_to_look(puller: Any, fake: FakeHub) -> None:
     puller.offline = True
     with pytest.raises(DownloadError, match="offline mode is on"):
