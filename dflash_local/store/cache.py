@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from dflash_local.errors import DownloadError
 from dflash_local.store.lock import held_by_another
@@ -42,6 +42,13 @@ class Entry:
     file: Path
     size: int
     mtime_ns: int
+
+
+class Part(NamedTuple):
+    """What an earlier pull left of a blob, in bytes."""
+
+    path: Path
+    size: int
 
 
 class Cache:
@@ -218,15 +225,15 @@ class Cache:
         """
         return tuple(path for path, rest in self._incomplete(repo) if rest <= 0)
 
-    def parts(self, repo: str) -> dict[str, Path]:
+    def parts(self, repo: str) -> dict[str, Part]:
         """Of the orphans what a pull of ours can go on with, by the blob's name: its longest part."""
-        found: dict[str, tuple[int, Path]] = {}
+        found: dict[str, Part] = {}
         for path in self.orphans(repo):
             match = _INCOMPLETE.fullmatch(path.name)
             kind = _kind(path)
-            if match and match["part"] and kind and kind.st_size > found.get(match["etag"], (0, path))[0]:
-                found[match["etag"]] = kind.st_size, path
-        return {etag: path for etag, (_, path) in found.items()}
+            if match and match["part"] and kind and kind.st_size > found.get(match["etag"], Part(path, 0)).size:
+                found[match["etag"]] = Part(path, kind.st_size)
+        return found
 
     def drop_orphans(self, repo: str, keep: Collection[str] = ()) -> int:
         """Delete the orphans, waiting up to ``QUIET_S`` for one just killed to be known as quiet.
@@ -239,7 +246,7 @@ class Cache:
         rest = max((rest for _, rest in self._incomplete(repo) if rest <= QUIET_S), default=0.0)
         if rest > 0:
             time.sleep(rest)
-        kept = {path for etag, path in self.parts(repo).items() if etag in keep}
+        kept = {part.path for etag, part in self.parts(repo).items() if etag in keep}
         freed = 0
         for path in set(self.orphans(repo)) - kept:
             try:

@@ -165,21 +165,14 @@ def _parts(plan: PullPlan, cache: Cache, on_event: Callable[[PullEvent], None]) 
             continue
         wanted = {file.etag for file in item.files}
         freed = cache.drop_orphans(item.repo, wanted)
-        parts = {etag: path for etag, path in cache.parts(item.repo).items() if etag in wanted}
-        found |= {(item.repo, etag): path for etag, path in parts.items()}
+        parts = {etag: part for etag, part in cache.parts(item.repo).items() if etag in wanted}
+        found |= {(item.repo, etag): part.path for etag, part in parts.items()}
         if parts or any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
-            more = [f"{byte_size(sum(map(_size, parts.values())))} of unfinished ones go on where they were"]
+            more = [f"{byte_size(sum(part.size for part in parts.values()))} of unfinished ones go on where they were"]
             more = (more if parts else []) + ([f"{byte_size(freed)} of them removed"] if freed else [])
             text = f"an earlier download of {item.repo} was cut off: its finished files are kept"
             on_event(Notice(", ".join([text, *more])))
     return found
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _waiting(repo: str, on_event: Callable[[PullEvent], None]) -> Callable[[int | None], None]:

@@ -174,7 +174,7 @@ def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifest
             unproven += file.size
         else:
             part = parts.get(file.etag)
-            to_fetch += max(0, file.size - part.stat().st_size) if part else file.size
+            to_fetch += max(0, file.size - part.size) if part else file.size
     total = sum(file.size for file in files)
     return RepoPlan(want, listing.commit, branch, files, total, to_fetch, tuple(proven), unproven, False, listing)
 
