@@ -31,8 +31,8 @@ HUB = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from fake_hub import FakeHub
-from hub_files import safetensors
+from tests.fake_hub import FakeHub
+from tests.hub_files import safetensors
 with FakeHub() as hub:
     hub.add_folder(sys.argv[3], Path(sys.argv[2]))
     hub.add_repo(sys.argv[4], {"config.json": b"{}", "model.safetensors": safetensors(1000)})
@@ -84,7 +84,7 @@ def _fill(folder: Path, size: int) -> None:
 
 @contextmanager
 def _hub(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-c", HUB, str(ROOT / "tests"), str(folder), REPO, DRAFTER]
+    command = [sys.executable, "-c", HUB, str(ROOT), str(folder), REPO, DRAFTER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if process.stdin is None or process.stdout is None:
             raise SystemExit("no pipes to the hub")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub, wait_until
-from hub_files import CHUNK, HTML, safetensors
-from store.test_pull_processes import process
 
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.store.part_file import PartFile
 from dflash_local.store.pull_plan import RepoPlan
+from tests.fake_hub import FakeHub, wait_until
+from tests.hub_files import CHUNK, HTML, safetensors
+from tests.store.test_pull_processes import process
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"
