@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.app.models import ModelStore, registry, server_commands
+from dflash_local.app.fine_tune import Base, base_of
+from dflash_local.app.models import ModelStore, model_store, registry, server_commands
 from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
+from dflash_local.checkpoint_files.model_config import CONFIG
 from dflash_local.errors import DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
@@ -35,6 +37,7 @@ class Choice:
     Attributes:
         own_drafter: the drafter is the one that the row names (or a mirror of it), so that what the
             row knows of its drafter holds.
+        base: of a target without a row: the one whose architecture it has, and whose drafter is taken.
     """
 
     name: str
@@ -42,6 +45,19 @@ class Choice:
     drafter: Repo | Path | None
     row: Row | None = None
     own_drafter: bool = True
+    base: Base | None = None
+
+    @property
+    def drafter_row(self) -> Row | None:
+        """The row that describes the drafter; None where none does."""
+        if self.base is not None:
+            return self.base.row
+        return self.row if self.own_drafter else None
+
+    def tell(self, notify: Notify) -> None:
+        """Say whose drafter is taken, where that is another target's."""
+        if self.base is not None:
+            notify(Notice(self.base.notice(self.name)))
 
     @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
@@ -85,7 +101,8 @@ def resolve(
     """The folders of the pair that ``model`` names.
 
     Args:
-        model: a bundled name, a folder, a name of the registry, or with ``drafter`` any ``owner/name``.
+        model: a bundled name, a folder, a name of the registry, an ``owner/name`` that is here, or with ``drafter``
+            any ``owner/name``. A folder or repository with the architecture of a known target takes its drafter.
         drafter: a folder or ``owner/name``; overrides the registry's.
         draft: False needs the target only, and takes the drafter when it is there.
         obtain: gets what is missing. suit: takes what fits this machine, see ``app.recommending.suited``.
@@ -94,13 +111,16 @@ def resolve(
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
         DownloadError: something is missing and was not downloaded. DoesNotFitError: the target runs on a server only.
     """
+    choice = choose(model, drafter, user, draft=draft)
     if model in BUNDLED or _is_folder(model):
-        if drafter is None or _is_folder(drafter):
+        if choice.base is None and (drafter is None or _is_folder(drafter)):
             return bundled.find(model, drafter)
-    choice = choose(model, drafter, user)
     if choice.row is not None and choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
+    choice.tell(notify)
+    if not choice.repos:
+        return _pair(choice, [choice.target, choice.drafter])  # type: ignore[list-item]  # folders both
     store = ModelStore.of(user)
     choice = _with_local_mirror(suit(choice, store), store)
     _obtain(choice, store, user, draft, obtain)
@@ -109,15 +129,31 @@ def resolve(
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
     if any(item is not None and not item.verified for item in (store.find(repo) for _, repo in choice.repos)):
         notify(Notice(f"not every file was checked against the Hub; {_command(choice)} does that"))
-    pair = Pair(choice.name, folders[0], folders[1], bundled=False)
-    row = choice.row
-    if row is None or not choice.own_drafter:
+    return _pair(choice, folders)
+
+
+def _pair(choice: Choice, folders: Sequence[Path | None]) -> Pair:
+    """The folders of target and drafter with what is known of the drafter."""
+    target, drafter = folders
+    assert target is not None
+    pair = Pair(choice.name, target, drafter, bundled=False)
+    row = choice.drafter_row
+    if row is None:
         return pair
-    return replace(pair, acceptance_band=row.acceptance_band, generations=row.generations, thinking=row.thinking)
+    return replace(
+        pair,
+        acceptance_band=row.alarm_band,
+        generations=row.generations,
+        thinking=row.thinking,
+        tuned_from=None if choice.base is None else choice.base.name,
+    )
 
 
-def choose(model: str, drafter: str | None, user: Settings) -> Choice:
-    """What the words mean, by name alone: nothing of it need be on this machine.
+def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = True) -> Choice:
+    """What the words mean, by name, and by config.json where that is here: nothing else need be on this machine.
+
+    Args:
+        draft: False looks for no drafter of a target that no row names.
 
     Raises:
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
@@ -126,7 +162,9 @@ def choose(model: str, drafter: str | None, user: Settings) -> Choice:
     if model in BUNDLED or _is_folder(model):
         pair = bundled.find(model)
         row = registry(user).find(model) if model in BUNDLED else None
-        return Choice(model, pair.target, own or pair.drafter, row, own is None)
+        base = base_of(model, pair.target, user) if row is None and own is None and draft else None
+        found = pair.drafter if base is None else base.drafter
+        return Choice(model, pair.target, own or found, row, own is None, base)
     rows = registry(user)
     row = rows.find(model)
     if row is None and (listed := rows.find_variant(model)) is not None:
@@ -136,7 +174,7 @@ def choose(model: str, drafter: str | None, user: Settings) -> Choice:
         target = Repo(variant.repo, variant.revision)
         return Choice(variant.repo, target, own or row.drafter, row, own is None or _is_own(own, row))
     if row is None:
-        return Choice(model, _stranger(model, own, rows), own)
+        return _stranger(model, own, rows, user, draft)
     if row.bundled:
         return replace(choose(row.bundled, drafter, user), row=row)
     return Choice(row.name, row.target, own or _named_drafter(row, model), row, own is None or _is_own(own, row))
@@ -171,8 +209,18 @@ def unknown(model: str, rows: Registry) -> UnknownModelError:
     close = nearest(model, rows)
     named = " or ".join(map(repr, close))
     hint = "dflash models lists all; a folder works too, and so does owner/name with --drafter"
-    hint = f"did you mean {named}?" if close else hint
+    hint = f"did you mean {named}?{_for_a_fine_tune(model, close, rows)}" if close else hint
     return UnknownModelError(f"unknown model {model!r}: not bundled, not in the registry, not a folder", hint)
+
+
+def _for_a_fine_tune(model: str, close: Sequence[str], rows: Registry) -> str:
+    """The drafter for a repository that may be a fine-tune of the nearest pair; empty for other names."""
+    from dflash_local.catalog.repo_id import is_repo_id
+
+    row = rows.find(close[0])
+    if not is_repo_id(model) or row is None or row.drafter is None or row.kind != "dflash":
+        return ""
+    return f" for a fine-tune of it: --drafter {row.drafter.id}"
 
 
 def nearest(model: str, rows: Registry) -> tuple[str, ...]:
@@ -209,7 +257,8 @@ def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tupl
     """What the store has to fetch for a choice."""
     from dflash_local.store.pull import Wanted
 
-    known = choice.row.fingerprints if choice.row is not None and choice.own_drafter else ()
+    row = choice.drafter_row
+    known = row.fingerprints if row is not None else ()
     return tuple(
         Wanted(role, repo.id, repo.revision, known if role == "drafter" else ())  # type: ignore[arg-type]
         for role, repo in choice.repos
@@ -225,7 +274,9 @@ def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obta
         return
     names = listing([name for _, _, found in lacking for name in found])
     text = f"{choice.name} is not on this machine"
-    if any(store.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
+    if choice.base is not None and len(lacking) == 1:
+        text = f"the drafter of {choice.base.name} is not on this machine"
+    elif any(store.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
         text = f"{choice.name} is only partly on this machine: {names} missing"
     command = _command(choice)
     if user.hub.offline:
@@ -240,7 +291,7 @@ def _with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
     """The choice with a mirror of the row's drafter, where that is what was downloaded."""
     from dflash_local.catalog.row import Repo
 
-    row = choice.row
+    row = choice.drafter_row
     if row is None or choice.drafter != row.drafter or row.drafter is None or store.find(row.drafter) is not None:
         return choice
     mirrors = (Repo(name) for name in row.mirrors)
@@ -253,8 +304,8 @@ def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
 
 
 def _size(choice: Choice, roles: Sequence[str]) -> str:
-    row = choice.row
-    if row is None or not choice.own_drafter:
+    row = choice.drafter_row
+    if row is None or (choice.base is not None and "target" in roles):
         return ""
     variant = row.variant(choice.name)
     target = row.target_gib if variant is None else variant.size_gib
@@ -287,14 +338,36 @@ def _folder(part: Repo | Path | None, store: ModelStore) -> Path | None:
     return found.folder if found is not None and not found.missing else None
 
 
-def _stranger(model: str, own: Repo | Path | None, rows: Registry) -> Repo:
-    """A target that the registry does not know: fine, when its drafter was named."""
+def _stranger(model: str, own: Repo | Path | None, rows: Registry, user: Settings, draft: bool) -> Choice:
+    """A target that the registry does not know: fine where its drafter was named, or where it is here.
+
+    Raises:
+        UnknownModelError: it is neither. UsageError: it is here, and no drafter is known.
+    """
     from dflash_local.catalog.repo_id import is_repo_id
     from dflash_local.catalog.row import Repo
 
-    if own is None or not is_repo_id(model):
+    if not is_repo_id(model):
         raise unknown(model, rows)
-    return Repo(model)
+    target = Repo(model)
+    if own is not None:
+        return Choice(model, target, own)
+    if not _is_here(target, user):
+        raise unknown(model, rows)
+    base = base_of(model, target, user) if draft else None
+    if base is None and draft:
+        raise UsageError(
+            f"no drafter is known for {model}: it has the architecture of no target of the registry",
+            "name one with --drafter, or run without one: --mode ar",
+        )
+    return Choice(model, target, None if base is None else base.drafter, base=base)
+
+
+def _is_here(repo: Repo, user: Settings) -> bool:
+    """True where its config.json is on this machine."""
+    store = model_store(user)
+    found = None if store is None else store.find(repo)
+    return found is not None and (found.folder / CONFIG).is_file()
 
 
 def _drafter(text: str) -> Repo | Path:

@@ -33,6 +33,7 @@ class Pair:
         acceptance_band: mean acceptance length under which an alarm is raised; None when unknown.
         generations: fingerprints of which the drafter must match one; none when the registry knows none.
         thinking: how the drafter was trained (``required``, ``off``, ``either``); None when not known.
+        tuned_from: of a target that took the drafter of a known one for having its architecture: that one's name.
     """
 
     name: str
@@ -42,11 +43,12 @@ class Pair:
     acceptance_band: float | None = None
     generations: tuple[Mapping[str, object], ...] = ()
     thinking: str | None = None
+    tuned_from: str | None = None
 
     @property
     def toy(self) -> bool:
-        """True for a target of this package: first-run and test material, never a speed claim."""
-        return self.target.resolve().is_relative_to(FOLDER)
+        """True for a target of this package or a fine-tune of one: first-run and test material, no speed claim."""
+        return self.tuned_from in BUNDLED or self.target.resolve().is_relative_to(FOLDER)
 
     @property
     def label(self) -> str:

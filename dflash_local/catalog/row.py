@@ -62,6 +62,15 @@ def command(text: str) -> str:
     return text
 
 
+# Kinds of prompts, as those of measurements are called, and the published tasks that are like them.
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "code": ("humaneval", "mbpp", "livecodebench"),
+    "maths": ("math500", "gsm8k", "aime24", "aime25"),
+    "text": ("mt-bench", "alpaca"),
+}
+BAND_SHARE = 0.5  # of the least published acceptance length: less is worth an alarm
+LEAST_BAND = 1.5
+
 RepoId = Annotated[str, check_repo_id]
 Revision = Annotated[str, revision]
 Name = Annotated[str, name]
@@ -239,6 +248,33 @@ class Row:
         """The pre-quantised target of that name or repository, in any case of letters."""
         wanted = name.strip().lower()
         return next((item for item in self.variants if wanted in (item.name.lower(), item.repo.lower())), None)
+
+    @property
+    def alarm_band(self) -> float | None:
+        """``acceptance_band``, else half of the least published acceptance length; None where there is neither.
+
+        Half, since text unlike the published tasks, other number formats and no thinking each cost some.
+        """
+        if self.acceptance_band is not None:
+            return self.acceptance_band
+        lengths = [found for kind in TASKS for found in self.published_lengths(kind)]
+        return max(LEAST_BAND, BAND_SHARE * min(lengths)) if lengths else None
+
+    def published_lengths(self, kind: str) -> tuple[float, ...]:
+        """Published acceptance lengths of single requests with the trained block.
+
+        Args:
+            kind: of task, as ``TASKS`` has them.
+        """
+        block = self.fingerprints[0].block_size if self.fingerprints else None
+        return tuple(
+            cell.acceptance_length
+            for cell in self.published
+            if cell.acceptance_length is not None
+            and cell.concurrency == 1
+            and block in (None, cell.block)
+            and cell.task.lower() in TASKS[kind]
+        )
 
     @property
     def generations(self) -> tuple[Mapping[str, object], ...]:

@@ -75,6 +75,7 @@ def random_bench(
     check_report_path(options.report)
     lengths = acceptance_lengths(options.acceptance)
     choice = choose(model, options.drafter, user)
+    choice.tell(console.notify)
     refuse_what_does_not_run(choice)
     quiet_libraries()
     with named_when_missing():
@@ -84,7 +85,7 @@ def random_bench(
     if options.baselines and pair.model.quantization is not None:
         raise UsageError("--baselines measures plain weights", "leave it out, or take --weights random")
     block = pair.config.block_size
-    published = choice.row.published if choice.row is not None and choice.own_drafter else ()
+    published = () if choice.drafter_row is None else choice.drafter_row.published
     stated = random_report.assumption(lengths, published, block)
     if any(length > block for length in lengths):
         raise UsageError(f"--acceptance {max(lengths):g} is more than the drafter's block of {block}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash_local.config.architecture import padding_only
 from dflash_local.config.drafter_config import MAX_BLOCK, DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import PairError
@@ -15,8 +16,6 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import check_tensors
 from dflash_local.models.target_facts import TargetFacts
 
-PADDING_MULTIPLE = 64
-MAX_PADDING_ROWS = 1024
 OVERRIDE = "--allow-mismatch runs it anyway; acceptance may be near 1"
 
 
@@ -129,8 +128,7 @@ def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoin
 def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
     """The mask id must be a row of the target's embedding, and the vocabularies agree up to padding.
 
-    The padding rule: sizes may differ by at most 1024 rows and 1 % of the larger, and the larger must
-    be a multiple of 64 (Qwen3: 151669 ids, 151936 rows). A drafter has no table of its own, so its
+    For the padding rule see ``padding_only``. A drafter has no table of its own, so its
     vocab_size sizes nothing: it only tells which vocabulary it was trained on.
     """
     mask, rows, held = config.mask_token_id, facts.embedding_rows, facts.model.vocab_size
@@ -138,14 +136,8 @@ def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts
         raise PairError(f"mask_token_id {mask} is outside the target's embedding of {rows} rows", "wrong target")
     if mask in facts.eos_ids:
         doubts.raise_or_note(f"mask_token_id {mask} is the target's end-of-sequence id")
-    if config.vocab_size is not None and not _padding_only(config.vocab_size, held):
+    if config.vocab_size is not None and not padding_only(config.vocab_size, held):
         doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {held}")
-
-
-def _padding_only(one: int, other: int) -> bool:
-    small, large = sorted((one, other))
-    gap = large - small
-    return gap == 0 or (gap <= MAX_PADDING_ROWS and 100 * gap <= large and large % PADDING_MULTIPLE == 0)
 
 
 def _check_generation(config: DrafterConfig, generations: Sequence[Mapping[str, object]], doubts: _Doubts) -> None:
