@@ -45,6 +45,8 @@ class SessionFacts:
         acceptance_band: a mean acceptance length under this is worth a warning.
         stored: the format that the target's weights are kept in as they are published; None for plain or decoded ones.
         checks: of the check of the first load on this card; none where it was left out.
+        trained_thinking: as of a registry's row. generation_checked: the drafter is one that the registry knows.
+        tuned_from: the known target whose drafter this target took for having its architecture.
     """
 
     target: str
@@ -56,6 +58,9 @@ class SessionFacts:
     acceptance_band: float | None = None
     stored: str | None = None
     checks: tuple[Verdict, ...] = ()
+    trained_thinking: str | None = None
+    generation_checked: bool = False
+    tuned_from: str | None = None
 
     @property
     def engine(self) -> str:

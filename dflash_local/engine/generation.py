@@ -15,6 +15,7 @@ from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.cycle import Cycle
 from dflash_local.engine.figures import ALARM_CYCLES, Figures
+from dflash_local.engine.low_acceptance import likely_causes
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
@@ -179,11 +180,13 @@ class Generation:
             )
         band = self.session.facts.acceptance_band
         if band is not None and self.figures.below(band):
-            yield Notice(
-                f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; likely causes: a drafter of another "
-                "generation, thinking mode the drafter was not trained for, text unlike its training",
-                "warning",
-            )
+            yield Notice(f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; {self._causes()}", "warning")
+
+    def _causes(self) -> str:
+        """Why acceptance may be low, in words."""
+        templated = bool(self.request.messages)
+        found = likely_causes(self.session.facts, self.request.thinking if templated else None, templated)
+        return f"likely causes: {'; '.join((*found, 'text unlike its training'))}"
 
     def _drafting_notice(self, control: VerifyLength) -> Iterator[Event]:
         """A notice that drafting stops or comes back, once each."""
@@ -202,8 +205,13 @@ class Generation:
         )
         if drafts:
             yield Notice(f"drafting pays again: {figures}")
+            return
+        text = f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then"
+        band = self.session.facts.acceptance_band
+        if band is not None and control.expected(control.longest) < band:
+            yield Notice(f"{text}; {self._causes()}", "warning")
         else:
-            yield Notice(f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then")
+            yield Notice(text)
 
     def _finish(self, reason: FinishReason) -> Finished:
         stats = self.figures.stats(self.emitted)

@@ -127,4 +127,7 @@ def _facts(
         stored=stored,
         notices=notices,
         acceptance_band=pair.acceptance_band,
+        trained_thinking=pair.thinking,
+        generation_checked=contract is not None and bool(pair.generations) and not loaded.allow_mismatch,
+        tuned_from=pair.tuned_from,
     )

@@ -1,0 +1,90 @@
+"""The alarm of a low acceptance: causes in order, each only where it can be true for the load and the request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from engine_sessions import BLOCK, ask, random_prompt, text_of  # noqa: E402
+from families import VOCAB  # noqa: E402
+from fused_models import PlantedBlocks, fused_target  # noqa: E402
+from proposers import Oracle  # noqa: E402
+
+from dflash_local.catalog import bundled  # noqa: E402
+from dflash_local.engine import load  # noqa: E402
+from dflash_local.engine.fused import FusedRunner  # noqa: E402
+from dflash_local.engine.low_acceptance import likely_causes  # noqa: E402
+from dflash_local.engine.session import Session  # noqa: E402
+from dflash_local.events import Notice  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
+from dflash_local.loaded import SessionFacts  # noqa: E402
+
+LOADED = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=64, drafter_precision="full")
+KNOWN = SessionFacts("a/b", "c/d", 8, True, LOADED, trained_thinking="required", generation_checked=True)
+EVERYTHING = replace(
+    KNOWN,
+    load=replace(LOADED, dtype="float16", quantize="int4", drafter_precision="8bit"),
+    generation_checked=False,
+    tuned_from="Qwen/Qwen3.5-9B",
+)
+
+
+def test_a_published_pair_used_as_trained_has_no_cause_of_its_own() -> None:
+    assert likely_causes(KNOWN, True) == ()
+    assert likely_causes(replace(KNOWN, trained_thinking="either"), False) == ()
+    assert likely_causes(replace(KNOWN, trained_thinking=None), True) == ()
+
+
+def test_all_stand_in_order() -> None:
+    words = ("thinking is off", "chat template", "generation", "float16", "quantisation", "far from Qwen/Qwen3.5-9B")
+    found = likely_causes(EVERYTHING, False)
+    assert len(found) == len(words) and all(word in text for word, text in zip(words, found, strict=True)), found
+    assert found[4] == "quantisation: the target in int4, drafter precision 8bit"
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "word"),
+    [
+        ({}, (False, True), "thinking is off"),
+        ({"trained_thinking": "off"}, (True, True), "thinking is on"),
+        ({}, (None, False), "did not go through the chat template"),
+        ({"stored": "gptq-int4"}, (True, True), "quantisation: the target in gptq-int4"),
+        ({"load": replace(LOADED, dtype="float16")}, (True, True), "float16"),
+    ],
+)
+def test_each_alone(changes: dict[str, Any], arguments: tuple[bool | None, bool], word: str) -> None:
+    (found,) = likely_causes(replace(KNOWN, **changes), *arguments)
+    assert word in found
+
+
+def test_the_alarm_names_them() -> None:
+    text = text_of("qwen3", tuple(random_prompt(9)), 320)
+    target = fused_target("qwen3", 2000, BLOCK)
+    config = LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000)
+    facts = SessionFacts(
+        *("qwen3", "planted", BLOCK, False),
+        load=config,
+        acceptance_band=6.5,
+        generation_checked=True,
+        trained_thinking="required",
+    )
+    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 4), target, BLOCK), 2000)  # type: ignore[arg-type]
+    session = Session(runner, facts, None, frozenset())
+    (notice,) = ask(session, random_prompt(9), 300).find(Notice)
+    assert notice.level == "warning" and notice.message == (
+        "acceptance length below 6.5 for 64 cycles; likely causes: the prompt did not go through the chat template; "
+        "text unlike its training"
+    )
+
+
+def test_a_load_remembers_what_decides_them() -> None:
+    pair = replace(bundled.find("demo"), tuned_from="demo")
+    for allowed in (False, True):
+        session = load(pair, LoadConfig(device="cpu", allow_mismatch=allowed))
+        facts = session.facts
+        session.close()
+        assert (facts.trained_thinking, facts.tuned_from, facts.generation_checked) == ("off", "demo", not allowed)
+        assert SessionFacts.from_dict(facts.as_dict()) == facts
