@@ -47,7 +47,10 @@ class Base:
     def notice(self, model: str) -> str:
         """What the user is told."""
         several = f"; so have {listing(self.others)}, whose drafter --drafter takes instead" if self.others else ""
-        return f"{model} has the architecture of {self.name}{several}: the drafter of {self.name} is taken"
+        return (
+            f"{model} has the architecture of {self.name}{several}: the drafter of {self.name} is taken; "
+            "dflash probe tells whether it serves this fine-tune"
+        )
 
 
 def base_of(model: str, target: Repo | Path, user: Settings) -> Base | None:

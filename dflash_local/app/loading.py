@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
 from dflash_local.events import Event, LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import SessionFacts, Verdict
 from dflash_local.request import Request
 from dflash_local.service.service import Service, Session
 from dflash_local.settings import Settings
@@ -135,24 +135,56 @@ def checked(
 ) -> None:
     """Check a pair at its first load on a card; whatever is found against it is told at every load.
 
+    Of a fine-tune that took another target's drafter the drafter is probed on every device; one that does not serve it
+    is not drafted with.
+
     Args:
         load: as it was asked for. progress: told what is being checked and how far it is (0..1).
 
     Raises:
         DFlashError: see ``check.run.check``.
     """
-    if load.skip_check or not session.facts.device.startswith(CHECKED_DEVICE):
+    on_card = session.facts.device.startswith(CHECKED_DEVICE)
+    probing = pair.tuned_from is not None and load.draft
+    if load.skip_check or not (on_card or probing):
         return
-    from dflash_local.check.run import checked_once
+    from dflash_local.check import run
+    from dflash_local.check.record import remember
 
     engine = cast("EngineSession", session)
     with ExitStack() as stack:
         stack.callback(session.close)  # where it is interrupted
-        planned = planned_peak(pair, session.facts.load, user)
-        report = checked_once(engine, pair, load, user.cache_dir, planned, progress)
+        path = run.probe_path(pair, load, user.cache_dir) if probing else None
+        if on_card:
+            planned = planned_peak(pair, session.facts.load, user)
+            report = run.checked_once(engine, pair, load, user.cache_dir, planned, progress)
+            if path is not None and run.remembered(path) is None:
+                remember(path, report.of("drafter"))
+        else:
+            report = run.remembered(path) or run.probed_now(engine, pair, path, progress)
         stack.pop_all()
-    checks = tuple(finding.verdict for finding in report.findings)
-    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices), checks=checks)
+    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices), checks=report.verdicts)
+
+
+def _probed_before(pair: Pair, load: LoadConfig, user: Settings) -> tuple[Verdict, ...]:
+    """What an earlier load or ``dflash probe`` found of the drafter that a fine-tune took."""
+    if pair.tuned_from is None or not load.draft or load.skip_check:
+        return ()
+    with named_when_missing():
+        from dflash_local.check import run
+    report = run.remembered(run.probe_path(pair, load, user.cache_dir))
+    return () if report is None else report.verdicts
+
+
+def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
+    """That a fine-tune is not drafted for, and why; empty where nothing that was found speaks against it."""
+    failed = next((each for each in checks if each.subject == "drafter" and each.state == "failed"), None)
+    if failed is None or pair.tuned_from is None:
+        return ""
+    return (
+        f"no drafts: the drafter of {pair.tuned_from} does not serve {pair.name}: {failed.text}; {failed.remedy}; "
+        f"dflash probe {pair.name} tries it again"
+    )
 
 
 def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
@@ -174,13 +206,32 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
         load, line = steps.begin_with(pair.name, load)
     if line:
         notify(Notice(line, "warning"))
+    before = _probed_before(pair, load, user)
+    if _refusal_to_draft(pair, before):
+        load = replace(load, draft=False)
     session = _opened(pair, load, user, notify, steps)
     if not user.safe:
         checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
         if session.facts.device.startswith(CHECKED_DEVICE):
             keep_speed(cast("EngineSession", session), pair, user)
+    refused = _refusal_to_draft(pair, before or session.facts.checks)
+    if refused:
+        _without_drafts(cast("EngineSession", session), before, refused)
     warn_of(session, notify)
-    return PlainSession(session) if asked.draft and not load.draft else session
+    return PlainSession(session) if asked.draft and (refused or not load.draft) else session
+
+
+def _without_drafts(session: EngineSession, before: tuple[Verdict, ...], line: str) -> None:
+    """Its facts say that it drafts no more, and why, in one notice.
+
+    Args:
+        before: what was found of the drafter at an earlier load, which this one had none for.
+    """
+    facts = session.facts
+    others = tuple(text for text in facts.notices if not text.startswith("check of the drafter"))
+    checks = tuple(each for each in facts.checks if not before or each.subject != "drafter")
+    load = replace(facts.load, draft=False)
+    session.facts = replace(facts, drafter=None, load=load, notices=(*others, line), checks=(*checks, *before))
 
 
 def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Session:

@@ -56,29 +56,33 @@ def modes_of(session: Session, prompt: Prompt) -> dict[str, bool]:
 
 def acceptance(session: Session, prompts: tuple[Prompt, ...], thinking: bool) -> float | None:
     """Mean acceptance length of greedy replies over all cycles that drafted; None where none did."""
-    lengths: list[int] = []
-    for prompt in prompts:
-        request = Request(
-            prompt_ids=prompt_ids(session, prompt, thinking),
-            limits=Limits(TOKENS),
-            mode="dflash",
-            block_size=session.facts.block_size,
-        )
-        lengths += write(session, request).stats.acceptance_lengths
+    lengths = [length for prompt in prompts for length in cycle_lengths(session, prompt, thinking)]
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def judged(lengths: dict[str, float | None], pair: Pair) -> Finding:
-    """The finding on mean acceptance lengths by mode."""
+def cycle_lengths(session: Session, prompt: Prompt, thinking: bool) -> tuple[int, ...]:
+    """Acceptance lengths of a greedy reply's cycles, each of the trained block."""
+    request = Request(
+        prompt_ids=prompt_ids(session, prompt, thinking),
+        limits=Limits(TOKENS),
+        mode="dflash",
+        block_size=session.facts.block_size,
+    )
+    return write(session, request).stats.acceptance_lengths
+
+
+def judged(lengths: dict[str, float | None], pair: Pair, prompts: int = PROMPTS) -> Finding:
+    """The finding on mean acceptance lengths by mode, over so many prompts."""
     known = {name: length for name, length in lengths.items() if length is not None}
     if not known:
         return Finding("drafter", "skipped", "every reply ended before a draft")
-    band = TOY_BAND if pair.toy else pair.acceptance_band or UNKNOWN_BAND
+    bundled = pair.toy and pair.tuned_from is None
+    band = TOY_BAND if bundled else pair.acceptance_band or UNKNOWN_BAND
     trained = [name for name in TRAINED.get(pair.thinking or "", tuple(known)) if name in known] or list(known)
     best = max(known[name] for name in trained)
     means = ", ".join(f"{length:.2f} ({name})" if len(known) > 1 else f"{length:.2f}" for name, length in known.items())
-    text = f"acceptance length {means} over {PROMPTS} prompts, expected at least {band:g}"
-    figures = {"acceptance_length": lengths, "band": band, "band_known": pair.toy or pair.acceptance_band is not None}
+    text = f"acceptance length {means} over {prompts} prompt{'s' * (prompts != 1)}, expected at least {band:g}"
+    figures = {"acceptance_length": lengths, "band": band, "band_known": bundled or pair.acceptance_band is not None}
     if best >= band:
         return Finding("drafter", "ok", text, "", figures)
     return Finding("drafter", "failed" if best < NEAR_ONE else "warning", text, _causes(known, band, trained), figures)

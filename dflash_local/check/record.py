@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 from dflash_local.bench import provenance
 from dflash_local.bench.report import finite
 from dflash_local.catalog.bundled import Pair
-from dflash_local.check.findings import Finding, worst
+from dflash_local.check.findings import Finding, Subject, worst
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.loaded import Verdict
 from dflash_local.store.kept import keep
 from dflash_local.store.paths import CHECKS
 
@@ -45,6 +46,15 @@ class Report:
     def good(self) -> bool:
         """True when nothing is to be said against the pair: only such a report stands for a new check."""
         return worst(self.findings) in ("ok", "skipped")
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Of all findings."""
+        return tuple(each.verdict for each in self.findings)
+
+    def of(self, subject: Subject) -> Report:
+        """With the findings on one subject alone."""
+        return replace(self, findings=tuple(each for each in self.findings if each.subject == subject))
 
     @property
     def notices(self) -> tuple[str, ...]:

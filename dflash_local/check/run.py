@@ -15,6 +15,7 @@ from dflash_local.check.exactness import check_exactness
 from dflash_local.check.findings import Finding, Subject
 from dflash_local.check.layers import check_layers
 from dflash_local.check.likelihood import check_likelihood
+from dflash_local.check.probing import probe
 from dflash_local.check.products import check_products
 from dflash_local.check.record import Report, facts_of, path_of, remember, remembered
 from dflash_local.check.template import check_template
@@ -42,7 +43,7 @@ def check(session: Session, pair: Pair, planned: int | None, progress: Progress)
         "target": lambda: check_likelihood(session, pair),
         "layers": lambda: check_layers(session, pair).finding(),
         "template": lambda: check_template(session),
-        "drafter": lambda: check_drafter(session, pair),
+        "drafter": lambda: check_drafter(session, pair) if pair.tuned_from is None else probe(session, pair),
         "exactness": lambda: check_exactness(session, pair),
     }
     found = []
@@ -88,3 +89,25 @@ def checked_once(
     """
     path = path_of(cache, facts_of(pair, load))
     return remembered(path) or checked_now(session, pair, path, planned, progress)
+
+
+def probed_now(session: Session, pair: Pair, path: Path | None, progress: Progress) -> Report:
+    """The drafter alone, remembered in a file. Arguments as of ``checked_now``."""
+    begin = time.monotonic()
+    found = guarded("drafter", lambda: probe(session, pair, lambda part: progress("probing the drafter", part)))
+    session.reset()
+    report = Report.now(pair.name, session.facts.loaded_as, time.monotonic() - begin, (found,))
+    remember(path, report)
+    return report
+
+
+def probe_path(pair: Pair, load: LoadConfig, cache: Path | None) -> Path | None:
+    """Where what was found of a drafter alone lies, good or not; None without a cache folder.
+
+    Args:
+        load: as it was requested. cache: the folder that reports lie in.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    return path_of(cache, {**facts_of(pair, load), "subject": "drafter"})

@@ -22,7 +22,7 @@ from dflash_local.errors import DFlashError, Interrupted, UsageError
 # each a module with register(app)
 COMMANDS = (
     *("run", "chat", "serve", "web", "race", "demo"),
-    *("models", "cards", "show", "plan", "pull", "rm", "warm", "check"),
+    *("models", "cards", "show", "plan", "pull", "rm", "warm", "check", "probe"),
     *("ps", "certify", "bench", "doctor", "report", "help"),
 )
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
