@@ -54,7 +54,7 @@ class Choice:
             return self.base.row
         return self.row if self.own_drafter else None
 
-    def tell(self, notify: Notify) -> None:
+    def announce(self, notify: Notify) -> None:
         """Say whose drafter is taken, where that is another target's."""
         if self.base is not None:
             notify(Notice(self.base.notice(self.name)))
@@ -118,7 +118,7 @@ def resolve(
     if choice.row is not None and choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
-    choice.tell(notify)
+    choice.announce(notify)
     if not choice.repos:
         return _pair(choice, [choice.target, choice.drafter])  # type: ignore[list-item]  # folders both
     store = ModelStore.of(user)

@@ -64,7 +64,7 @@ def plan(
     call = Invocation.begin()
     user, console = call.user, call.console
     choice = choose(model, drafter, user)
-    choice.tell(console.notify)
+    choice.announce(console.notify)
     store = model_store(user)
     known = fitting.shapes(choice, store)
     where = fitting.machine(user, gpu, gpu_memory, load.device)

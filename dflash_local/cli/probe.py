@@ -11,7 +11,6 @@ from dflash_local import settings
 from dflash_local.app.loading import named_when_missing
 from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
-from dflash_local.catalog.row import TASKS
 from dflash_local.cli import options as opt
 from dflash_local.cli.check import STYLES
 from dflash_local.cli.console import Console
@@ -55,7 +54,7 @@ def probe(
     if as_json:
         console.json(_as_dict(report, found, pair, published))
     else:
-        _tell(report, found, published, console)
+        _show(report, found, published, console)
     if found.state == "failed":
         raise PairCheckError(f"the drafter does not serve {pair.name}: {found.text}", found.remedy)
 
@@ -71,6 +70,8 @@ def _measured(call: Invocation, pair: Pair, load: LoadConfig) -> Report:
 
 
 def _published(model: str, drafter: str | None, call: Invocation) -> Published:
+    from dflash_local.catalog.row import TASKS
+
     row = choose(model, drafter, call.user).drafter_row
     lengths = {kind: row.published_lengths(kind) for kind in TASKS} if row is not None else {}
     return {kind: (min(found), max(found)) for kind, found in lengths.items() if found}
@@ -91,7 +92,7 @@ def _as_dict(report: Report, found: Finding, pair: Pair, published: Published) -
     }
 
 
-def _tell(report: Report, found: Finding, published: Published, console: Console) -> None:
+def _show(report: Report, found: Finding, published: Published, console: Console) -> None:
     from dflash_local.check.probing import VERDICTS
 
     console.data(f"{VERDICTS[found.state]}: {found.text}", STYLES[found.state])

@@ -65,7 +65,7 @@ def pull(
     choices = [choose(model, drafter, user) for model in dict.fromkeys(models)]
     for choice in choices:
         _refuse_announced(choice)
-        choice.tell(console.notify)
+        choice.announce(console.notify)
     with_repos = [choice for choice in choices if choice.repos]
     if not as_json:
         for choice in choices:

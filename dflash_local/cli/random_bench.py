@@ -75,7 +75,7 @@ def random_bench(
     check_report_path(options.report)
     lengths = acceptance_lengths(options.acceptance)
     choice = choose(model, options.drafter, user)
-    choice.tell(console.notify)
+    choice.announce(console.notify)
     refuse_what_does_not_run(choice)
     quiet_libraries()
     with named_when_missing():

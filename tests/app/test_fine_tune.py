@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
 
 from dflash_local import settings
 from dflash_local.app.models import registry
@@ -19,6 +18,7 @@ from dflash_local.catalog.row import Repo
 from dflash_local.catalog.shapes import shape
 from dflash_local.events import LoadProgress, Notice
 from tests.cli.conftest import Cli, Opened
+from tests.fake_hub import FakeHub
 
 DRAFTERS = {"Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16", "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash"}
 
@@ -118,13 +118,13 @@ def test_a_repository_that_is_here_finds_it_too(cli: Cli, opened: Opened, own_ho
 def test_a_tuned_toy_is_a_pair_with_the_bundled_drafter(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     shutil.copytree(bundled.FOLDER / "demo-hybrid" / "target", folder)
-    told: list[Notice | LoadProgress] = []
-    pair = resolve(str(folder), None, settings.load(), told.append)
+    notices: list[Notice | LoadProgress] = []
+    pair = resolve(str(folder), None, settings.load(), notices.append)
     assert pair.target == folder and pair.drafter == bundled.FOLDER / "demo-hybrid" / "drafter"
     assert pair.tuned_from == "demo-hybrid" and pair.toy and pair.generations and pair.thinking == "off"
-    assert pair.acceptance_band == bundled.TOY_BAND and len(told) == 1
-    own = resolve(str(folder), str(pair.drafter), settings.load(), told.append)
-    assert own.tuned_from is None and len(told) == 1, "the user's own word"
+    assert pair.acceptance_band == bundled.TOY_BAND and len(notices) == 1
+    own = resolve(str(folder), str(pair.drafter), settings.load(), notices.append)
+    assert own.tuned_from is None and len(notices) == 1, "the user's own word"
 
 
 def test_plan_and_pull_take_it(cli: Cli, toy_hub: FakeHub, tuned: Callable[..., Path]) -> None:

@@ -1,4 +1,4 @@
-"""Probing a drafter: what a fine-tune keeps of its base's drafter, told in a minute and at its first use."""
+"""Probing a drafter: what a fine-tune keeps of its base's drafter, notices in a minute and at its first use."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from dflash_local.request import Limits, user_request
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
+from torch import Tensor  # noqa: E402
+
 from dflash_local.check import probing  # noqa: E402
 from dflash_local.check.findings import State  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
@@ -42,7 +44,7 @@ def tune(tmp_path: Path) -> Tune:
         shutil.copytree(bundled.FOLDER / of / "target", folder)
         generator = torch.Generator().manual_seed(0)
 
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
+        def changed(tensor: Tensor) -> Tensor:
             spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
             return (tensor + noise * spread * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
 
@@ -95,12 +97,12 @@ def test_a_refused_session_says_that_it_does_not_draft(tune: Tune) -> None:
     user, config = settings.load(), LoadConfig(fit_check=False)
     pair = resolve(str(tune(FAR)), None, user, lambda _: None)
     for _ in range(2):
-        told: list[Notice | LoadProgress] = []
-        session = loading.open_stepwise(pair, config, user, told.append)
+        notices: list[Notice | LoadProgress] = []
+        session = loading.open_stepwise(pair, config, user, notices.append)
         facts = session.facts
         assert facts.drafter is None and not facts.load.draft and [each.state for each in facts.checks] == ["failed"]
         assert [notice for notice in facts.notices if "drafter" in notice] == [facts.notices[-1]]
-        assert [one.message for one in told if isinstance(one, Notice)] == [facts.notices[-1]]
+        assert [one.message for one in notices if isinstance(one, Notice)] == [facts.notices[-1]]
         *_, end = session.generate(user_request("Count from 3 to 7.", limits=Limits(4)))
         assert end.stats.mode == "ar"  # type: ignore[union-attr]
         session.close()

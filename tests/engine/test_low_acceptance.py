@@ -8,11 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from engine_sessions import BLOCK, ask, random_prompt, text_of  # noqa: E402
-from families import VOCAB  # noqa: E402
-from fused_models import PlantedBlocks, fused_target  # noqa: E402
-from proposers import Oracle  # noqa: E402
-
 from dflash_local.catalog import bundled  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
@@ -21,6 +16,10 @@ from dflash_local.engine.session import Session  # noqa: E402
 from dflash_local.events import Notice  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.loaded import SessionFacts  # noqa: E402
+from tests.engine_sessions import BLOCK, ask, random_prompt, text_of  # noqa: E402
+from tests.families import VOCAB  # noqa: E402
+from tests.fused_models import PlantedBlocks, fused_target  # noqa: E402
+from tests.proposers import Oracle  # noqa: E402
 
 LOADED = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=64, drafter_precision="full")
 KNOWN = SessionFacts("a/b", "c/d", 8, True, LOADED, trained_thinking="required", generation_checked=True)
