@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,13 @@ def test_a_variant_tells_what_it_leaves_in_16_bits() -> None:
     assert (gptq.format, gptq.group_size, gptq.kept_16_bits) == ("gptq-int4", 128, ("self_attn", "linear_attn"))
     assert variants["Qwen/Qwen3.5-27B-FP8"].kept_16_bits == (), "nothing but what every recipe leaves"
     assert variants["QuantTrio/Qwen3.6-27B-AWQ"].kept_16_bits is None, "not known"
+
+
+def test_bands_and_kinds_of_published_lengths() -> None:
+    """A row without a band of its own has half of its least published length, of single requests and its block."""
+    rows = {row.name: row for row in registry.load().rows}
+    nine = rows["Qwen/Qwen3.5-9B"]
+    assert nine.published_lengths("text") == (5.49, 5.1) and set(nine.published_lengths("code")) == {7.93, 6.62}
+    assert nine.acceptance_band is None and nine.alarm_band == 5.1 / 2
+    assert rows["Qwen/Qwen3-8B"].alarm_band is None
+    assert replace(nine, acceptance_band=3.0).alarm_band == 3.0

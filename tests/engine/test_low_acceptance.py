@@ -59,24 +59,37 @@ def test_each_alone(changes: dict[str, Any], arguments: tuple[bool | None, bool]
     assert word in found
 
 
-def test_the_alarm_names_them() -> None:
+def planted(band: float, costs: dict[int, float], wrong_every: int = 4) -> Session:
+    """A session over a known pair whose drafter is wrong once in so many positions."""
     text = text_of("qwen3", tuple(random_prompt(9)), 320)
     target = fused_target("qwen3", 2000, BLOCK)
-    config = LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000)
     facts = SessionFacts(
         *("qwen3", "planted", BLOCK, False),
-        load=config,
-        acceptance_band=6.5,
+        load=LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000),
+        acceptance_band=band,
         generation_checked=True,
         trained_thinking="required",
     )
-    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 4), target, BLOCK), 2000)  # type: ignore[arg-type]
-    session = Session(runner, facts, None, frozenset())
-    (notice,) = ask(session, random_prompt(9), 300).find(Notice)
-    assert notice.level == "warning" and notice.message == (
-        "acceptance length below 6.5 for 64 cycles; likely causes: the prompt did not go through the chat template; "
-        "text unlike its training"
-    )
+    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, wrong_every), target, BLOCK), 2000)  # type: ignore[arg-type]
+    runner.costs = costs
+    return Session(runner, facts, None, frozenset())
+
+
+CAUSES = "likely causes: the prompt did not go through the chat template; text unlike its training"
+
+
+def test_the_alarm_names_them() -> None:
+    (notice,) = ask(planted(6.5, {}), random_prompt(9), 300).find(Notice)
+    assert notice.level == "warning"
+    assert notice.message == f"acceptance length below 6.5 for 64 cycles; {CAUSES}"
+
+
+def test_drafting_that_does_not_pay_names_them_below_the_band_alone() -> None:
+    """Where drafts stop, too few whole blocks are left for the alarm."""
+    for band, named in ((4.5, True), (1.5, False)):
+        notices = ask(planted(band, {1: 1.0, BLOCK: 3.0}, 2), random_prompt(9), 200).find(Notice)
+        (notice,) = [each for each in notices if "drafting does not pay here" in each.message]
+        assert (CAUSES in notice.message) is named and (notice.level == "warning") is named
 
 
 def test_a_load_remembers_what_decides_them() -> None:
