@@ -6,67 +6,19 @@ straight to its place: at no time are there two copies of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, linear_buffers, unquantized
-from dflash_local.models.checkpoint import Checkpoint, name_list
-
-FLOATS = ("F32", "F16", "BF16", "F64")
-
-
-def check_tensors(tensors: Mapping[str, TensorInfo], config: DrafterConfig, target_hidden: int, where: str) -> None:
-    """Refuse missing, unknown or misshapen tensors, naming them (before any allocation).
-
-    Biases that are present with ``attention_bias`` false are unknown tensors: dropping them would ruin
-    acceptance silently.
-    """
-    expected = config.tensor_shapes(target_hidden)
-    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
-    if missing:
-        raise CheckpointError(
-            f"{where}: {len(missing)} of {len(expected)} tensors are missing: {name_list(missing)}",
-            "the checkpoint is incomplete or its config.json belongs to another one",
-        )
-    if unknown:
-        raise CheckpointError(
-            f"{where}: {len(unknown)} tensors that a DFlash drafter does not have: {name_list(unknown)}",
-            "an unused tensor would ruin acceptance silently, so none is skipped",
-        )
-    for name, shape in expected.items():
-        info = tensors[name]
-        if info.shape != shape:
-            raise CheckpointError(
-                f"{info.file}: tensor {name} has shape {list(info.shape)}, expected {list(shape)}",
-                "config.json and weights do not belong together",
-            )
-        if info.dtype not in FLOATS:
-            raise CheckpointError(
-                f"{info.file}: tensor {name} has dtype {info.dtype}, expected one of {', '.join(FLOATS)}"
-            )
-
-
-def target_hidden_of(tensors: Mapping[str, TensorInfo], config: DrafterConfig, where: str) -> int:
-    """The target hidden size that ``fc.weight`` was made for."""
-    info = tensors.get("fc.weight")
-    if info is None:
-        raise CheckpointError(f"{where}: tensor fc.weight is missing", "this is not a DFlash drafter's checkpoint")
-    if len(info.shape) != 2 or info.shape[1] == 0 or info.shape[1] % len(config.taps):
-        raise CheckpointError(
-            f"{info.file}: fc.weight has shape {list(info.shape)}; its width is no multiple of the"
-            f" {len(config.taps)} taps"
-        )
-    return info.shape[1] // len(config.taps)
-
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_tensors import check_tensors, target_hidden_of
 
 Places = dict[str, list[torch.Tensor]]
 Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser format

@@ -13,7 +13,7 @@ from dflash_local.config.drafter_config import MAX_BLOCK, DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import check_tensors
+from dflash_local.models.drafter_tensors import check_tensors
 from dflash_local.models.target_facts import TargetFacts
 
 OVERRIDE = "--allow-mismatch runs it anyway; acceptance may be near 1"

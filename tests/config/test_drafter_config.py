@@ -15,7 +15,7 @@ from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.errors import CheckpointError
-from dflash_local.models.drafter_weights import check_tensors
+from dflash_local.models.drafter_tensors import check_tensors
 
 HERE = Path("some/config.json")
 # name: layers, hidden, ffn, heads, kv heads, head_dim, block, sliding layers, window, taps, biases,
