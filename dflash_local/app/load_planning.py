@@ -17,9 +17,9 @@ from dflash_local.tables import amount
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
-    from dflash_local.engine.session import Session as EngineSession
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
+    from dflash_local.service.service import Session
     from dflash_local.settings import Settings
 
 
@@ -71,7 +71,7 @@ def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
     return None if planned is None else planned.found.ledger.peak
 
 
-def keep_speed(session: EngineSession, pair: Pair, user: Settings) -> None:
+def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     """Let later plans for this card begin from the cycles that a load on it has measured.
 
     Nothing is kept of another engine than the fused one, nor where no drafter or no GPU was measured.
@@ -84,7 +84,7 @@ def keep_speed(session: EngineSession, pair: Pair, user: Settings) -> None:
     from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
-    runner, load = session.runner, session.facts.load
+    runner, load = getattr(session, "runner", None), session.facts.load  # a session may be another process's
     block = session.facts.block_size
     if not isinstance(runner, FusedRunner) or not {1, block} <= runner.costs.keys():
         return

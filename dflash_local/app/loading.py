@@ -213,7 +213,7 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
     if not user.safe:
         checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
         if session.facts.device.startswith(CHECKED_DEVICE):
-            keep_speed(cast("EngineSession", session), pair, user)
+            keep_speed(session, pair, user)
     refused = _refusal_to_draft(pair, before or session.facts.checks)
     if refused:
         _without_drafts(cast("EngineSession", session), before, refused)

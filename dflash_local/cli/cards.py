@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dflash_local.app.cards import CARDS, card_tables
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
-from dflash_local.ui import card_text
 
 Memory = Annotated[
     float | None, typer.Option("--gpu-memory", metavar="GIB", help="Only the card of the table with so much memory.")
@@ -31,6 +29,9 @@ def cards(
     debug: opt.Debug = False,
 ) -> None:
     """Say which pairs run on which card, with which weights and context, at which predicted speed."""
+    from dflash_local.app.cards import CARDS, card_tables
+    from dflash_local.ui import card_text
+
     call = Invocation.begin()
     chosen = [card for card in CARDS if gpu_memory is None or round(card[1]) == round(gpu_memory)]
     if not chosen:

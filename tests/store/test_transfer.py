@@ -141,9 +141,11 @@ def test_dl_07_a_disk_that_fills_up_stops_everything(
     with pytest.raises(DoesNotFitError, match="full") as caught:
         puller.pull(TARGET)
     assert caught.value.exit_code == 5 and "kept" in caught.value.hint
-    assert puller.incomplete() == [] and sum(name.endswith(".safetensors") for name in puller.names()) >= 1
+    # Of a shard that was under way beside it a part may stay, which the next pull goes on with.
+    assert all(".dflash-" in name for name in puller.incomplete())
+    assert sum(name.endswith(".safetensors") for name in puller.names()) >= 1
     monkeypatch.undo()
-    assert puller.pull(TARGET)[0].verified
+    assert puller.pull(TARGET)[0].verified and puller.incomplete() == []
 
 
 def test_dl_07_a_quota_is_named_as_one(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
