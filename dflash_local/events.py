@@ -1,7 +1,4 @@
-"""What the engine says while it works: frozen, JSON-able records, no tensors, no behaviour.
-
-One stream of these serves the CLI, the screens, the endpoint, the benchmarks and the tests.
-"""
+"""What the engine reports while it works, to every front end: frozen, JSON-able records, no tensors, no behaviour."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ Mode = Literal["dflash", "ar"]
 class Piece:
     """Text of one channel, safe to show, with where its last token came from.
 
-    ``accepted`` is a drafted token the target agreed with, ``bonus`` a token the target chose
-    itself (also the first token of a reply and every token in ``ar`` mode).
+    ``accepted``: a drafted token the target agreed with; ``bonus``: one the target chose itself, as the first of a
+    reply.
     """
 
     text: str
@@ -106,8 +103,7 @@ class LoadProgress:
 class PullProgress:
     """Download of one repository: bytes here of bytes in all.
 
-    ``verified`` of them are whole files that were proven; ``resumed`` of them were here when the pull began, or are
-    being hashed where they lie, and say nothing about the line.
+    ``verified``: of whole files that were proven. ``resumed``: here at the start, or being hashed where they lie.
     """
 
     repo: str
@@ -195,20 +191,15 @@ def as_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(content: Mapping[str, Any]) -> Event:
-    """The event of a JSON form that ``as_dict`` made.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The event of a JSON form that ``as_dict`` made. ValueError: it is none."""
     fields = {name: _tupled(value) for name, value in content.items() if name != "event"}
     kind = _KINDS.get(str(content.get("event")))
     try:
         if kind is Step:
-            fields["pieces"] = tuple(Piece(**piece) for piece in content["pieces"])
-            fields["logprobs"] = tuple(TokenLogprob(**_tupled_fields(one)) for one in content.get("logprobs", ()))
+            fields["pieces"] = tuple(Piece(**piece) for piece in fields["pieces"])
+            fields["logprobs"] = tuple(TokenLogprob(**one) for one in fields.get("logprobs", ()))
         elif kind is Finished:
-            fields["usage"] = Usage(**content["usage"])
-            fields["stats"] = Stats(**_tupled_fields(content["stats"]))
+            fields |= {"usage": Usage(**fields["usage"]), "stats": Stats(**fields["stats"])}
         if kind is not None:
             return kind(**fields)
     except (TypeError, KeyError) as error:
@@ -216,12 +207,10 @@ def from_dict(content: Mapping[str, Any]) -> Event:
     raise ValueError(f"not an event: {str(content.get('event'))[:40]!r}")
 
 
-def _tupled_fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _tupled(value) for name, value in content.items()}
-
-
 def _tupled(value: Any) -> Any:
-    """JSON's lists as the tuples they were."""
+    """JSON's lists as the tuples they were, also inside objects."""
+    if isinstance(value, dict):
+        return {name: _tupled(inner) for name, inner in value.items()}
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 

@@ -1,8 +1,4 @@
-"""How a pair is loaded: every option once, with its help, values, bounds, variable and default. Torch-free.
-
-The command line, variables, settings.json, planner, engine, endpoint and screens read the options from the fields of
-``LoadConfig``; a further option is a further field.
-"""
+"""How a pair is loaded: options are fields of ``LoadConfig``, with help, values, bounds, variable and default."""
 
 from __future__ import annotations
 
@@ -34,9 +30,9 @@ class DrafterPrecision:
 
     Attributes:
         weights: the drafter's matrices, as they are stored or in eight bits.
-        head: the target's own; a copy of it in eight bits; or its first ``FREQUENT`` rows, which take no memory.
-            Byte-pair ids are numbered in the order of their merges, so low ids are the frequent ones; others are never
-            drafted, which costs acceptance in text that is made of them, such as scripts that few texts used.
+        head: the target's own; a copy of it in eight bits; or its first ``FREQUENT`` rows, which take no memory. Low
+            ids are frequent ones, as byte pairs are numbered as merged; others are never drafted, which costs
+            acceptance.
     """
 
     weights: Literal["full", "8bit"] = "full"
@@ -95,21 +91,19 @@ class LoadOption:
     @property
     def flag(self) -> str:
         """The option's name on a command line; of a switch the one that turns away from its default."""
-        words = self.name.replace("_", "-")
-        return f"--no-{words}" if self.default is True else f"--{words}"
+        return f"--no-{self._words}" if self.default is True else f"--{self._words}"
 
     @property
     def switch(self) -> str:
         """The flag with its opposite, where a setting may have to be undone."""
-        words = self.name.replace("_", "-")
-        return f"--{words}/--no-{words}" if self.kind is bool and self.has_variable else self.flag
+        return f"--{self._words}/--no-{self._words}" if self.kind is bool and self.has_variable else self.flag
+
+    @property
+    def _words(self) -> str:
+        return self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Pass what is allowed.
-
-        Raises:
-            UsageError: names the option, the value and what is allowed.
-        """
+        """Pass what is allowed. UsageError names the option, the value and what is allowed."""
         if value is None and self.default is None:
             return
         if self.kind is int:
@@ -127,8 +121,7 @@ class LoadOption:
         if self.spelled:
             return self.spelled.split()
         if self.kind is bool:
-            words = self.name.replace("_", "-")
-            return [f"--{words}" if value else f"--no-{words}"]
+            return [f"--{'' if value else 'no-'}{self._words}"]
         return [self.flag, str(value)]
 
 
@@ -138,11 +131,7 @@ def _option(default: Any, help_: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """How a pair is to be loaded, or was: then nothing is left to ``auto``. Each field is one option.
-
-    Raises:
-        UsageError: a value is not allowed.
-    """
+    """How a pair is to be loaded, or was: then nothing is left to ``auto``. Each field is one option."""
 
     context: int | None = _option(
         None,
@@ -161,9 +150,7 @@ class LoadConfig:
         has_variable=False,
     )
     dtype: str = _option(
-        "auto",
-        "auto: float32 on a CPU, bfloat16 on a GPU.",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        "auto", "auto: float32 on a CPU, bfloat16 on a GPU.", choices=("auto", "float32", "bfloat16", "float16")
     )
     device: str = _option(
         "auto",
@@ -173,11 +160,7 @@ class LoadConfig:
         metavar="DEVICE",
     )
     draft: bool = _option(
-        True,
-        "Load the drafter, too; else the target alone.",
-        spelled="--mode ar",
-        has_variable=False,
-        compared=False,
+        True, "Load the drafter, too; else the target alone.", spelled="--mode ar", has_variable=False, compared=False
     )
     engine: str = _option("auto", "auto: fused on a GPU where it knows the pair.", choices=("auto", FUSED, REFERENCE))
     exact: bool = _option(
@@ -252,11 +235,7 @@ class LoadConfig:
         return self.quantize if self.quantize in BITSANDBYTES else None
 
     def arguments(self, beside: LoadConfig | None = None) -> list[str]:
-        """The words of a command line for all that differs from the defaults.
-
-        Args:
-            beside: the values that hold where nothing is given, instead of the defaults.
-        """
+        """The words of a command line for all that differs from the defaults, or from ``beside``."""
         usual = beside or LoadConfig()
         changed = [name for name in LOAD_OPTIONS if getattr(self, name) != getattr(usual, name)]
         return [word for name in changed for word in LOAD_OPTIONS[name].arguments(getattr(self, name))]
@@ -272,12 +251,9 @@ class LoadConfig:
 
     def unlike(self, loaded: LoadConfig) -> list[str]:
         """The options that ask for another load than ``loaded``, as a command line spells them."""
-        compared = [name for name, option in LOAD_OPTIONS.items() if option.compared]
-        return [
-            self._spelled(name)
-            for name in compared
-            if getattr(self, name) not in (LOAD_OPTIONS[name].default, getattr(loaded, name))
-        ]
+        compared = [(name, option.default) for name, option in LOAD_OPTIONS.items() if option.compared]
+        changed = (name for name, usual in compared if getattr(self, name) not in (usual, getattr(loaded, name)))
+        return [self._spelled(name) for name in changed]
 
     def _spelled(self, name: str) -> str:
         return " ".join(LOAD_OPTIONS[name].arguments(getattr(self, name)))

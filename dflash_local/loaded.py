@@ -16,11 +16,7 @@ Facts = TypeVar("Facts", bound="SessionFacts")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ``dflash check`` says of one subject of a pair: ``check.findings`` has the subjects and the states.
-
-    Attributes:
-        text: one line for users. remedy: what to do, where it is not ok.
-    """
+    """What ``dflash check`` finds of a subject (``check.findings``): a line, and what to do if it is not ok."""
 
     subject: str
     state: str
@@ -63,13 +59,16 @@ class SessionFacts:
     tuned_from: str | None = None
 
     @property
+    def drafting(self) -> bool:
+        """True where requests may be drafted for."""
+        return self.drafter is not None
+
+    @property
     def engine(self) -> str:
-        """fused or reference."""
         return self.load.engine
 
     @property
     def dtype(self) -> str:
-        """That is computed in."""
         return self.load.dtype
 
     @property
@@ -93,7 +92,6 @@ class SessionFacts:
 
     @property
     def device(self) -> str:
-        """A torch device, or balanced."""
         return self.load.device
 
     @property
@@ -115,11 +113,7 @@ class SessionFacts:
 
     @classmethod
     def from_dict(cls: type[Facts], content: Mapping[str, Any]) -> Facts:
-        """What ``as_dict`` wrote.
-
-        Raises:
-            TypeError: a field is missing or unknown. UsageError: a load option has a value that is not allowed.
-        """
+        """What ``as_dict`` wrote. TypeError: a field is missing or unknown. UsageError: an option is not allowed."""
         own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
         own["notices"] = tuple(own.get("notices") or ())
         own["checks"] = tuple(Verdict(**each) for each in own.get("checks") or ())

@@ -1,7 +1,4 @@
-"""A request: messages, sampling parameters and limits, checked in this one place.
-
-The CLI, the endpoint and the screens all build a ``Request``; nothing below re-validates it.
-"""
+"""A request: messages, sampling parameters and limits, checked here and nowhere below."""
 
 from __future__ import annotations
 
@@ -63,9 +60,8 @@ def check_depth(name: str, value: object) -> None:
 class SamplingParams:
     """How the target's token is chosen. Temperature 0 (or under 1e-5) is greedy.
 
-    Filters act in the order penalties, temperature, top-k, top-p, min-p. ``top_k`` 0 is off and one
-    above the vocabulary is the vocabulary; ``top_p`` 0 keeps the best token alone. A ``seed`` of
-    None draws a fresh 64-bit number when the request starts.
+    Filters act in the order penalties, temperature, top-k, top-p, min-p. ``top_k`` 0 is off, ``top_p`` 0 keeps the best
+    token alone; a ``seed`` of None draws a fresh 64-bit number when the request starts.
     """
 
     temperature: float = 0.0
@@ -132,11 +128,7 @@ class ToolCall:
 
 
 def read_arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call.
-
-    Raises:
-        UsageError: they are not the JSON text of one object, or nested more than ``MAX_DEPTH`` deep.
-    """
+    """The arguments of a call. UsageError: not the JSON text of one object, or nested more than ``MAX_DEPTH`` deep."""
     name = f"the arguments of tool call {call.name!r}"
     try:
         arguments = json.loads(call.arguments or "{}")
@@ -152,11 +144,7 @@ def read_arguments(call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. ``thinking`` is kept apart and templates may drop it.
-
-    Attributes:
-        tool_calls: what an assistant message called. tool_call_id, name: which call a tool message answers.
-    """
+    """One turn of a conversation. Templates may drop ``thinking``. ``tool_call_id``, ``name``: what it answers."""
 
     role: Role
     content: str
@@ -230,5 +218,5 @@ def user_request(prompt: str, system: str = "", **fields: object) -> Request:
 
 
 def fresh_seed() -> int:
-    """A seed that has not been seen before: 64 random bits."""
+    """64 random bits."""
     return secrets.randbits(64)

@@ -1,13 +1,9 @@
-"""Where files live and what the user wants by default: the only reader of ``os.environ``.
-
-Reads XDG folders, ``DFLASH_*`` variables and ``settings.json``; refuses to know what uses them.
-"""
+"""Where files live and what the user wants by default: XDG folders, ``settings.json``, and all of ``os.environ``."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,10 +29,7 @@ LIBRARY_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: what is allowed, in words, the reader of its value, and a name that it had before.
-
-    ``read`` takes the JSON value or the variable's text and raises ValueError for a bad one.
-    """
+    """One setting: what is allowed, a reader of JSON values and variables (ValueError), the name it had before."""
 
     allowed: str
     read: Callable[[Any], Any]
@@ -70,18 +63,16 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _temperature(value: Any) -> float:
-    number = _number(value)
-    if not math.isfinite(number) or not 0.0 <= number <= MAX_TEMPERATURE:
-        raise ValueError(value)
-    return number
+def _up_to(most: float, kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reader of numbers from 0 to ``most``."""
 
+    def read(value: Any) -> Any:
+        number = kind(value)
+        if not 0 <= number <= most:  # nor NaN
+            raise ValueError(value)
+        return number
 
-def _tokens(value: Any) -> int:
-    number = _whole(value)
-    if not 0 <= number <= MAX_NEW_TOKENS:
-        raise ValueError(value)
-    return number
+    return read
 
 
 BY_KIND: dict[type, Callable[[Any], Any]] = {str: _text, int: _whole, float: _number, bool: _flag}
@@ -104,13 +95,9 @@ def _load_key(option: LoadOption) -> Key:
 KEYS: dict[str, Key] = {
     "model": Key("the name of a pair or a folder", _text),
     **{name: _load_key(option) for name, option in LOAD_OPTIONS.items() if option.has_variable},
-    "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _temperature),
-    "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _tokens),
-    "thinking": Key("true or false", _flag),
-    "history": Key("true or false", _flag),
-    "attach": Key("true or false", _flag),
-    "debug": Key("true or false", _flag),
-    "safe": Key("true or false", _flag),
+    "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _up_to(MAX_TEMPERATURE, _number)),
+    "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _up_to(MAX_NEW_TOKENS, _whole)),
+    **{name: Key("true or false", _flag) for name in ("thinking", "history", "attach", "debug", "safe")},
 }
 
 
@@ -119,8 +106,7 @@ class HubSettings:
     """How Hugging Face is reached, by the variables every program of that world honours.
 
     Attributes:
-        endpoint: ``HF_ENDPOINT``, without a slash at its end; the public Hub if not set.
-        cache: the shared cache of all programs; None when there is no home to put it in.
+        endpoint: ``HF_ENDPOINT`` without a slash at its end. cache: of all programs; None without a home to put it in.
         token: ``HF_TOKEN``, else what ``hf auth login`` left in the token file. Never printed.
         offline: ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE``: no socket may be opened.
     """
@@ -135,8 +121,7 @@ class HubSettings:
 class Settings:
     """The user's folders and settings. A folder is None when there is no home to put it in.
 
-    A setting of None was not given, and the command's own default holds. A ``DFLASH_`` variable wins over the file,
-    an option of the command line over both.
+    A setting of None was not given. A ``DFLASH_`` variable wins over the file, an option of the command line over both.
 
     Attributes:
         load_config: how pairs are loaded where a command has no options of its own.
@@ -159,23 +144,9 @@ class Settings:
     debug: bool = False
     safe: bool = False
 
-    @property
-    def no_color(self) -> bool:
-        """True when ``NO_COLOR`` is set and not empty (https://no-color.org)."""
-        return bool(self.environ.get("NO_COLOR"))
-
-    @property
-    def term(self) -> str:
-        """The terminal's type, ``dumb`` meaning that it understands no control sequence."""
-        return self.environ.get("TERM", "")
-
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process, or of the given environment.
-
-    Raises:
-        SettingsError: a value is not allowed; names the variable or the file and key.
-    """
+    """The settings of this process, or of the given environment. SettingsError names the variable, or file and key."""
     env = dict(os.environ if environ is None else environ)
     config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
     given = _from_file(config / SETTINGS_FILE) if config else {}
@@ -194,11 +165,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def quiet_libraries(xet: bool = False) -> None:
-    """Turn off the telemetry, progress bars and chatter of the libraries; call before importing them.
-
-    Args:
-        xet: huggingface_hub may use its Xet client, which makes connections of its own; else it never does.
-    """
+    """Turn off telemetry, progress bars and chatter of libraries, Xet unless ``xet``; call before importing them."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
@@ -214,20 +181,20 @@ def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -
     xdg = env.get(variable, "")
     if xdg and Path(xdg).is_absolute():
         return Path(xdg) / APP
-    home = env.get("HOME") or env.get("USERPROFILE")
+    home = _home(env)
     return Path(home) / below_home / APP if home else None
 
 
-def _hub(env: Mapping[str, str]) -> HubSettings:
-    """Read as huggingface_hub reads them, but for this call and not once at import.
+def _home(env: Mapping[str, str]) -> str:
+    return env.get("HOME") or env.get("USERPROFILE") or ""
 
-    A token file that cannot be read is no token: most models need none.
-    """
+
+def _hub(env: Mapping[str, str]) -> HubSettings:
+    """Read as huggingface_hub reads them, but for this call. An unreadable token file counts as none."""
     endpoint = (env.get("HF_ENDPOINT") or HUB_ENDPOINT).strip().rstrip("/")
     if not endpoint.startswith(("https://", "http://")):
-        raise SettingsError(
-            f"HF_ENDPOINT={endpoint!r} is not a web address", "give one that starts with https://, or unset it"
-        )
+        hint = "give one that starts with https://, or unset it"
+        raise SettingsError(f"HF_ENDPOINT={endpoint!r} is not a web address", hint)
     home = _hub_home(env)
     cache = _expanded(env, env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")) or (home and home / "hub")
     offline = any(_switched_on(env, name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
@@ -240,16 +207,14 @@ def _hub_home(env: Mapping[str, str]) -> Path | None:
         return chosen
     if env.get("XDG_CACHE_HOME"):
         return Path(env["XDG_CACHE_HOME"]) / "huggingface"
-    home = env.get("HOME") or env.get("USERPROFILE")
-    return Path(home) / ".cache" / "huggingface" if home else None
+    return Path(_home(env)) / ".cache" / "huggingface" if _home(env) else None
 
 
 def _expanded(env: Mapping[str, str], text: str | None) -> Path | None:
     """A folder as the shell would read it."""
     if not text:
         return None
-    home = env.get("HOME") or env.get("USERPROFILE") or ""
-    return Path(home + text[1:] if text == "~" or text.startswith(("~/", "~\\")) else text).absolute()
+    return Path(_home(env) + text[1:] if text == "~" or text.startswith(("~/", "~\\")) else text).absolute()
 
 
 def _switched_on(env: Mapping[str, str], variable: str) -> bool:
@@ -266,8 +231,7 @@ def _token(env: Mapping[str, str], home: Path | None) -> str | None:
             given = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
-    clean = (given or "").replace("\r", "").replace("\n", "").strip()
-    return clean or None
+    return (given or "").replace("\r", "").replace("\n", "").strip() or None
 
 
 def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Columns, sections and amounts as text: lays out what others found, for any width.
-
-Makes every cell harmless and one line; knows nothing of models, streams or colours.
-"""
+"""Columns, sections and amounts as text for any width; every cell is made harmless and one line."""
 
 from __future__ import annotations
 
@@ -54,16 +51,12 @@ def cut(text: str, width: int, mark: str = "…") -> str:
 
 def natural_width(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> int:
     """Columns of the screen that a table takes when nothing is cut."""
-    return sum(_widths(columns, [[terminal.safe_line(cell) for cell in row] for row in rows])) + len(GAP) * (
-        len(columns) - 1
-    )
+    widths = _widths(columns, [[terminal.safe_line(cell) for cell in row] for row in rows])
+    return sum(widths) + len(GAP) * (len(columns) - 1)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, mark: str = "…") -> list[str]:
-    """A line of titles and one for each row, aligned, none wider than ``width`` if columns may shrink.
-
-    A column that holds nothing in any row is left out.
-    """
+    """A line of titles and one per row, aligned, in ``width`` if columns may shrink; none for empty columns."""
     safe = [[terminal.safe_line(cell) for cell in row] for row in rows]
     kept = [at for at in range(len(columns)) if not safe or any(row[at] for row in safe)]
     columns = [columns[at] for at in kept]
@@ -93,23 +86,15 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], 
 
 def field(label: str, text: str, width: int, indent: int = LABEL) -> list[str]:
     """``label         text``, the text wrapped beside its label; words longer than a line stay whole."""
-    lines = textwrap.wrap(
-        terminal.safe_line(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False
-    )
-    first, *rest = lines or [""]
+    first, *rest = wrapped(text, width - indent, hanging=0)
     return [f"{label:<{indent}}{first}".rstrip(), *(f"{'':<{indent}}{line}" for line in rest)]
 
 
 def wrapped(text: str, width: int, hanging: int = 2) -> list[str]:
     """A sentence in lines of at most ``width``, those after the first a little further in."""
-    lines = textwrap.wrap(
-        terminal.safe_line(text),
-        max(20, width),
-        subsequent_indent=" " * hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [""]
+    whole = textwrap.TextWrapper(max(20, width), subsequent_indent=" " * hanging, break_long_words=False)
+    whole.break_on_hyphens = False
+    return whole.wrap(terminal.safe_line(text)) or [""]
 
 
 def indented(lines: Iterable[str], by: int = 2) -> list[str]:

@@ -1,7 +1,4 @@
-"""Text that is safe to write to a terminal, sizes and times in words, and what a stream can show.
-
-Reads no environment itself: variables come in as a mapping.
-"""
+"""Text that is safe to write to a terminal, sizes and times in words, and what a stream can show."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib.util
 import ipaddress
@@ -60,8 +61,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="loads a model, and torch is not installed here"))
 
 
+class _Brisk:
+    """asyncio as uvicorn's server sees it, which looks ten times a second whether it is to end: tests end hundreds."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
 def pytest_collection_finish() -> None:
     """Libraries and tests are there for good: the collector need not look through millions of their objects again."""
+    server: Any = sys.modules.get("uvicorn.server")
+    if server is not None:
+        server.asyncio = _Brisk()
     gc.collect()
     gc.freeze()
     gc.enable()

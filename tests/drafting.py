@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.engine.proposer import DFlashProposer
+from dflash_local.engine.reference import DFlashProposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.noise import gumbel
 from dflash_local.models.drafter import Drafter

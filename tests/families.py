@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -148,9 +150,23 @@ def _dense_gpt_oss(config: Any) -> Any:
     return model
 
 
-@torch.no_grad()
+# Most tests ask for a model that another one has had: what was made is kept, by all that it follows from.
+_MADE: dict[str, tuple[Any, torch.Tensor]] = {}
+_SAVED: dict[str, dict[str, bytes]] = {}
+
+
 def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
-    """A random model of ``family`` in eval mode. ``changes``: of its configuration."""
+    """A random model of ``family`` in eval mode, the caller's own. ``changes``: of its configuration."""
+    key = repr((family, seed, sorted(changes.items())))
+    if key not in _MADE:
+        _MADE[key] = _made(family, seed, **changes), torch.get_rng_state()
+    model, state = _MADE[key]
+    torch.set_rng_state(state)  # as if it had been made here
+    return copy.deepcopy(model)
+
+
+@torch.no_grad()
+def _made(family: str, seed: int, **changes: Any) -> Any:
     torch.manual_seed(seed)
     model = _model(family, **changes).eval()
     for name, parameter in model.named_parameters():
@@ -171,5 +187,12 @@ def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
 
 def save_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save a random model the way a hub repository holds it."""
-    random_model(family, seed, **changes).save_pretrained(folder)
+    key = repr((family, seed, sorted(changes.items())))
+    if key not in _SAVED:
+        with TemporaryDirectory() as made:
+            random_model(family, seed, **changes).save_pretrained(made)
+            _SAVED[key] = {file.name: file.read_bytes() for file in Path(made).iterdir()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _SAVED[key].items():
+        (folder / name).write_bytes(content)
     return folder

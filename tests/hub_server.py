@@ -89,6 +89,9 @@ class Handler(BaseHTTPRequestHandler):
         self.record = Request(self.command, self.path, headers, self.server.name)
         hub.requests.append(self.record)
         path = unquote(urlsplit(self.path).path)
+        for kind in ("/api/datasets/", "/datasets/"):  # their repositories are known by ids of the same kind
+            if path.startswith(kind):
+                path = kind.replace("datasets/", "models/" if "api" in kind else "") + path[len(kind) :]
         try:
             if path.startswith("/api/models/"):
                 self.api(path[len("/api/models/") :])

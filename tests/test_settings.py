@@ -144,12 +144,6 @@ def test_an_endpoint_that_is_no_web_address_is_refused() -> None:
         settings.load({"HF_ENDPOINT": "mirror.example"})
 
 
-def test_no_color_counts_only_when_not_empty() -> None:
-    assert settings.load({"NO_COLOR": "1"}).no_color
-    assert not settings.load({"NO_COLOR": ""}).no_color
-    assert settings.load({"TERM": "dumb"}).term == "dumb"
-
-
 def test_libraries_are_quietened_only_where_the_user_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)

@@ -57,7 +57,7 @@ def _row(row: CardRow) -> tuple[str, ...]:
     option = row.option
     if option is None:
         return row.pair, "does not fit", "-", "-", "-"
-    found = (row.pair, option.weights.name, tokens(option.plan.context))
+    found = (row.pair, option.name, tokens(option.plan.context))
     if option.prediction is None:
         return (*found, "-", "-")
     first, lengths = option.prediction.times[0], option.prediction.acceptance

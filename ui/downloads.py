@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from dflash_local.events import PullProgress
 from dflash_local.terminal import byte_size, duration
@@ -36,33 +37,47 @@ class Speed:
 class Download:
     """The repositories of a pull, in the order in which they were heard of.
 
+    Args:
+        totals: bytes in all of those that are known before.
+
     Attributes:
-        repos: bytes done and in all of each.
+        repos: the last event of each.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.repos: dict[str, tuple[int, int]] = {}
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, totals: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.repos = {repo: PullProgress(repo, 0, total) for repo, total in totals.items()}
         self._clock, self._speed = clock, Speed()
+        if totals:
+            self._speed.add(clock(), 0)
 
     def take(self, event: PullProgress) -> None:
         """Count one event in."""
-        known = event.repo in self.repos
-        self.repos[event.repo] = (event.done, event.total)
-        if known:  # what was there before says nothing about the speed
-            self._speed.add(self._clock(), self.done)
-        else:
+        if event.repo not in self.repos:
             self._speed = Speed()
-            self._speed.add(self._clock(), self.done)
+        self.repos[event.repo] = event
+        self._speed.add(self._clock(), self.done - self.resumed)
 
     @property
     def done(self) -> int:
         """Bytes that are here."""
-        return sum(done for done, _ in self.repos.values())
+        return sum(event.done for event in self.repos.values())
 
     @property
     def total(self) -> int:
         """Bytes in all."""
-        return sum(total for _, total in self.repos.values())
+        return sum(event.total for event in self.repos.values())
+
+    @property
+    def resumed(self) -> int:
+        """Bytes that came over no line in this pull."""
+        return sum(event.resumed for event in self.repos.values())
+
+    @property
+    def verified(self) -> int:
+        """Bytes of whole files that were proven."""
+        return sum(event.verified for event in self.repos.values())
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -77,8 +92,10 @@ class Download:
 
     @property
     def line(self) -> str:
-        """All of it in words: bytes, speed, time left."""
+        """All of it in words: bytes, how many of them are proven and were here before, speed, time left."""
         parts = [f"{byte_size(self.done)} of {byte_size(self.total)}"]
+        parts += [f"{byte_size(self.verified)} verified"] if self.verified else []
+        parts += [f"{byte_size(self.resumed)} resumed"] if self.resumed else []
         if self.bytes_per_s is not None and self.left_s:
             parts += [f"{byte_size(self.bytes_per_s)}/s", f"{duration(self.left_s)} left"]
         return " · ".join(parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dflash_local.app.models import InstallStatus, ModelStore, download_gib, server_commands
-from dflash_local.app.resolve import NOT_HERE
+from dflash_local.app.resolve import SERVED
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, indented, table, tokens, wrapped
 from dflash_local.ui import plan_text
 
@@ -202,7 +202,7 @@ def server(row: Row, width: int) -> list[str]:
     if row.server is not None and row.server.note:
         lines += indented(wrapped(f"({row.server.note.strip()})", width - 2))
     if row.runs_on == "server":
-        lines += indented(wrapped(NOT_HERE, width - 2))
+        lines += indented(wrapped(SERVED, width - 2))
     return lines
 
 

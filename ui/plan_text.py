@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.recommend import Recommendation
-    from dflash_local.planner.speed import Prediction, Times
+    from dflash_local.planner.speed import Acceptance, Prediction, Times
 
 
 def machine_line(where: Machine) -> str:
@@ -55,9 +55,10 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     rows = []
     for one in found.times:
         cycle = "" if one.cycle_ms is None else f"{one.cycle_ms:.2f} ms a cycle of {one.rows}"
-        rows.append((tokens(one.context), f"{one.plain_tokens_per_s:.0f} tok/s", _drafted(found, one), cycle))
+        plain, drafted = f"{one.plain_tokens_per_s:.0f} tok/s", drafted_speed(found, one)
+        rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", cycle))
     lengths = found.acceptance
-    source = [] if lengths is None else [f"acceptance length {lengths.low:g} to {lengths.high:g}: {lengths.source}"]
+    source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
     if lengths is None and any(one.cycle_ms is not None for one in found.times):
         source = ["no acceptance length is published: DRAFTED is a cycle's share of it"]
     return [
@@ -68,13 +69,19 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     ]
 
 
-def _drafted(found: Prediction, one: Times) -> str:
+def _span(lengths: Acceptance) -> str:
+    low, high = f"{lengths.low:.3g}", f"{lengths.high:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def drafted_speed(found: Prediction, one: Times) -> str:
+    """Tokens per second with the drafter, ``320 to 610``; a dash without one."""
     if one.cycle_ms is None:
         return "-"
     if found.acceptance is None:
         return f"{one.drafted_tokens_per_s(1):.0f} x acceptance"
     low, high = (one.drafted_tokens_per_s(length) for length in (found.acceptance.low, found.acceptance.high))
-    return f"{low:.0f} to {high:.0f} tok/s"
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def rounding_remark(found: Plan) -> str:

@@ -7,37 +7,22 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
-from dflash_local.api.endpoint import ClientGone, Endpoint, cut_off
+from dflash_local.api.endpoint import ClientGone, Endpoint
 from dflash_local.api.guard import Receive, Scope, Send
 from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import as_json, error_headers, error_object
+from dflash_local.api.reply import Reply
 from dflash_local.errors import DFlashError, EngineError
-from dflash_local.events import Event, Finished, Notice, Queued, Started, Step, as_dict
+from dflash_local.events import Event, Finished, Queued, as_dict
 from dflash_local.request import Request
 
 JSON_TYPE = "application/json"
 SSE_TYPE = "text/event-stream; charset=utf-8"
 LINES_TYPE = "application/x-ndjson"
-
-
-class Reply(Protocol):
-    """Events to the objects of one kind of answer (``ChatReply``, ``CompletionReply``)."""
-
-    def begin(self) -> Iterator[dict[str, Any]]: ...
-
-    def started(self, event: Started) -> None: ...
-
-    def notice(self, event: Notice) -> None: ...
-
-    def step(self, event: Step) -> Iterator[dict[str, Any]]: ...
-
-    def finished(self, event: Finished) -> Iterator[dict[str, Any]]: ...
-
-    def body(self, event: Finished) -> dict[str, Any]: ...
 
 
 class Answer:
@@ -56,7 +41,6 @@ class Answer:
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI app."""
         try:
             async with aclosing(self._endpoint.follow(self._request, self._model, receive, self._name)) as events:
                 await self._send_all(events, send)
@@ -70,7 +54,6 @@ class Answer:
             LOGGER.log(logging.ERROR, "the endpoint failed", exc_info=fault)
 
     async def _send_all(self, events: AsyncIterator[Event | None], send: Send) -> None:
-        """Send the reply from its events."""
         raise NotImplementedError
 
     def _error_bytes(self, error: DFlashError) -> bytes:
@@ -108,7 +91,7 @@ class WholeAnswer(Answer):
 
     async def _send_all(self, events: AsyncIterator[Event | None], send: Send) -> None:
         async for event in events:
-            for _chunk in _chunks(self._reply, event):
+            for _chunk in self._reply.chunks(event):
                 pass
             if isinstance(event, Finished):
                 body = as_json(self._reply.body(event))
@@ -116,19 +99,15 @@ class WholeAnswer(Answer):
                 await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-class EventStream(Answer):
-    """Server-sent events, as OpenAI's clients read them."""
-
-    def __init__(self, endpoint: Endpoint, request: Request, model: str | None, reply: Reply) -> None:
-        super().__init__(endpoint, request, model)
-        self._reply = reply
+class EventStream(WholeAnswer):
+    """The same as server-sent events, as OpenAI's clients read them."""
 
     async def _send_all(self, events: AsyncIterator[Event | None], send: Send) -> None:
         async for event in events:
             if event is None:
                 data = b": waiting\n\n"  # a comment: tells both ends that the other one is there
             else:
-                data = _framed(_chunks(self._reply, event))
+                data = _framed(self._reply.chunks(event))
             if isinstance(event, Queued) or (event is None and not self._begun):
                 continue
             if not self._begun:
@@ -155,26 +134,6 @@ class LineStream(Answer):
 
     def _error_bytes(self, error: DFlashError) -> bytes:
         return as_json(error.as_dict()) + b"\n"
-
-
-def _chunks(reply: Reply, event: Event | None) -> Iterator[dict[str, Any]]:
-    """The objects that an event becomes.
-
-    Raises:
-        Refusal: the reply was cancelled, and not by its client: the model is being unloaded or the server ends.
-    """
-    if isinstance(event, Started):
-        reply.started(event)
-    elif isinstance(event, Notice):
-        reply.notice(event)
-        if event.level == "warning":
-            LOGGER.warning("%s", event.message)
-    elif isinstance(event, Step):
-        yield from reply.step(event)
-    elif isinstance(event, Finished):
-        if event.reason == "cancelled":
-            raise cut_off()
-        yield from reply.finished(event)
 
 
 def _framed(chunks: Iterable[dict[str, Any]]) -> bytes:

@@ -26,20 +26,16 @@ from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
+from dflash_local.api.reply import Reply
 from dflash_local.api.request_fields import ParsedRequest
 from dflash_local.errors import DFlashError, UnknownModelError
-from dflash_local.loaded import SessionFacts
 from dflash_local.service.resident import Model
 
 
 def guarded_app(
     endpoint: Endpoint, rules: Rules, more: Sequence[BaseRoute] = (), lifespan: Callable[[Any], Any] | None = None
 ) -> App:
-    """The whole server: log, guard, routes.
-
-    Args:
-        more: routes of a web page, behind the same guard. lifespan: what the page does around its life.
-    """
+    """The whole server: log, guard, routes, and behind them ``more`` routes of a web page with its ``lifespan``."""
     handlers: dict[Any, Any] = {DFlashError: _on_error, HTTPException: _on_http_error}
     routes = _Routes(endpoint)
     app = Starlette(routes=[*routes.all(), *more], exception_handlers=handlers, lifespan=lifespan)
@@ -47,13 +43,10 @@ def guarded_app(
 
 
 class _Routes:
-    """One method for each route."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     def all(self) -> list[BaseRoute]:
-        """What this server answers to."""
         get, post = ["GET"], ["POST"]
         return [
             Route("/v1/models", self.models, methods=get),
@@ -70,29 +63,22 @@ class _Routes:
         ]
 
     async def models(self, _request: HttpRequest) -> Response:
-        """The one model that is served."""
         return _json({"object": "list", "data": [self._described(self._endpoint.resident.model)]})
 
     async def model(self, request: HttpRequest) -> Response:
-        """It by its name or an alias."""
         return _json(self._described(self._endpoint.model_named(request.path_params["name"])))
 
     async def chat(self, request: HttpRequest) -> Answer:
-        """A chat completion."""
         parsed = await self._endpoint.in_thread(chat_request.read, await _body(request), self._endpoint.model_named)
-        head = self._head("chatcmpl")
-        return self._answer(parsed, ChatReply(parsed, self._endpoint.resident.model, head))
+        form = self._endpoint.resident.model.call_format
+        return self._answer(parsed, ChatReply(parsed, self._head("chatcmpl"), form))
 
     async def completion(self, request: HttpRequest) -> Answer:
-        """A text completion."""
-        parsed = await self._endpoint.in_thread(
-            completion_request.read, await _body(request), self._endpoint.model_named
-        )
-        head = self._head("cmpl")
-        return self._answer(parsed, CompletionReply(parsed, self._endpoint.resident.model, head))
+        read, find = completion_request.read, self._endpoint.model_named
+        parsed = await self._endpoint.in_thread(read, await _body(request), find)
+        return self._answer(parsed, CompletionReply(parsed, self._head("cmpl")))
 
     async def generate(self, request: HttpRequest) -> Answer:
-        """Our own events, line by line."""
         parsed = await self._endpoint.in_thread(native.read, await _body(request))
         if parsed.model is not None:
             self._endpoint.model_named(parsed.model)
@@ -120,13 +106,11 @@ class _Routes:
         return _json(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(self, _request: HttpRequest) -> Response:
-        """Prometheus' text form."""
         status = self._endpoint.resident.status
         text = self._endpoint.metrics.text(status.model, status.running, status.waiting)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, _request: HttpRequest) -> Response:
-        """All that another dflash command wants to know before it attaches."""
         resident = self._endpoint.resident
         status, model = resident.status, resident.model
         models = await self._endpoint.in_thread(self._endpoint.models)
@@ -147,7 +131,7 @@ class _Routes:
                 "thinking": model.thinking,
                 "mode": model.mode,
                 "tools": model.call_format,
-                "facts": _facts(resident.facts),
+                "facts": None if resident.facts is None else resident.facts.as_dict(),  # of the last load
                 "models": list(models),
             }
         )
@@ -157,12 +141,8 @@ class _Routes:
         fields = Fields(parse(await _body(request)))
         name = fields.needed_text("model")
         fields.finish()
-        endpoint = self._endpoint
-        known = (
-            endpoint.resident.model.name,
-            *endpoint.resident.model.aliases,
-            *await endpoint.in_thread(endpoint.models),
-        )
+        endpoint, model = self._endpoint, self._endpoint.resident.model
+        known = (model.name, *model.aliases, *await endpoint.in_thread(endpoint.models))
         if name.casefold() not in {one.casefold() for one in known}:  # never a path, never a download
             raise UnknownModelError(f"unknown model {name[:80]!r}", f"on this machine: {', '.join(known)}")
         if endpoint.draining:
@@ -177,7 +157,7 @@ class _Routes:
         await self._endpoint.in_thread(self._endpoint.resident.unload)
         return await self.status(request)
 
-    def _answer(self, parsed: ParsedRequest, reply: ChatReply | CompletionReply) -> Answer:
+    def _answer(self, parsed: ParsedRequest, reply: Reply) -> Answer:
         kind = EventStream if parsed.stream else WholeAnswer
         return kind(self._endpoint, parsed.request, parsed.model, reply)
 
@@ -204,16 +184,10 @@ class _Routes:
 
 
 async def _body(request: HttpRequest) -> bytes:
-    """The body of a request that sends JSON."""
     kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
         raise Refusal(415, "the body must be JSON", f"send the header Content-Type: {JSON_TYPE}")
     return await request.body()
-
-
-def _facts(facts: SessionFacts | None) -> dict[str, Any] | None:
-    """Of the last load; None before the first."""
-    return None if facts is None else facts.as_dict()
 
 
 def _json(value: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -225,7 +199,6 @@ async def _on_error(_request: HttpRequest, error: DFlashError) -> Response:
 
 
 async def _on_http_error(request: HttpRequest, error: HTTPException) -> Response:
-    """A path or method that nothing answers to."""
     what = "there is nothing at this path" if error.status_code == 404 else str(error.detail)
     refusal = Refusal(error.status_code, what, "see /v1/models, /v1/chat/completions, /v1/completions, /health")
     return _json(error_object(refusal), error.status_code, dict(error.headers or {}))

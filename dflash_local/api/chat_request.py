@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash_local.api import request_fields
-from dflash_local.api.fields import Fields, naming, parse, quoted
+from dflash_local.api.fields import Fields, naming, quoted
 from dflash_local.api.refusals import FieldError, unsupported
 from dflash_local.request import (
     MAX_MESSAGES,
@@ -15,7 +15,6 @@ from dflash_local.request import (
     MAX_TOP_LOGPROBS,
     ROLES,
     Message,
-    Request,
     ToolCall,
     check_depth,
     read_arguments,
@@ -42,34 +41,19 @@ NOT_HERE: dict[str, tuple[str, tuple[object, ...]]] = {
 
 
 def read(body: bytes, find: Callable[[str], Model]) -> request_fields.ParsedRequest:
-    """The request of a body.
+    """See ``request_fields.read``."""
+    return request_fields.read(body, find, _own, NOT_HERE)
 
-    Args:
-        find: the model of that name; raises UnknownModelError.
 
-    Raises:
-        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
-    """
-    fields = Fields(parse(body))
-    name = fields.needed_text("model")
-    model = find(name)
-    messages = _messages(fields.items("messages", MAX_MESSAGES))
-    tools = _tools(fields)
-    stream, include_usage = request_fields.streaming(fields)
-    request = Request(
-        messages=messages,
-        sampling=request_fields.sampling(fields, model),
-        limits=request_fields.limits(fields),
-        thinking=_thinking(fields, model),
-        tools=tools,
-        logprobs=_logprobs(fields),
-        **request_fields.generation_options(fields, model),
-    )
+def _own(fields: Fields, model: Model) -> dict[str, Any]:
+    own = {
+        "messages": _messages(fields.items("messages", MAX_MESSAGES)),
+        "thinking": _thinking(fields, model),
+        "tools": _tools(fields),
+        "logprobs": _logprobs(fields),
+    }
     _response_format(fields)
-    for field, (why, harmless) in NOT_HERE.items():
-        fields.refuse(field, why, harmless)
-    request_fields.refuse_rest(fields)
-    return request_fields.ParsedRequest(request, name, stream, include_usage, bool(tools))
+    return own
 
 
 def _messages(value: list[Any] | None) -> tuple[Message, ...]:
@@ -82,15 +66,14 @@ def _message(fields: Fields) -> Message:
     role = fields.needed_text("role")
     role = "system" if role == "developer" else role
     if role not in ROLES:
-        path = fields.name("role")
-        raise FieldError(path, f"{path} {quoted(role)} is not known", f"use one of {', '.join(ROLES)}")
+        raise fields.wrong("role", f"{quoted(role)} is not known", f"use one of {', '.join(ROLES)}")
     content = _content(fields)
     calls = _calls(fields) if role == "assistant" else ()
     answered = fields.text("tool_call_id") or ""
     if role == "tool" and not answered:
-        raise FieldError(fields.name("tool_call_id"), f"{fields.name('tool_call_id')} is missing")
+        raise fields.wrong("tool_call_id", "is missing")
     if content is None and not calls:
-        raise FieldError(fields.name("content"), f"{fields.name('content')} is missing")
+        raise fields.wrong("content", "is missing")
     thinking = fields.text("reasoning_content") or fields.text("reasoning") or ""
     fields.ignore("reasoning")
     name = fields.text("name") or ""
@@ -107,7 +90,7 @@ def _content(fields: Fields) -> str | None:
         return value
     path = fields.name("content")
     if not isinstance(value, list):
-        raise FieldError(path, f"{path} must be text or a list of parts, got {quoted(value)}")
+        raise fields.wrong("content", f"must be text or a list of parts, got {quoted(value)}")
     texts = []
     for index, item in enumerate(value):
         part = Fields(item, f"{path}[{index}]")
@@ -120,7 +103,6 @@ def _content(fields: Fields) -> str | None:
 
 
 def _calls(fields: Fields) -> tuple[ToolCall, ...]:
-    """The calls of an assistant message that is sent back."""
     calls = []
     for index, item in enumerate(fields.items("tool_calls") or ()):
         call = Fields(item, f"{fields.name('tool_calls')}[{index}]")

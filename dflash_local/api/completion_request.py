@@ -6,41 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 from dflash_local.api import request_fields
-from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.fields import Fields, quoted
 from dflash_local.api.refusals import FieldError
-from dflash_local.request import MAX_TOP_LOGPROBS, Request
+from dflash_local.request import MAX_TOP_LOGPROBS
 from dflash_local.service.resident import Model
 
 MAX_NEW_TOKENS = 16  # OpenAI's default here, and vLLM's
 MAX_ID = 2**31
 
 
+REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
+    "echo": ("the reply alone is sent", (False,)),
+    "suffix": ("leave it out", ("",)),
+    "response_format": ("replies are not constrained", ({"type": "text"},)),
+}
+
+
 def read(body: bytes, find: Callable[[str], Model]) -> request_fields.ParsedRequest:
-    """The request of a body.
+    """See ``request_fields.read``."""
+    return request_fields.read(body, find, _own, REFUSED, MAX_NEW_TOKENS)
 
-    Args:
-        find: the model of that name; raises UnknownModelError.
 
-    Raises:
-        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
-    """
-    fields = Fields(parse(body))
-    name = fields.needed_text("model")
-    model = find(name)
-    prompt = _prompt(fields.take("prompt"))
-    stream, include_usage = request_fields.streaming(fields)
-    request = Request(
-        **prompt,
-        sampling=request_fields.sampling(fields, model),
-        limits=request_fields.limits(fields, MAX_NEW_TOKENS),
-        logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
-        **request_fields.generation_options(fields, model),
-    )
-    fields.refuse("echo", "the reply alone is sent", (False,))
-    fields.refuse("suffix", "leave it out", ("",))
-    fields.refuse("response_format", "replies are not constrained", ({"type": "text"},))
-    request_fields.refuse_rest(fields)
-    return request_fields.ParsedRequest(request, name, stream, include_usage)
+def _own(fields: Fields, _model: Model) -> dict[str, Any]:
+    return {**_prompt(fields.take("prompt")), "logprobs": fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)}
 
 
 def _prompt(value: Any) -> dict[str, Any]:

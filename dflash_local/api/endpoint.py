@@ -41,11 +41,7 @@ def cut_off() -> Refusal:
 
 
 class Endpoint:
-    """One server's state. Its methods belong to the event loop.
-
-    Args:
-        models: names that ``POST /dflash/v1/load`` may switch to.
-    """
+    """One server's state, for the event loop. ``models`` names what ``POST /dflash/v1/load`` may switch to."""
 
     def __init__(
         self,
@@ -64,11 +60,7 @@ class Endpoint:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="dflash-http")
 
     def model_named(self, name: str) -> Model:
-        """The served model, when ``name`` means it.
-
-        Raises:
-            UnknownModelError: it does not; names what is served.
-        """
+        """The served model, when ``name`` means it; UnknownModelError otherwise, which names what is served."""
         model = self.resident.model
         if not model.answers_to(name):
             known = ", ".join((model.name, *model.aliases))
@@ -96,7 +88,6 @@ class Endpoint:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a call that may block."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     def cancel(self, name: str) -> bool:

@@ -17,11 +17,7 @@ HUGE = 1e308
 
 
 def parse(body: bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        FieldError: not JSON, not UTF-8, a key twice in one object, NaN or Infinity, or nested too deep.
-    """
+    """The value of a JSON text; FieldError: not UTF-8 or JSON, a key twice, NaN, Infinity, or nested too deep."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -48,7 +44,6 @@ def _constant(word: str) -> NoReturn:
 
 
 def quoted(value: object) -> str:
-    """A value as an error message shows it: short, on one line."""
     text = repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
@@ -78,8 +73,11 @@ class Fields:
         self._path = path
 
     def name(self, key: str) -> str:
-        """The field's full name."""
         return f"{self._path}.{key}" if self._path else key
+
+    def wrong(self, key: str, text: str, hint: str = "") -> FieldError:
+        """The error of a field; the text goes on after its name."""
+        return FieldError(self.name(key), f"{self.name(key)} {text}", hint)
 
     def take(self, key: str) -> Any:
         """The value as it is; None when absent."""
@@ -87,18 +85,16 @@ class Fields:
         return self._left.pop(key, None)
 
     def text(self, key: str) -> str | None:
-        """A string."""
         return self._typed(key, str, "text")
 
     def needed_text(self, key: str) -> str:
         """A string that must be there."""
         value = self.text(key)
         if value is None:
-            raise FieldError(self.name(key), f"{self.name(key)} is missing")
+            raise self.wrong(key, "is missing")
         return value
 
     def flag(self, key: str) -> bool | None:
-        """True or false."""
         return self._typed(key, bool, "true or false")
 
     def items(self, key: str, most: int | None = None) -> list[Any] | None:
@@ -109,7 +105,6 @@ class Fields:
         return value
 
     def mapping(self, key: str) -> dict[str, Any] | None:
-        """An object."""
         return self._typed(key, dict, "an object")
 
     def part(self, key: str) -> Fields:
@@ -125,22 +120,21 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FieldError(self.name(key), f"{self.name(key)} must be a whole number, got {quoted(value)}")
+            raise self.wrong(key, f"must be a whole number, got {quoted(value)}")
         if high is None and value < low:
-            raise FieldError(self.name(key), f"{self.name(key)} must be at least {low}, got {quoted(value)}")
+            raise self.wrong(key, f"must be at least {low}, got {quoted(value)}")
         if high is not None and not low <= value <= high:
-            raise FieldError(self.name(key), f"{self.name(key)} {quoted(value)} is outside {low}..{high}")
+            raise self.wrong(key, f"{quoted(value)} is outside {low}..{high}")
         return value
 
     def number(self, key: str) -> float | None:
-        """A finite number."""
         value = self.take(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise FieldError(self.name(key), f"{self.name(key)} must be a number, got {quoted(value)}")
+            raise self.wrong(key, f"must be a number, got {quoted(value)}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise FieldError(self.name(key), f"{self.name(key)} is not a finite number")
+            raise self.wrong(key, "is not a finite number")
         return max(-HUGE, min(HUGE, value))  # an integer may be larger than any float
 
     def refuse(self, key: str, hint: str, harmless: Sequence[object] = ()) -> None:
@@ -167,5 +161,5 @@ class Fields:
     def _typed(self, key: str, kind: type, what: str) -> Any:
         value = self.take(key)
         if value is not None and not isinstance(value, kind):
-            raise FieldError(self.name(key), f"{self.name(key)} must be {what}, got {quoted(value)}")
+            raise self.wrong(key, f"must be {what}, got {quoted(value)}")
         return value

@@ -7,9 +7,10 @@ acceptance length counts the bonus token: 1 + accepted drafts per cycle.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.events import Finished, Notice, Started, Stats, Step
+from dflash_local.events import Finished, Stats
 
 IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
 
@@ -19,25 +20,13 @@ def finite(logprob: float) -> float:
     return max(logprob, IMPOSSIBLE)
 
 
+@dataclass(slots=True)
 class Tally:
     """What must be counted while the events go by."""
 
-    def __init__(self) -> None:
-        self.reused = 0
-        self.drafted = 0
-        self.notices: list[str] = []
-
-    def started(self, event: Started) -> None:
-        """Note how much of the prompt was still there."""
-        self.reused = event.reused_tokens
-
-    def notice(self, event: Notice) -> None:
-        """Note what the user should know."""
-        self.notices.append(event.message)
-
-    def step(self, event: Step) -> None:
-        """Note what was drafted."""
-        self.drafted += event.drafted
+    reused: int = 0
+    drafted: int = 0
+    notices: list[str] = field(default_factory=list)
 
     def usage(self, finished: Finished) -> dict[str, Any]:
         """OpenAI's ``usage`` object."""

@@ -75,7 +75,6 @@ class Guard:
         self._heap = Trimmer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI app."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         send = _secured(send)
@@ -98,16 +97,14 @@ class Guard:
             self._heap.ended()
 
     def _check(self, scope: Scope) -> None:
-        """Everything that the headers alone decide."""
-        headers = _Headers(scope)
-        host = headers.one(b"host")
+        host = _header(scope, b"host")
         if not host or not self._is_ours(host):
             raise Refusal(400, "this server does not answer to that Host", "use the address that it printed")
-        origin = headers.one(b"origin")
+        origin = _header(scope, b"origin")
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             raise Refusal(403, "requests from other web pages are refused", "the Origin is not this server's")
         if scope["path"] not in OPEN_PATHS:
-            self._check_token(headers.one(b"authorization"))
+            self._check_token(_header(scope, b"authorization"))
 
     def _is_ours(self, host: str) -> bool:
         name = _host_name(host)
@@ -126,11 +123,9 @@ class Guard:
             raise Refusal(401, "the token is missing or wrong", "send Authorization: Bearer TOKEN", "invalid_api_key")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, read within the time and size allowed."""
-        headers = _Headers(scope)
-        if (headers.one(b"content-encoding") or "identity").lower() != "identity":
+        if (_header(scope, b"content-encoding") or "identity").lower() != "identity":
             raise Refusal(415, "compressed bodies are refused", "send the body as it is")
-        length, chunked = headers.one(b"content-length"), headers.one(b"transfer-encoding") is not None
+        length, chunked = _header(scope, b"content-length"), _header(scope, b"transfer-encoding") is not None
         if length is None and not chunked:
             if scope["method"] in WITH_BODY:
                 raise Refusal(411, "Content-Length is missing", "send one, or Transfer-Encoding: chunked")
@@ -178,18 +173,12 @@ class Guard:
             raise Refusal(503, "too many large requests at once", "try again in a moment")
 
 
-class _Headers:
-    """A request's headers, of which each that matters here may stand there once."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._pairs = scope["headers"]
-
-    def one(self, name: bytes) -> str | None:
-        """The header's text; None when absent."""
-        values = [value for key, value in self._pairs if key.lower() == name]
-        if len(values) > 1:
-            raise Refusal(400, f"the header {name.decode('ascii')} stands there {len(values)} times")
-        return values[0].decode("latin-1").strip() if values else None
+def _header(scope: Scope, name: bytes) -> str | None:
+    """The text of a header that may stand there once; None when absent."""
+    values = [value for key, value in scope["headers"] if key.lower() == name]
+    if len(values) > 1:
+        raise Refusal(400, f"the header {name.decode('ascii')} stands there {len(values)} times")
+    return values[0].decode("latin-1").strip() if values else None
 
 
 def _host_name(host: str) -> str:

@@ -44,7 +44,6 @@ class Trimmer:
         self._due: asyncio.TimerHandle | None = None
 
     def ended(self) -> None:
-        """A request has ended."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(SETTLE_S, self._start)
 

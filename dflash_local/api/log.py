@@ -21,30 +21,19 @@ def one_line(text: str, limit: int = MAX_VALUE) -> str:
     return shown if len(shown) <= limit else f"{shown[:limit]}..."
 
 
-class _OneLine(logging.Formatter):
-    """A record as one line; of an exception its last line only."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        when = self.formatTime(record, self.datefmt)
-        message = record.getMessage().strip()
-        if record.exc_info and record.exc_info[1] is not None:
-            message = f"{message}: {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        return f"{when} {record.levelname.lower()} {one_line(message, 10 * MAX_VALUE)}"
-
-
 class _Lines(logging.Handler):
+    """Gives every record to ``write`` as one line; of an exception its last line only."""
+
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
         self._write = write
-        self.setFormatter(_OneLine())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand the line on."""
-        self._write(self.format(record))
+        message = record.getMessage().strip()
+        if record.exc_info and record.exc_info[1] is not None:
+            message = f"{message}: {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self._write(f"{when} {record.levelname.lower()} {one_line(message, 10 * MAX_VALUE)}")
 
 
 def send_lines_to(write: Callable[[str], None]) -> Callable[[], None]:
@@ -70,7 +59,6 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI app."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         status, began = 0, time.monotonic()

@@ -36,7 +36,6 @@ class Histogram:
         self._count = 0
 
     def add(self, value: float) -> None:
-        """Count one value."""
         self._sum += value
         self._count += 1
         for index, bound in enumerate(self._bounds):
@@ -44,7 +43,6 @@ class Histogram:
                 self._counts[index] += 1
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """The samples in text form."""
         for bound, count in zip(self._bounds, self._counts):
             yield f'{name}_bucket{{{labels},le="{float(bound)}"}} {count}'
         yield f'{name}_bucket{{{labels},le="+Inf"}} {self._count}'
@@ -67,23 +65,21 @@ class Metrics:
         """Count an event as the engine emits it, before slow readers see several as one."""
         with self._lock:
             if isinstance(event, Started):
-                self._add("prompt_tokens", event.prompt_tokens)
-                self._add("prefix_cache_queries", event.prompt_tokens)
-                self._add("prefix_cache_hits", event.reused_tokens)
+                self._counters["prompt_tokens"] += event.prompt_tokens
+                self._counters["prefix_cache_queries"] += event.prompt_tokens
+                self._counters["prefix_cache_hits"] += event.reused_tokens
             elif isinstance(event, Step):
-                self._add("generation_tokens", len(event.token_ids))
+                self._counters["generation_tokens"] += len(event.token_ids)
                 if event.drafted:
                     self._count_cycle(event)
             elif isinstance(event, Finished):
                 self._finished[event.reason] = self._finished.get(event.reason, 0) + 1
 
     def first_token(self, seconds: float) -> None:
-        """A request got its first token so long after it came in."""
         with self._lock:
             self._first_token.add(seconds)
 
     def whole(self, seconds: float) -> None:
-        """A request was finished so long after it came in."""
         with self._lock:
             self._whole.add(seconds)
 
@@ -112,13 +108,10 @@ class Metrics:
         yield from _head("e2e_request_latency_seconds", "histogram", "From the request to its end.")
         yield from self._whole.lines("vllm:e2e_request_latency_seconds", labels)
 
-    def _add(self, name: str, count: int) -> None:
-        self._counters[name] += count
-
     def _count_cycle(self, step: Step) -> None:
-        self._add("spec_decode_num_drafts", 1)
-        self._add("spec_decode_num_draft_tokens", step.drafted)
-        self._add("spec_decode_num_accepted_tokens", step.accepted)
+        self._counters["spec_decode_num_drafts"] += 1
+        self._counters["spec_decode_num_draft_tokens"] += step.drafted
+        self._counters["spec_decode_num_accepted_tokens"] += step.accepted
         self._positions += [0] * (step.drafted - len(self._positions))
         for position in range(step.accepted):
             self._positions[position] += 1

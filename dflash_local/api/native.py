@@ -1,14 +1,15 @@
-"""Our own requests as JSON, for other dflash commands: the fields of ``Request``, no more and no fewer."""
+"""Our own requests as JSON, for other dflash commands: the fields of ``Request`` as ``asdict`` writes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from dflash_local.api.fields import Fields, naming, parse, quoted
 from dflash_local.api.refusals import FieldError
+from dflash_local.api.request_fields import NUMBERS
 from dflash_local.events import Mode
 from dflash_local.request import (
     MAX_MESSAGES,
@@ -24,12 +25,6 @@ from dflash_local.request import (
 )
 
 ID = re.compile(r"[A-Za-z0-9]{8,64}")
-SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-
-
-def as_body(request: Request) -> dict[str, Any]:
-    """The JSON form of a request."""
-    return asdict(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +37,7 @@ class Native:
 
 
 def read(body: bytes) -> Native:
-    """A request from its JSON form; fields that are left out have the defaults of ``Request``.
-
-    Raises:
-        FieldError: a field is wrong or unknown. UsageError: a value is outside its range.
-    """
+    """A request from its JSON form, with ``Request``'s defaults; FieldError or UsageError for a wrong field."""
     fields = Fields(parse(body))
     model, name = fields.text("model"), fields.text("id")
     if name is not None and not ID.fullmatch(name):
@@ -99,7 +90,7 @@ def _message(fields: Fields) -> Message:
 
 
 def _sampling(fields: Fields) -> SamplingParams:
-    given: dict[str, Any] = {name: fields.number(name) for name in SAMPLING_NUMBERS}
+    given: dict[str, Any] = {name: fields.number(name) for name in NUMBERS}
     given |= {name: fields.take(name) for name in ("top_k", "seed")}
     fields.finish()
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})

@@ -29,7 +29,6 @@ class Refusal(DFlashError):
 
     @property
     def http_status(self) -> int:
-        """The status it was made with."""
         return self.status
 
 
@@ -66,7 +65,6 @@ def error_object(error: DFlashError) -> dict[str, Any]:
 
 
 def error_headers(error: DFlashError) -> dict[str, str]:
-    """Headers that belong to an error answer."""
     status = error.http_status
     if status in (429, 503):
         return {"Retry-After": str(RETRY_AFTER_S)}

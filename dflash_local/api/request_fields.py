@@ -5,10 +5,11 @@ A field that is absent or null takes the model's own default (``generation_confi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dflash_local.api.fields import Fields, quoted
+from dflash_local.api.fields import Fields, parse, quoted
 from dflash_local.api.refusals import FieldError
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
@@ -26,10 +27,7 @@ from dflash_local.service.resident import Model
 
 # Sent by clients for the operator's books; none of them can change a reply, and none is kept.
 IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-NUMBERS = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
-    "repetition_penalty",
-)
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 # field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
 REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "logit_bias": ("leave it out", ({},)),
@@ -46,21 +44,54 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A body, read.
-
-    Attributes:
-        model: the name as sent. include_usage: a last chunk with the figures, when streaming.
-        tools_offered: tool calls are to be looked for in the reply.
-    """
+    """A body, read: the model as sent; with ``include_usage`` the figures come in a last chunk of a stream."""
 
     request: Request
     model: str
     stream: bool
     include_usage: bool
-    tools_offered: bool = False
 
 
-def sampling(fields: Fields, model: Model) -> SamplingParams:
+def read(
+    body: bytes,
+    find: Callable[[str], Model],
+    own: Callable[[Fields, Model], dict[str, Any]],
+    refused: Mapping[str, tuple[str, tuple[object, ...]]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> ParsedRequest:
+    """The request of a body.
+
+    Args:
+        find: the model of that name; raises UnknownModelError.
+        own: reads the endpoint's own fields, as fields of a ``Request``. refused: those that it does not support.
+
+    Raises:
+        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
+    """
+    fields = Fields(parse(body))
+    name = fields.needed_text("model")
+    model = find(name)
+    given = own(fields, model)
+    stream, include_usage = _streaming(fields)
+    request = Request(
+        sampling=_sampling(fields, model),
+        limits=_limits(fields, max_new_tokens),
+        **given,
+        **_generation_options(fields, model),
+    )
+    count = fields.integer("n", 1)
+    if count not in (None, 1):
+        raise FieldError(
+            "n", f"unsupported: n is {quoted(count)}, 1 at most", "send the request again", "unsupported_parameter"
+        )
+    for field, (why, harmless) in {**refused, **REFUSED}.items():
+        fields.refuse(field, why, harmless)
+    fields.ignore(*IGNORED)
+    fields.finish()
+    return ParsedRequest(request, name, stream, include_usage)
+
+
+def _sampling(fields: Fields, model: Model) -> SamplingParams:
     """The model's own sampling with the body's fields in it."""
     given: dict[str, Any] = {name: fields.number(name) for name in NUMBERS}
     top_k = fields.integer("top_k", -1, 2**31)
@@ -72,7 +103,7 @@ def sampling(fields: Fields, model: Model) -> SamplingParams:
         raise FieldError(error.message.split(" ", 1)[0], error.message, error.hint) from error
 
 
-def limits(fields: Fields, default: int = MAX_NEW_TOKENS) -> Limits:
+def _limits(fields: Fields, default: int) -> Limits:
     """Where the reply ends; without a number where the context does."""
     counts = [fields.integer(name, 0, MAX_NEW_TOKENS) for name in ("max_tokens", "max_completion_tokens")]
     given = {count for count in counts if count is not None}
@@ -87,7 +118,7 @@ def limits(fields: Fields, default: int = MAX_NEW_TOKENS) -> Limits:
     return Limits(given.pop() if given else default, tuple(texts))
 
 
-def generation_options(fields: Fields, model: Model) -> dict[str, Any]:
+def _generation_options(fields: Fields, model: Model) -> dict[str, Any]:
     """Our own fields, ``mode`` and ``block_size``, and vLLM's ``return_token_ids``, as fields of a ``Request``."""
     mode = fields.text("mode") or model.mode
     if mode not in ("dflash", "ar"):
@@ -99,7 +130,7 @@ def generation_options(fields: Fields, model: Model) -> dict[str, Any]:
     }
 
 
-def streaming(fields: Fields) -> tuple[bool, bool]:
+def _streaming(fields: Fields) -> tuple[bool, bool]:
     """Whether to stream, and whether to add the figures in a last chunk."""
     stream = bool(fields.flag("stream"))
     value = fields.take("stream_options")
@@ -113,16 +144,3 @@ def streaming(fields: Fields) -> tuple[bool, bool]:
     options.refuse("continuous_usage_stats", "figures come at the end", (False,))
     options.finish()
     return stream, include_usage
-
-
-def refuse_rest(fields: Fields) -> None:
-    """One reply only; what is known and not supported; what is not known."""
-    count = fields.integer("n", 1)
-    if count not in (None, 1):
-        raise FieldError(
-            "n", f"unsupported: n is {quoted(count)}, 1 at most", "send the request again", "unsupported_parameter"
-        )
-    for name, (why, harmless) in REFUSED.items():
-        fields.refuse(name, why, harmless)
-    fields.ignore(*IGNORED)
-    fields.finish()

@@ -29,11 +29,7 @@ RETRY_S = 1.0  # until a connection is taken again after the system had no room 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; port 0 takes a free one.
-
-    Raises:
-        UsageError: the port is taken or privileged, or the address is not this machine's.
-    """
+    """A socket bound to the address, port 0 takes a free one; UsageError where it cannot be had."""
     family, address = _resolved(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -95,7 +91,6 @@ class _Protocol(H11Protocol):
         self._cut: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there and has said nothing yet."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._start_clock()
 
@@ -108,7 +103,6 @@ class _Protocol(H11Protocol):
             self._stop_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
         self._stop_clock()
         self.places.release()
         super().connection_lost(exc)
@@ -181,7 +175,6 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and end those that are there."""
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app.reply_text import figures, histogram
-from dflash_local.app.thinking import thinking_notice
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.service.chat_options import SAMPLING, SETTABLE, parse_setting
@@ -40,23 +39,20 @@ def _lines(*lines: str) -> str:
 
 
 def _model(chat: ChatSession, argument: str) -> str:
-    words = _words(argument)
-    if not words:
+    named = words(argument)
+    if not named:
         facts = chat.service.facts
         return _lines(
-            f"{chat.pair.label}: {facts.loaded_as}; block {facts.block_size}",
+            f"{chat.pair.label}: {facts.loaded_as}; block {facts.block_size or '-'}",
             "/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER",
         )
-    if len(words) > 2:
+    if len(named) > 2:
         raise UsageError("too many words", "/model NAME, or /model FOLDER DRAFTER_FOLDER")
     options = chat.conversation.options
-    pair = chat.resolve(words[0], words[1] if len(words) == 2 else None)
+    pair = chat.resolve(named[0], named[1] if len(named) == 2 else None)
     if pair.drafter is None and options.mode == "dflash":
         raise UsageError(f"no drafter is known for {pair.name}", "/model FOLDER DRAFTER_FOLDER, or first /mode ar")
     chat.change_model(pair)
-    notice = thinking_notice(pair, options.thinking)
-    if notice:
-        chat.warn(notice)
     return _lines(f"now talking to {pair.label}")
 
 
@@ -74,7 +70,7 @@ def _mode(chat: ChatSession, argument: str) -> str:
     if argument:
         if argument not in modes:
             raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
-        if argument == "dflash" and chat.service.facts.drafter is None:
+        if argument == "dflash" and not chat.service.facts.drafting:
             raise UsageError(f"{chat.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
         options.mode = modes[argument]
     return _lines(f"mode {options.mode}")
@@ -115,9 +111,11 @@ def _stats(chat: ChatSession, _argument: str) -> str:
     stats = last.stats
     lines = [
         figures(last),
-        f"mode {stats.mode}, block {stats.block_size}, seed {stats.seed}, first token after {stats.ttft_s:.3f} s; "
-        f"draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s",
+        f"mode {stats.mode}, block {stats.block_size or '-'}, seed {stats.seed}, "
+        f"first token after {stats.ttft_s:.3f} s",
     ]
+    if stats.draft_s or stats.verify_s or stats.other_s:  # a server reports no phases
+        lines[-1] += f"; draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
     if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
         lines += [f"accepted per position: {shares}", "cycles by acceptance length:", *histogram(last, chat.bar)]
@@ -155,15 +153,20 @@ def _clear(chat: ChatSession, _argument: str) -> str:
 
 
 def _export(chat: ChatSession, argument: str) -> str:
-    words = _words(argument)
-    if len(words) != 1:
+    named = words(argument)
+    if len(named) != 1:
         raise UsageError("/export needs one file name", "/export talk.md or /export talk.json")
-    path = Path(os.path.expanduser(words[0]))
+    path = Path(os.path.expanduser(named[0]))
     export.export(path, chat.pair.name, chat.conversation.options.system, chat.conversation.turns)
     return _lines(f"written: {path}")
 
 
-def _words(argument: str) -> list[str]:
+def words(argument: str) -> list[str]:
+    """The words of a command's argument, those in quotes as one.
+
+    Raises:
+        UsageError: a quote is not closed.
+    """
     try:
         return shlex.split(argument)
     except ValueError as error:

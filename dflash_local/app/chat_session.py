@@ -13,11 +13,13 @@ from dflash_local.app.attaching import running_server
 from dflash_local.app.chat_commands import ALIASES, COMMANDS, Command
 from dflash_local.app.examples import examples
 from dflash_local.app.fitting import Loaded
-from dflash_local.app.loading import start_service
+from dflash_local.app.load_choices import LoadChoice, LoadChoices, load_choices
+from dflash_local.app.loading import Start, start_service
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import suited
-from dflash_local.app.resolve import Obtain, resolve
+from dflash_local.app.resolve import Obtain, choose, resolve
+from dflash_local.app.thinking import thinking_notice
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.errors import DFlashError, UsageError
@@ -31,11 +33,10 @@ from dflash_local.service.service import Service, Ticket
 from dflash_local.settings import Settings
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
+from dflash_local.terminal import safe_line
 
 if TYPE_CHECKING:
     from dflash_local.planner.occupancy import Occupancy
-
-Start = Callable[[Pair, LoadConfig, Settings, Notify], Service]
 
 
 class ChatSession:
@@ -48,6 +49,8 @@ class ChatSession:
         folder: where chats are kept. saved: names that this chat was saved under.
         bar: a character to draw histograms with. obtain: downloads what a pair that /model names lacks.
     """
+
+    loads_here = True  # else another program has the models: nothing is planned or downloaded
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class ChatSession:
         recorder = Recorder(self.folder, lambda text: self._emit(Notice(text, "warning")), keep)
         self.conversation = Conversation(self, options, recorder)
         self._load, self._start = load, start
+        self._loaded_with: LoadConfig | None = None
         self._sampling = SamplingParams()
         self._service: Service | None = None
         self._notify: Notify | None = None
@@ -99,28 +103,38 @@ class ChatSession:
         self.conversation.recorder.close()
         self._unload()
 
-    def change_model(self, pair: Pair) -> None:
+    def change_model(self, pair: Pair, load: LoadConfig | None = None) -> None:
         """Load another pair in this one's place; this one comes back when that fails.
 
         The old one goes first: two may not fit into memory.
+
+        Args:
+            load: how; as the chat was begun if not given.
         """
-        before = self.pair
+        before, loaded_with = self.pair, self._loaded_with
         self._unload()
         try:
-            self._open(pair)
+            self._open(pair, load)
         except DFlashError:
             if self._service is None:
-                self._open(before)
+                self._open(before, loaded_with)
             raise
+        if load is not None:
+            self.conversation.options.mode = "dflash" if load.draft else "ar"
+        notice = thinking_notice(pair, self.conversation.options.thinking)
+        if notice:
+            self.warn(notice)
 
-    def _open(self, pair: Pair) -> None:
+    def _open(self, pair: Pair, load: LoadConfig | None = None) -> None:
         defaults = sampling_defaults(pair.target)
-        draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
-        service = self._start(pair, replace(self._load, draft=draft), self.user, self._emit)
+        if load is None:  # the drafter, too, where there is one: /mode switches
+            draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
+            load = replace(self._load, draft=draft)
+        service = self._start(pair, load, self.user, self._emit)
         if not service.facts.has_tokenizer:
             service.close()
             raise UsageError(f"{pair.name} has no tokenizer, so it cannot chat", "dflash run with --prompt-ids works")
-        self._service, self.pair, self._sampling = service, pair, defaults
+        self._service, self.pair, self._sampling, self._loaded_with = service, pair, defaults, load
 
     def _unload(self) -> None:
         if self._service is not None:
@@ -206,13 +220,18 @@ class ChatSession:
         """Warn the user of something."""
         self._emit(Notice(text, "warning"))
 
-    def resolve(self, model: str, drafter: str | None) -> Pair:
-        """The pair that /model names; see ``app.resolve.resolve``."""
-        draft = self.conversation.options.mode == "dflash"
-        suit = suited(self._load, self.user, self._emit)
+    def resolve(self, model: str, drafter: str | None, load: LoadConfig | None = None) -> Pair:
+        """The pair that /model or a load dialog names; see ``app.resolve.resolve``."""
+        draft = self.conversation.options.mode == "dflash" if load is None else load.draft
+        suit = suited(load or self._load, self.user, self._emit)
         return resolve(model, drafter, self.user, self._emit, draft=draft, obtain=self.obtain, suit=suit)
 
     # the pairs of this machine
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of context that the chat was begun with; None for what fits."""
+        return self._load.context
 
     @property
     def _loaded(self) -> Loaded | None:
@@ -227,6 +246,25 @@ class ChatSession:
         """The pair that a name means; see ``app.model_entries``."""
         return model_entries.model_entry(name, self.user, self._loaded)
 
-    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool]) -> None:
+    def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
+        """The ways to load a pair in this one's place; see ``app.load_choices``."""
+        asked = replace(self._load, quantize=None, context=context, draft=draft)
+        return load_choices(name, self.user, asked, self._loaded)
+
+    def load(self, choice: LoadChoice) -> str:
+        """Load a pair that is here in one of its ways, in this one's place; says what was loaded.
+
+        Raises:
+            DFlashError: it cannot be loaded; the pair before is back then.
+        """
+        pair = self.resolve(choice.model, None, choice.config)
+        self.change_model(pair, choice.config)
+        return safe_line(f"now talking to {pair.label}: {self.service.facts.loaded_as}")
+
+    def before_download(self, name: str) -> download.BeforeDownload:
+        """Licence of what a name means, and the room for its download."""
+        return download.before_download(choose(name, None, self.user), self.user)
+
+    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:
         """Download and verify a pair; see ``app.download``."""
-        download.pull(name, self.user, on_event, cancelled)
+        download.pull(name, self.user, on_event, cancelled, draft)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local import settings
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore
 from dflash_local.app.recommending import verdict
-from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted
+from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted, with_local_mirror
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
+from dflash_local.tables import UNKNOWN, amount
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
@@ -73,8 +74,29 @@ def prepare(
     return Download(plan, verdicts, where, hub, store)
 
 
-def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bool]) -> None:
+class BeforeDownload(NamedTuple):
+    """What is to be known before a download: the target's licence, and the room for it; empty without a folder."""
+
+    licence: str
+    disk: str
+
+
+def before_download(choice: Choice, user: Settings) -> BeforeDownload:
+    """Of what a name means; asks nobody on the network."""
+    from dflash_local.planner.hardware import folder
+
+    row, where = choice.row, user.hub.cache
+    described = None if row is None else row.variant(choice.name) or row
+    licence = None if described is None else described.licence
+    disk = "" if where is None else f"{amount(folder(where).free)} free for {where}"
+    return BeforeDownload(licence or UNKNOWN, disk)
+
+
+def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:
     """Download and verify a pair, also one that will not fit into memory: who calls this has asked before.
+
+    Args:
+        draft: False leaves the drafter out.
 
     Raises:
         Interrupted: cancelled; says what is kept. DoesNotFitError: the disk has no room.
@@ -83,6 +105,8 @@ def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bo
     choice = choose(name, None, user)
     refuse_what_does_not_run(choice)
     if choice.repos:
-        download = prepare(wanted(choice), [choice], user)
+        choice = with_local_mirror(choice, ModelStore.of(user))
+        needs = wanted(choice) if draft else wanted(choice, ("target",))
+        download = prepare(needs, [choice], user)
         download.plan.check_disk()
         download.run(on_event, cancelled)

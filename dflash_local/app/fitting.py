@@ -5,7 +5,7 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,19 +53,23 @@ def machine(
     memory_gib: float | None = None,
     device: str = "auto",
     loaded: Loaded | None = None,
+    count: int = 1,
 ) -> Machine:
     """The machine named by the options, else this one.
 
     Args:
+        count: so many of the GPU that is named.
         loaded: what this process has loaded and would give back for another pair: it counts as free.
 
     Raises:
-        UsageError: no such card, not a size, or a device that is not there.
+        UsageError: no such card, not a size, a number of nothing, or a device that is not there.
     """
     from dflash_local.planner.machine import named, this_machine
 
+    if count > 1 and gpu is None and memory_gib is None:
+        raise UsageError(f"--gpus {count} needs to know which", "--gpu 'RTX 4090' or --gpu-memory 24")
     if gpu is not None or memory_gib is not None:
-        return named(gpu, memory_gib)
+        return named(gpu, memory_gib, count)
     return this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
 
 
@@ -195,6 +199,15 @@ class VariantPlan:
         return {"name": self.variant.name, "repo": self.variant.repo, "fits": self.fits, "plan": found}
 
 
+def variant_targets(row: Row | None, store: ModelStore | None) -> Iterator[tuple[Variant, ModelConfig | None]]:
+    """A row's pre-quantised targets with their shapes; None where the recipe is not known before it is here."""
+    from dflash_local.catalog.row import Repo
+
+    for variant in row.variants if row is not None else ():
+        found = shapes(Choice(variant.repo, Repo(variant.repo, variant.revision), None, row), store)
+        yield variant, None if found is None else found.target
+
+
 def variant_plans(
     row: Row | None, known: Shapes, where: Machine, load: LoadConfig | None = None, store: ModelStore | None = None
 ) -> tuple[VariantPlan, ...]:
@@ -204,16 +217,13 @@ def variant_plans(
         known: of the row's own target; its drafter is every variant's. load: what is asked for; a variant brings its
             own weight format.
     """
-    from dflash_local.catalog.row import Repo
     from dflash_local.planner.plan import plan
 
     load = replace(load or LoadConfig(), quantize=None)
     found = []
-    for variant in row.variants if row is not None else ():
-        choice = Choice(variant.repo, Repo(variant.repo, variant.revision), None, row)
-        own = shapes(choice, store)
+    for variant, target in variant_targets(row, store):
         try:
-            made = None if own is None else plan(own.target, known.drafter, where, load)
+            made = None if target is None else plan(target, known.drafter, where, load)
         except UsageError:  # an option that this target cannot have
             made = None
         found.append(VariantPlan(variant, made))
@@ -247,7 +257,7 @@ def as_json(found: Plan) -> dict[str, Any]:
     """A plan for ``--json``."""
     from dflash_local.planner.verified import reports_of
 
-    return {**found.as_dict(), "format": found.format, "verified_by_reports": reports_of(found)}
+    return {**found.as_dict(), "verified_by_reports": reports_of(found)}
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_local.app.fitting import Shapes, folder_shapes, refusal_of, too_big
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
-from dflash_local.app.recommending import option_hint, recommended
+from dflash_local.app.recommending import recommended
 from dflash_local.errors import DFlashError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
@@ -98,7 +98,8 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     target = quantized(planned.known.target, config.quantize)
     predicted = times_on(planned.where.name, target, planned.known.drafter, Load.of("cuda", config, context, block))
     times = Times(context, runner.costs[1], runner.costs[block], block)
-    kept = SpeedMeasurement.of(planned.found, planned.known.target.source, times, predicted)
+    source, weights = planned.known.target.source, planned.found.format
+    kept = SpeedMeasurement.of(planned.where.name, source, weights, config, times, predicted)
     SpeedRecord(speeds_folder(user), planned.where.name).add([kept])
 
 
@@ -110,7 +111,7 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
         DoesNotFitError: not even the shortest context fits, or not the one asked for; names what would fit.
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
-    from dflash_local.planner.plan import nearest
+    from dflash_local.planner.plan import USABLE, nearest
     from dflash_local.planner.torch_build import require_usable
 
     require_usable(load.device, user.environ)
@@ -118,11 +119,14 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
     if planned is None:
         return load
     known, where, found = planned.known, planned.where, planned.found
-    if too_big(found) and load.quantize is None:
+    short = found.fits and load.context is None and (found.context or 0) < min(USABLE, planned.limit)
+    if load.quantize is None and (short or too_big(found)):
         best = recommended(None, known, where, load, user=user).best
-        if best is not None:
-            notify(Notice(f"{best.weights.name} ({amount(best.plan.ledger.total)}): {found.reason}"))
-            found, load = best.plan, replace(load, quantize=best.weights.quantize)
+        slow = best is not None and (best.config.bitsandbytes or best.config.dtype != load.dtype)  # only by its option
+        if best is not None and best.config != load and not slow:
+            why = f"else only {found.context:,} tokens of context fit" if short else found.reason
+            notify(Notice(f"{best.name} ({amount(best.plan.ledger.total)}): {why}"))
+            found, load = best.plan, best.config
     if too_big(found):
         refusal = refusal_of(
             found, nearest(known.target, known.drafter, where, load), _variant_hint(pair, known, where, load, user)
@@ -144,9 +148,13 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
 
 
 def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: Settings) -> str:
-    """How to take a pre-quantised target that fits instead; empty where none is known to."""
+    """The command that gets a pre-quantised target which fits instead; empty where none is known to."""
     row = registry(user).find(pair.name)
     if row is None or row.target is None or row.name != pair.name:
         return ""
     best = recommended(row, known, where, load, user=user).best
-    return "" if best is None or best.weights.variant is None else option_hint(pair.name, best)
+    variant = None if best is None else best.weights.variant
+    if best is None or variant is None:
+        return ""
+    needs = f"{amount(best.plan.ledger.total)}, context {best.plan.context:,}: {variant.repo}"
+    return f"pre-quantised it fits ({needs}): dflash pull {pair.name} --variant {variant.name}"

@@ -14,18 +14,22 @@ from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
-from dflash_local.events import Event, LoadProgress, Notice
+from dflash_local.events import Event, Finished, LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts, Verdict
+from dflash_local.loaded import Verdict
 from dflash_local.request import Request
 from dflash_local.service.service import Service, Session
+from dflash_local.service.wrapped import PlainSession, WrappedSession
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
+from dflash_local.store.paths import speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
+    from dflash_local.planner.acceptance_record import AcceptanceRecord
     from dflash_local.service.load_steps import LoadSteps
 
+Start = Callable[[Pair, LoadConfig, Settings, Notify], Service]  # ``start_service``, or what stands in its place
 CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
 
@@ -196,7 +200,6 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
         DFlashError: see ``fitted`` and ``open_session``.
     """
     from dflash_local.service import load_steps
-    from dflash_local.service.plain import PlainSession
 
     asked = load
     steps = load_steps_of(load, user)
@@ -265,24 +268,26 @@ def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
     return LoadSteps(loads_folder(user) if driver is not None else None, versions)
 
 
-class HeldSession:
-    """A session that lets go of its files when it is closed."""
+class HeldSession(WrappedSession):
+    """Counts what its drafts were worth, and lets go of its files when it is closed."""
 
-    def __init__(self, session: Session, hold: ExitStack) -> None:
-        self._session, self._hold = session, hold
-
-    @property
-    def facts(self) -> SessionFacts:
-        """What was loaded, and how."""
-        return self._session.facts
+    def __init__(self, session: Session, hold: ExitStack, target: str, record: AcceptanceRecord) -> None:
+        super().__init__(session)
+        self._hold, self._target, self._record = hold, target, record
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """The session's own."""
-        return self._session.generate(request, cancelled)
+        return self._counted(super().generate(request, cancelled))  # the prompt is prepared in the call
+
+    def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
+            yield event
+            if isinstance(event, Finished) and event.stats.block_size == self.facts.block_size:
+                self._record.add(self._target, event.stats.acceptance_lengths)
 
     def close(self) -> None:
         """Release the model, then its files."""
-        self._session.close()
+        super().close()
         self._hold.close()
 
 
@@ -292,9 +297,12 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> S
     Raises:
         BusyError: they are being removed. DFlashError: see ``open_stepwise``.
     """
+    from dflash_local.planner.acceptance_record import AcceptanceRecord
+
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        return HeldSession(open_stepwise(pair, load, user, notify), stack.pop_all())
+        session = open_stepwise(pair, load, user, notify)
+        return HeldSession(session, stack.pop_all(), pair.name, AcceptanceRecord(speeds_folder(user)))
 
 
 def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from dflash_local.app.fitting import Loaded, machine
 from dflash_local.app.models import ModelStore, download_gib, install_status, model_store, registry
 from dflash_local.app.recommending import row_verdict
 from dflash_local.app.resolve import choose
-from dflash_local.errors import UsageError
+from dflash_local.errors import DFlashError, UsageError
 from dflash_local.settings import Settings
 from dflash_local.tables import gib
 
@@ -24,8 +25,8 @@ class ModelEntry:
     """A pair that can be chosen.
 
     Attributes:
-        state: bundled, local, partial or absent. fits: the memory plan's word on this machine.
-        size: of its download, as text.
+        state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
+        fits: the memory plan's word on this machine. size: of its download, as text.
     """
 
     name: str
@@ -63,7 +64,7 @@ class ModelEntry:
 
 def in_order(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
     """What is here first, else as they come: memory that others take or give back moves no row."""
-    return sorted(entries, key=lambda entry: not entry.here)
+    return sorted(entries, key=lambda entry: entry.state in ("absent", "partial"))
 
 
 def model_entries(user: Settings, loaded: Loaded | None = None) -> Sequence[ModelEntry]:
@@ -93,4 +94,18 @@ def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> Mode
 
 def _entry(row: Row, store: ModelStore | None, where: Machine) -> ModelEntry:
     size = "" if row.bundled else gib(download_gib(row))
-    return ModelEntry(row.bundled or row.name, install_status(row, store).state, row_verdict(row, where)[0], size)
+    return ModelEntry(row.bundled or row.name, _state(row, store), row_verdict(row, where)[0], size)
+
+
+def _state(row: Row, store: ModelStore | None) -> str:
+    from dflash_local.catalog.row import Repo
+
+    state = install_status(row, store).state
+    if store is None or state in ("bundled", "local"):
+        return state
+    for each in row.variants:
+        with suppress(DFlashError):  # a damaged repository is not here
+            found = store.find(Repo(each.repo))
+            if found is not None and found.complete:
+                return "variant"
+    return state

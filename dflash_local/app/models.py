@@ -139,9 +139,9 @@ def download_gib(row: Row) -> float | None:
     return row.target_gib + row.drafter_gib
 
 
-def server_commands(row: Row) -> dict[str, str]:
-    """Server program -> exact command, for those that are known."""
+def server_commands(row: Row, gpus: int | None = None) -> dict[str, str]:
+    """Server program -> exact command, for those that are known; ``gpus``: to spread the weights over."""
     if row.server is None or row.target is None or row.drafter is None:
         return {}
     launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
-    return {name: how.line(row.target.id, row.drafter.id) for name, how in launches.items() if how is not None}
+    return {name: how.line(row.target.id, row.drafter.id, gpus) for name, how in launches.items() if how is not None}

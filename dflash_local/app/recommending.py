@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import Shapes, machine, shapes
+from dflash_local.app.fitting import Shapes, machine, shapes, variant_targets
 from dflash_local.app.models import ModelStore
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, Suit, of_row
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.tables import GIB, UNKNOWN, amount
+from dflash_local.tables import GIB, UNKNOWN
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import Option, Preference, Recommendation, Weights
+    from dflash_local.planner.recommend import Preference, Recommendation, Weights
     from dflash_local.settings import Settings
 
 
@@ -27,15 +26,10 @@ def weights_of(row: Row | None, known: Shapes, store: ModelStore | None = None) 
     Args:
         known: shapes of the row's own target.
     """
-    from dflash_local.catalog.row import Repo
     from dflash_local.planner.recommend import Weights
 
-    found = [Weights(known.target)]
-    for variant in row.variants if row is not None else ():
-        own = shapes(Choice(variant.repo, Repo(variant.repo, variant.revision), None, row), store)
-        if own is not None:
-            found.append(Weights(own.target, variant))
-    return found
+    targets = variant_targets(row, store)
+    return [Weights(known.target), *(Weights(target, variant) for variant, target in targets if target is not None)]
 
 
 def recommended(
@@ -52,16 +46,18 @@ def recommended(
 
     Args:
         known: shapes of the row's own target and of the drafter. config: what is asked for.
-        user: whose record of this card's times corrects the predictions.
+        user: whose records of this card's times and of replies correct the predictions.
     """
+    from dflash_local.planner.acceptance_record import AcceptanceRecord
     from dflash_local.planner.recommend import recommend
     from dflash_local.planner.speed_record import SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
-    measured = () if user is None else SpeedRecord(speeds_folder(user), where.name).read()
+    folder = None if user is None else speeds_folder(user)
+    measured, accepted = SpeedRecord(folder, where.name).read(), AcceptanceRecord(folder).read()
     published = () if row is None else row.published
     drafter = known.drafter if config is None or config.draft else None
-    return recommend(weights_of(row, known, store), drafter, where, config, preference, published, measured)
+    return recommend(weights_of(row, known, store), drafter, where, config, preference, published, measured, accepted)
 
 
 def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
@@ -71,8 +67,8 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
     """
 
     def suit(choice: Choice, store: ModelStore) -> Choice:
-        row = choice.row
-        if row is None or choice.target != row.target or not choice.own_drafter or load.quantize is not None:
+        row = choice.target_row
+        if row is None or not choice.own_drafter or load.quantize is not None:
             return choice
         here = None if row.target is None else store.find(row.target)
         known = None if here is not None and here.complete else shapes(choice, store)
@@ -85,21 +81,9 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
         variant = best.weights.variant
         why = found.rest[0].plan.reason if found.rest else f"{row.name} leaves too little context"
         notify(Notice(f"{variant.repo} ({best.fidelity}) is taken: {why}"))
-        from dflash_local.catalog.row import Repo
-
-        return replace(choice, name=variant.repo, target=Repo(variant.repo, variant.revision))
+        return choice.with_variant(variant)
 
     return suit
-
-
-def option_hint(model: str, option: Option) -> str:
-    """How to take weights that fit."""
-    context = f", context {option.plan.context:,}" if option.plan.context else ""
-    needs = f"{amount(option.plan.ledger.total)}{context}"
-    if option.weights.variant is None:
-        return f"this fits: {option.arguments} ({needs})"
-    name = option.weights.variant.name
-    return f"pre-quantised it fits ({needs}: {option.weights.variant.repo}): dflash pull {model} --variant {name}"
 
 
 def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
@@ -109,16 +93,17 @@ def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
     """
     if row.bundled:
         return "fits", None
-    known = shapes(of_row(row), None)
-    word, found = verdict(row, known, where)
-    if word in ("fits", "server") or known is None:
-        return word, found
-    best = recommended(row, known, where).best
-    return (word, found) if best is None else (f"fits in {best.plan.format.partition(' ')[0]}", best.plan)
+    return verdict(row, shapes(of_row(row), None), where, published=row)
 
 
-def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str, Plan | None]:
-    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row."""
+def verdict(
+    row: Row | None, known: Shapes | None, where: Machine, published: Row | None = None
+) -> tuple[str, Plan | None]:
+    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row.
+
+    Args:
+        published: the row whose pre-quantised targets count as the pair, too.
+    """
     from dflash_local.planner.plan import nearest, plan
 
     if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
@@ -128,6 +113,9 @@ def verdict(row: Row | None, known: Shapes | None, where: Machine) -> tuple[str,
     found = plan(known.target, known.drafter, where)
     if found.fits:
         return "fits", found
+    best = None if published is None else recommended(published, known, where).best
+    if best is not None:
+        return f"fits in {best.plan.format.partition(' ')[0]}", best.plan
     near = nearest(known.target, known.drafter, where)
     if near is not None:
         return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near

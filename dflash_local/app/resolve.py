@@ -24,10 +24,10 @@ from dflash_local.tables import gib, listing
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
-    from dflash_local.catalog.row import Repo, Row
+    from dflash_local.catalog.row import Repo, Row, Variant
     from dflash_local.store.pull import Wanted
 
-NOT_HERE = "dflash-local cannot attach to vLLM or SGLang yet: start it with this command and use its own address"
+SERVED = "start the server with this command; then dflash chat MODEL --url http://HOST:PORT talks to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,22 @@ class Choice:
     base: Base | None = None
 
     @property
+    def target_row(self) -> Row | None:
+        """The row whose own target this is, not one of its pre-quantised ones; None where there is none."""
+        return self.row if self.row is not None and self.row.target == self.target else None
+
+    @property
     def drafter_row(self) -> Row | None:
         """The row that describes the drafter; None where none does."""
         if self.base is not None:
             return self.base.row
         return self.row if self.own_drafter else None
+
+    def with_variant(self, variant: Variant) -> Choice:
+        """The same pair with a pre-quantised target of its row."""
+        from dflash_local.catalog.row import Repo
+
+        return replace(self, name=variant.repo, target=Repo(variant.repo, variant.revision))
 
     def announce(self, notify: Notify) -> None:
         """Say whose drafter is taken, where that is another target's."""
@@ -122,7 +133,7 @@ def resolve(
     if not choice.repos:
         return _pair(choice, [choice.target, choice.drafter])  # type: ignore[list-item]  # folders both
     store = ModelStore.of(user)
-    choice = _with_local_mirror(suit(choice, store), store)
+    choice = with_local_mirror(suit(choice, store), store)
     _obtain(choice, store, user, draft, obtain)
     folders = [_folder(part, store) for part in (choice.target, choice.drafter)]
     if folders[0] is None:
@@ -168,11 +179,9 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     rows = registry(user)
     row = rows.find(model)
     if row is None and (listed := rows.find_variant(model)) is not None:
-        from dflash_local.catalog.row import Repo
-
         row, variant = listed
-        target = Repo(variant.repo, variant.revision)
-        return Choice(variant.repo, target, own or row.drafter, row, own is None or _is_own(own, row))
+        plain = Choice(row.name, row.target, own or row.drafter, row, own is None or _is_own(own, row))
+        return plain.with_variant(variant)
     if row is None:
         return _stranger(model, own, rows, user, draft)
     if row.bundled:
@@ -246,7 +255,8 @@ def refuse_what_does_not_run(choice: Choice) -> None:
         )
     commands = server_commands(row)
     command = next(iter(commands.values()), "")
-    hint = f"{NOT_HERE}: {command}" if command else "it needs a server; no command that starts one is known"
+    start = f"{SERVED.replace('MODEL', row.name)}: {command}"
+    hint = start if command else "it needs a server; no command that starts one is known"
     if row.kind != "dflash" and choice.own_drafter:
         raise DoesNotFitError(f"{row.name}: this version's engine does not run drafters of kind {row.kind}", hint)
     if row.runs_on == "server":
@@ -268,26 +278,32 @@ def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tupl
 
 def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obtain: Obtain) -> None:
     """Get what is missing, or say so."""
-    roles = ("target", "drafter") if draft else ("target",)
-    lacking = [(role, repo, found) for role, repo in choice.repos if role in roles if (found := _lack(repo, store))]
+    lacking = missing_files(choice, store, draft)
     if not lacking:
         return
-    names = listing([name for _, _, found in lacking for name in found])
+    names = listing([name for found in lacking.values() for name in found])
     text = f"{choice.name} is not on this machine"
     if choice.base is not None and len(lacking) == 1:
         text = f"the drafter of {choice.base.name} is not on this machine"
-    elif any(store.find(repo) for _, repo, _ in lacking) or len(lacking) < len(choice.repos):
+    elif any(store.find(repo) for role, repo in choice.repos if role in lacking) or len(lacking) < len(choice.repos):
         text = f"{choice.name} is only partly on this machine: {names} missing"
     command = _command(choice)
     if user.hub.offline:
         raise DownloadError(f"{text}, and this is offline", f"without HF_HUB_OFFLINE: {command}")
-    needed = tuple(role for role, _, _ in lacking)
-    missing = Missing(choice, text + _size(choice, needed), needed)
+    needed = tuple(lacking)
+    size = size_gib(choice, needed)
+    missing = Missing(choice, text if size is None else f"{text} ({gib(size)})", needed)
     if not obtain(missing):
         raise DownloadError(missing.text, command)
 
 
-def _with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
+def missing_files(choice: Choice, store: ModelStore, draft: bool) -> dict[str, tuple[str, ...]]:
+    """What of a pair is not on this machine, by the role of its repository."""
+    roles = ("target", "drafter") if draft else ("target",)
+    return {role: found for role, repo in choice.repos if role in roles and (found := _lack(repo, store))}
+
+
+def with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
     """The choice with a mirror of the row's drafter, where that is what was downloaded."""
     from dflash_local.catalog.row import Repo
 
@@ -303,15 +319,16 @@ def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
     return (repo.id,) if found is None else tuple(f"{repo.id}/{name}" for name in found.missing)
 
 
-def _size(choice: Choice, roles: Sequence[str]) -> str:
+def size_gib(choice: Choice, roles: Sequence[str]) -> float | None:
+    """GiB of those repositories of a pair; None where the registry does not know them all."""
     row = choice.drafter_row
     if row is None or (choice.base is not None and "target" in roles):
-        return ""
+        return None
     variant = row.variant(choice.name)
     target = row.target_gib if variant is None else variant.size_gib
     sizes = [target if role == "target" else row.drafter_gib for role in roles]
     known = [size for size in sizes if size is not None]
-    return f" ({gib(sum(known))})" if len(known) == len(sizes) else ""
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def drafter_option(choice: Choice) -> str:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dflash_local import __version__
 from dflash_local.app import certificate, download, examples, fitting, model_entries
 from dflash_local.app.examples import TOY
+from dflash_local.app.load_choices import LoadChoice, LoadChoices, load_choices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
 from dflash_local.app.removal import easy, plan_removal, refuse_in_use, why
-from dflash_local.app.resolve import nearest, resolve
+from dflash_local.app.resolve import choose, nearest, resolve
 from dflash_local.bench import provenance
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
@@ -64,6 +65,16 @@ class ServedPair:
         self._certifying = threading.Lock()
 
     @property
+    def name(self) -> str:
+        """What the list of pairs calls the one that is served now."""
+        return self.listed_name(self.resident.model.name)
+
+    def listed_name(self, name: str) -> str:
+        """What the list of pairs calls one that is named by itself or by one of its pre-quantised targets."""
+        listed = registry(self._user).find_variant(name)
+        return name if listed is None else listed[0].name
+
+    @property
     def notes(self) -> Sequence[str]:
         """What a newcomer should know of the pair that is served now (a toy, no GPU); often nothing."""
         if not self._served.toy:
@@ -103,13 +114,46 @@ class ServedPair:
         plans = fitting.pair_plans(fitting.row_shapes(row, self._user, store), where, row)
         return Details(install_status(row, store), plans, store)
 
-    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool]) -> None:
-        """Download and verify a pair.
+    def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
+        """The ways to load a pair in the served one's place; see ``app.load_choices``.
+
+        Raises:
+            UnknownModelError: no such pair. DFlashError: see there.
+        """
+        asked = replace(self._load, quantize=None, context=context, draft=draft)
+        return load_choices(self._named(name), self._user, asked, self._loaded)
+
+    def load(self, choice: LoadChoice) -> None:
+        """Load a pair that is here in one of its ways, in the served one's place.
+
+        Raises:
+            DFlashError: it cannot be loaded.
+        """
+        self.resident.switch(choice.model, choice.config)
+
+    def is_loaded(self, choice: LoadChoice) -> bool:
+        """True when this is how the served pair is in memory."""
+        facts, model, config = self.resident.facts, self.resident.model, choice.config
+        if self.resident.status.state != "ready" or facts is None or not model.answers_to(choice.model):
+            return False
+        load = facts.load
+        same = (load.quantize, load.kv_cache) == (config.quantize, config.kv_cache)
+        return same and config.draft == (facts.drafter is not None) and config.context in (None, facts.context)
+
+    def before_download(self, choice: LoadChoice) -> download.BeforeDownload:
+        """Licence of a way to load a pair, and the room for its download."""
+        return download.before_download(choose(choice.model, None, self._user), self._user)
+
+    def pull(self, name: str, on_event: download.OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:
+        """Download and verify a pair, or one of its pre-quantised targets with the drafter.
+
+        Args:
+            draft: False leaves the drafter out.
 
         Raises:
             Interrupted: it was cancelled; finished files stay. DFlashError: it could not be had.
         """
-        download.pull(self._named(name), self._user, on_event, cancelled)
+        download.pull(self._named(name), self._user, on_event, cancelled, draft)
 
     def removal(self, name: str) -> str:
         """What ``remove`` would delete and free, in words.
@@ -241,6 +285,10 @@ class ServedPair:
         return row
 
     def _named(self, name: str) -> str:
+        """What the registry calls a pair, or one of its pre-quantised targets."""
+        listed = registry(self._user).find_variant(name)
+        if listed is not None:
+            return listed[1].repo
         row = self._row(name)
         return row.bundled or row.name
 
@@ -251,10 +299,12 @@ class ServedPair:
             BusyError: it is loaded, here or elsewhere. UsageError: nothing of it may go.
         """
         row = self._row(name)
-        status, model = self.resident.status, self.resident.model
-        if status.state in ("ready", "loading") and any(map(model.answers_to, (row.name, row.bundled or row.name))):
+        listed, status, model = row.bundled or row.name, self.resident.status, self.resident.model
+        served = self.name == row.name or any(map(model.answers_to, (row.name, listed)))
+        if status.state in ("ready", "loading") and served:
             raise BusyError(f"{name} is loaded", "unload it first")
-        plan = plan_removal([row.bundled or row.name], self._user)
+        here = ModelStore.of(self._user).cache.repos()
+        plan = plan_removal([listed, *(each.repo for each in row.variants if each.repo in here)], self._user)
         refuse_in_use(plan)
         if not plan.repos:
             raise UsageError(f"nothing of {name} is on this machine")

@@ -1,7 +1,7 @@
 """What others take for the same shapes: transformers and the reference engine, over random weights.
 
-Each runs in a process of its own, so that its memory is free afterwards and its failure is a line. Run as a module it
-is that process: a ``Task`` as JSON on stdin, the answer as the last line of stdout.
+Each runs in a process of its own, whose failure is a line: this module, with a ``Task`` as JSON on stdin and the answer
+as the last line of stdout.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +52,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process measures: text and drafter configurations as a checkpoint would hold them.
-
-    Attributes:
-        context: tokens committed before the timed ones.
-    """
+    """What a process measures, behind ``context`` tokens; the configurations are as a checkpoint would hold them."""
 
     kind: str
     family: str
@@ -75,9 +72,7 @@ def tasks(pair: RandomPair, context: int, place: Place) -> list[Task]:
 
 
 def run_all(
-    tasks: Sequence[Task],
-    progress: Callable[[str, float], None] = lambda _text, _part: None,
-    limit_s: float = LIMIT_S,
+    tasks: Sequence[Task], progress: Callable[[str, float], None] = lambda _text, _part: None, limit_s: float = LIMIT_S
 ) -> Iterator[Baseline]:
     """One process after the other."""
     for index, task in enumerate(tasks):
@@ -120,10 +115,8 @@ def _read(task: Task, code: int, out: str, err: str) -> Baseline:
 def _end(process: subprocess.Popen[str]) -> None:
     """End it and what it started."""
     if hasattr(os, "killpg"):
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
     process.kill()
     process.communicate()
 
@@ -199,8 +192,7 @@ def _reference(model: Any, ids: Any, task: Task) -> dict[str, Any]:
     import torch
 
     from dflash_local.config.drafter_config import DrafterConfig
-    from dflash_local.engine.proposer import DFlashProposer
-    from dflash_local.engine.reference import ReferenceRunner
+    from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
     from dflash_local.engine.sampling import Sampler
     from dflash_local.engine.torch_switches import settle_torch
     from dflash_local.models.drafter import Drafter

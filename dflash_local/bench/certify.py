@@ -1,25 +1,26 @@
 """The exactness certificate: the same requests with and without drafting, every difference explained.
 
-Two claims, never blurred: identical token ids, or *fast*, every token the target's choice on the
-verify logits and every divergence from AR a near-tie (docs/exactness.md). Knows sessions.
+Two claims: identical token ids, or *fast*, every token the target's choice on the verify logits and every divergence
+from AR a near-tie (docs/exactness.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os.path
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dflash_local.bench import plain, replay
+from dflash_local.bench import plain
 from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run
-from dflash_local.bench.trial import Written, write
+from dflash_local.bench.trial import CycleShape, Written, scored_target, write
 from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explained, judge, measure
 from dflash_local.engine.runner import Target
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
-from dflash_local.errors import UsageError
+from dflash_local.events import Mode
 from dflash_local.request import Limits, Request, SamplingParams
 
 Plant = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # from prompt and reply to a proposer of the runner's kind
@@ -45,11 +46,7 @@ def cases(seed: int) -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: prompts as ids, cases, block sizes (each at most the trained one), tokens per reply.
-
-    Attributes:
-        planted: drafts are AR's own text with mistakes instead of the drafter's (fused engine only).
-    """
+    """Prompts as ids, cases, block sizes, tokens per reply; ``planted``: drafts are AR's text with mistakes."""
 
     prompts: tuple[tuple[int, ...], ...]
     cases: tuple[Case, ...]
@@ -94,7 +91,7 @@ def certify(
     Raises:
         DFlashError: a request failed; a bug found is a verdict, not an error.
     """
-    target = _target(session)
+    target = scored_target(session)
     if plan.planted:
         session.runner.planted(())  # refused before anything is run
 
@@ -111,7 +108,8 @@ def certify(
             for block in plan.block_sizes:
                 progress(f"certifying, run {len(trials) + 1} of {total}", len(trials) / total)
                 dflash = _drafted(session, prompt, case, plan.max_new_tokens, block, ar, plant)
-                trial = _Trial(number, case, block, ar, dflash, _first_difference(ar.ids, dflash.ids), [])
+                first = len(os.path.commonprefix([ar.ids, dflash.ids])) if ar.ids != dflash.ids else None
+                trial = _Trial(number, case, block, ar, dflash, first, [])
                 skipped = _examine(session, prompt, trial, oracle) or skipped
                 trials.append(trial)
     dtype = target.dtype
@@ -127,21 +125,8 @@ def certify(
     return Certificate(runs, noise, checked, max(verdicts, key=ORDER.index), len(looks), sum(looks), exact)
 
 
-def _target(session: Session) -> Target:
-    target = session.runner.target
-    if target is None:
-        raise UsageError(f"{session.facts.target} is not in this process", "texts are scored with the target itself")
-    return target
-
-
-def _request(prompt: tuple[int, ...], case: Case, tokens: int, mode: str, block: int | None) -> Request:
-    return Request(
-        prompt_ids=prompt,
-        sampling=case.sampling,
-        limits=Limits(tokens),
-        mode="ar" if mode == "ar" else "dflash",
-        block_size=block,
-    )
+def _request(prompt: tuple[int, ...], case: Case, tokens: int, mode: Mode, block: int | None) -> Request:
+    return Request(prompt_ids=prompt, sampling=case.sampling, limits=Limits(tokens), mode=mode, block_size=block)
 
 
 def _drafted(
@@ -159,27 +144,20 @@ def _drafted(
         session.reset()
 
 
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    if tuple(one) == tuple(other):
-        return None
-    shortest = min(len(one), len(other))
-    return next((i for i in range(shortest) if one[i] != other[i]), shortest)
-
-
 def _examine(session: Session, prompt: tuple[int, ...], trial: _Trial, oracle: plain.Oracle) -> str:
     """Score the drafted reply both ways (greedy ones by plain transformers too); why the last was left out."""
-    target, text, params = _target(session), trial.dflash.ids, trial.case.sampling
+    target, text, params = scored_target(session), trial.dflash.ids, trial.case.sampling
     whole: torch.Tensor | None = None
     skipped = ""
     if not text:
         return skipped
     try:
-        single = replay.single_rows(target, prompt, text)
+        single = single_rows(target, prompt, text)
         if params.greedy:
             whole, skipped = oracle.rows(prompt, text)
         seed = trial.dflash.stats.seed
         sampler = Sampler(params, seed, target.vocab_size, torch.tensor(prompt, device=target.device))
-        rows = replay.block_rows(target, prompt, text, trial.dflash.cycles)
+        rows = block_rows(target, prompt, text, trial.dflash.cycles)
         trial.positions = judge(sampler, len(prompt), text, single, rows, whole, trial.rival)
     finally:
         session.reset()
@@ -224,7 +202,8 @@ def _divergence(session: Session, trial: _Trial, noise: Noise) -> Divergence | N
         return None
     at = trial.first
     ids = [text[at] if at < len(text) else None for text in (trial.ar.ids, trial.dflash.ids)]
-    texts = [_text(session, token) for token in ids]
+    decode = session.tokenizer.decode if session.tokenizer is not None else None
+    texts = [decode([token], skip_special=False) if decode and token is not None else None for token in ids]
     margin: float | None = None
     threshold = noise.tau
     if trial.rival is not None:
@@ -235,7 +214,40 @@ def _divergence(session: Session, trial: _Trial, noise: Noise) -> Divergence | N
     return Divergence(at, ids[0], ids[1], texts[0], texts[1], margin, threshold, border)
 
 
-def _text(session: Session, token: int | None) -> str | None:
-    if token is None or session.tokenizer is None:
-        return None
-    return session.tokenizer.decode([token], skip_special=False)
+@torch.inference_mode()
+def single_rows(target: Target, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``: AR's way, from cold caches."""
+    rows = [_prefill(target, prompt).cpu()]
+    for token in text[:-1]:
+        out = target.verify(torch.tensor([token], device=target.device), False)
+        rows.append(target.head(out.hidden).cpu())
+        target.commit(1)
+    return torch.cat(rows)
+
+
+@torch.inference_mode()
+def block_rows(
+    target: Target, prompt: Sequence[int], text: Sequence[int], cycles: Sequence[CycleShape]
+) -> Iterator[torch.Tensor]:
+    """Logits of the same tokens DFlash's way, [k, V] at a time on the device.
+
+    In place of rejected drafts stand the tokens that followed: the rows before them do not see them.
+    """
+    yield _prefill(target, prompt)
+    at = 0  # index of the anchor in ``text``
+    for cycle in cycles:
+        ids = list(text[at : at + cycle.rows])
+        ids += ids[-1:] * (cycle.rows - len(ids))
+        out = target.verify(torch.tensor(ids, device=target.device), False)
+        yield target.head(out.hidden)[: cycle.emitted]
+        target.commit(cycle.emitted)
+        at += cycle.emitted
+
+
+def _prefill(target: Target, prompt: Sequence[int]) -> torch.Tensor:
+    """Logits [1, V] after the prompt, processed in the runner's chunks."""
+    target.clear()
+    ids = torch.tensor(list(prompt), device=target.device)
+    for chunk in ids.split(target.prefill_chunk):
+        out = target.prefill(chunk, False)
+    return target.head(out.hidden[-1:])

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
+from dflash_local.bench import provenance
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.trial import prompt_ids, write
+from dflash_local.bench.report import TOY, by_kind, finite, header, table
+from dflash_local.bench.trial import prompt_ids, scored_target, write
+from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.runner import Target
 from dflash_local.engine.session import Session
 from dflash_local.errors import PairError, UsageError
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request
 
 MAX_KEPT = 8 * 2**30  # bytes of log-probabilities
 ROWS = 64  # whose logits are on the device at a time
-TOTAL = "total"
+TITLES = ("kind", "positions", "mean KL", "median", "99 %", "top-1")
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reply of the original with its scores.
-
-    Attributes:
-        log_probs: [n, V] float32 on the CPU, row i of which chose token i of ``reply``.
-    """
+    """A reply of the original; ``log_probs`` [n, V], float32 on the CPU: row i chose token i of ``reply``."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -63,11 +64,7 @@ class Row:
 def score_original(
     session: Session, prompts: Sequence[Prompt], max_new_tokens: int, thinking: bool, progress: Progress
 ) -> list[Scored]:
-    """Let the original answer greedily, and keep what it gives each position.
-
-    Raises:
-        UsageError: that would take more than ``MAX_KEPT``. DFlashError: a request failed.
-    """
+    """Let the original answer greedily, and keep what it gives each position. UsageError: more than ``MAX_KEPT``."""
     target = scored_target(session)
     most = len(prompts) * max_new_tokens * target.vocab_size * torch.float32.itemsize
     if most > MAX_KEPT:
@@ -94,11 +91,7 @@ def give_back() -> None:
 
 
 def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> list[Distance]:
-    """What the quantised target gives the same positions.
-
-    Raises:
-        PairError: it has another vocabulary.
-    """
+    """What the quantised target gives the same positions. PairError: it has another vocabulary."""
     target = scored_target(session)
     found: list[Distance] = []
     for number, text in enumerate(texts):
@@ -106,27 +99,13 @@ def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> 
         rows = text.log_probs.split(ROWS)
         for want, got in zip(rows, log_probs(session, target, text.prompt, text.reply), strict=True):
             if want.shape != got.shape:
-                raise PairError(
-                    f"the original has {want.shape[1]} ids, the quantised target {got.shape[1]}",
-                    "give the checkpoint that it was made of: --original FOLDER",
-                )
+                other = f"the original has {want.shape[1]} ids, the quantised target {got.shape[1]}"
+                raise PairError(other, "give the checkpoint that it was made of: --original FOLDER")
             original = want.to(got.device)
             kl = (original.exp() * (original - got)).sum(-1).clamp(min=0)  # rounding may take an exact zero below it
             same = original.argmax(-1) == got.argmax(-1)
             found += [Distance(text.kind, *each) for each in zip(kl.tolist(), same.tolist(), strict=True)]
     return found
-
-
-def scored_target(session: Session) -> Target:
-    """What texts are scored with.
-
-    Raises:
-        UsageError: the target is in another process.
-    """
-    target = session.runner.target
-    if target is None:
-        raise UsageError(f"{session.facts.target} is not in this process", "texts are scored with the target itself")
-    return target
 
 
 @torch.inference_mode()
@@ -144,18 +123,70 @@ def log_probs(session: Session, target: Target, prompt: Sequence[int], reply: Se
 
 def rows(distances: Sequence[Distance]) -> list[Row]:
     """A row for each kind in order of appearance, and one for all when there are several."""
-    kinds = list(dict.fromkeys(one.kind for one in distances))
-    by_kind = [_row(kind, [one for one in distances if one.kind == kind]) for kind in kinds]
-    return [*by_kind, _row(TOTAL, distances)] if len(kinds) > 1 else by_kind
+    return by_kind(distances, lambda one: one.kind, _row)
 
 
 def _row(kind: str, distances: Sequence[Distance]) -> Row:
     divergences = torch.tensor([one.kl for one in distances], dtype=torch.float64)
-    return Row(
-        kind=kind,
-        positions=len(distances),
-        mean_kl=float(divergences.mean()),
-        median_kl=float(divergences.quantile(0.5)),
-        p99_kl=float(divergences.quantile(0.99)),
-        top_1=sum(one.agrees for one in distances) / len(distances),
+    median, p99 = (float(divergences.quantile(share)) for share in (0.5, 0.99))
+    top_1 = sum(one.agrees for one in distances) / len(distances)
+    return Row(kind, len(distances), float(divergences.mean()), median, p99, top_1)
+
+
+def fidelity_report(
+    pair: Pair,
+    facts: SessionFacts,
+    original: Pair,
+    original_facts: SessionFacts,
+    texts: Sequence[Scored],
+    distances: Sequence[Distance],
+) -> dict[str, Any]:
+    """Every figure, and what both targets are."""
+    return finite(
+        {
+            **header("dflash bench --fidelity", pair, facts),
+            "original": {
+                "target": asdict(provenance.folder_identity(original.target)),
+                "engine": original_facts.engine,
+                "weights": original_facts.weights,
+                "load": asdict(original_facts.load),
+            },
+            "kept_bytes": kept_bytes(texts),
+            "rows": [asdict(row) for row in rows(distances)],
+            "prompts": [
+                {"kind": text.kind, "prompt_tokens": len(text.prompt), "tokens": len(text.reply)} for text in texts
+            ],
+        }
     )
+
+
+def kept_bytes(texts: Sequence[Scored]) -> int:
+    """Bytes of the log-probabilities that waited in main memory."""
+    return sum(text.log_probs.nbytes for text in texts)
+
+
+def fidelity_lines(
+    pair: Pair,
+    facts: SessionFacts,
+    original_facts: SessionFacts,
+    texts: Sequence[Scored],
+    distances: Sequence[Distance],
+) -> list[str]:
+    """The table and what the figures are."""
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, "
+        f"against the original in {original_facts.formats} ({original_facts.engine} engine)",
+        "",
+        *table(TITLES, [_cells(row) for row in rows(distances)]),
+        "",
+        "KL: of the original's next-token distribution to the quantised one's, in nats, over the whole vocabulary; "
+        "top-1: positions with the same likeliest token",
+        f"over the original's greedy replies, teacher-forced; {kept_bytes(texts) / 2**20:,.1f} MiB of its "
+        "log-probabilities were kept meanwhile",
+    ]
+    return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    figures = (f"{value:.3g}" for value in (row.mean_kl, row.median_kl, row.p99_kl))
+    return (row.kind, str(row.positions), *figures, f"{row.top_1:.2%}")

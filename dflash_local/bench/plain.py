@@ -23,12 +23,7 @@ REFERENCE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")  # what a promp
 
 
 class Oracle:
-    """Plain transformers' opinion of a session's greedy replies.
-
-    Args:
-        target: of the session, whose own model is used where it has one.
-        load: gives the model where it has none; called once, when it is first needed.
-    """
+    """Plain transformers' opinion of greedy replies; ``load`` gives the model where the target has none."""
 
     def __init__(self, target: Any, load: Load | None) -> None:
         self._model = getattr(target, "model", None)
@@ -53,11 +48,7 @@ class Oracle:
 
 @torch.inference_mode()
 def plain_rows(model: Any, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``.
-
-    Args:
-        model: the transformers model of a session's target.
-    """
+    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``; ``model`` is that of a session's target."""
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([[*prompt, *text[:-1]]], device=device)
     # cuDNN's convolutions use TF32 unless told otherwise, which float32 must not see.
@@ -70,27 +61,20 @@ def plain_rows(model: Any, prompt: Sequence[int], text: Sequence[int]) -> torch.
 def _own_layers(model: Any) -> Iterator[None]:
     """The model as transformers built it, ours again afterwards."""
     decoder = model.get_decoder()
-    replaced = [
-        (index, layer)
-        for index, layer in enumerate(decoder.layers)
-        if isinstance(getattr(layer, "linear_attn", None), GatedDeltaNet)
-    ]
-    ours = [layer.linear_attn for _, layer in replaced]
+    ours = {index: getattr(layer, "linear_attn", None) for index, layer in enumerate(decoder.layers)}
+    ours = {index: module for index, module in ours.items() if isinstance(module, GatedDeltaNet)}
     try:
-        for index, layer in replaced:
-            layer.linear_attn = _rebuilt(layer, decoder.config, index)
+        for index in ours:
+            decoder.layers[index].linear_attn = _rebuilt(decoder.layers[index], decoder.config, index)
         yield
     finally:
-        for (_, layer), module in zip(replaced, ours, strict=True):
-            layer.linear_attn = module
+        for index, module in ours.items():
+            decoder.layers[index].linear_attn = module
 
 
 @contextmanager
 def _reference_functions(model: Any) -> Iterator[None]:
-    """transformers' readable torch code also where an optional kernel library would take its place.
-
-    Such kernels may multiply float32 in TF32, and would be judged with the model.
-    """
+    """transformers' readable torch code also where a kernel library would replace it and multiply float32 in TF32."""
     room = vars(sys.modules[type(model).__module__])
     before = {name: room[name] for name in REFERENCE if name in room}
     room.update({name: inspect.unwrap(function) for name, function in before.items()})

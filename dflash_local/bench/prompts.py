@@ -1,7 +1,4 @@
-"""The prompts a measurement runs over: built-in, held out with a bundled pair, or the user's file.
-
-Torch-free; knows neither tokenizers nor models.
-"""
+"""The prompts a measurement runs over: built-in, held out with a bundled pair, or the user's file. Torch-free."""
 
 from __future__ import annotations
 
@@ -41,28 +38,21 @@ def built_in() -> tuple[Prompt, ...]:
 
 
 def held_out(file: Path) -> tuple[Prompt, ...]:
-    """The prompts a bundled pair was not trained on: a JSON list of ``{kind, prompt, answer}``.
-
-    Raises:
-        CheckpointError: the file is missing from the installation or damaged.
-    """
+    """The prompts a bundled pair was not trained on: a JSON list of ``{kind, prompt, answer}``. CheckpointError."""
+    hint = "install dflash-local again"
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing from this installation", "install dflash-local again") from None
+        raise CheckpointError(f"{file} is missing from this installation", hint) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}", "install dflash-local again") from error
+        raise CheckpointError(f"{file} cannot be read: {error}", hint) from error
     if not isinstance(rows, list) or not rows:
-        raise CheckpointError(f"{file} holds no prompts", "install dflash-local again")
+        raise CheckpointError(f"{file} holds no prompts", hint)
     return tuple(_prompt(row, f"{file}, entry {number}") for number, row in enumerate(rows, 1))
 
 
 def from_file(file: Path) -> tuple[Prompt, ...]:
-    """The user's prompts: one JSON object a line, with ``prompt`` or ``prompt_ids``, and ``kind``, ``answer``.
-
-    Raises:
-        UsageError: naming the file and the line.
-    """
+    """The user's prompts, one JSON object a line: ``prompt`` or ``prompt_ids``, ``kind``, ``answer``. UsageError."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)

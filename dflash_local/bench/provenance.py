@@ -1,8 +1,4 @@
-"""Where figures come from: machine, versions, and the identity of the model folders.
-
-No names of hosts or users, so that a report can be published as it is. Torch only through the
-hardware probe.
-"""
+"""Where figures come from: machine, versions, model folders; no names of hosts or users, so it can be published."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from dflash_local.errors import CheckpointError
 from dflash_local.planner import hardware, software
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "triton", "accelerate", "bitsandbytes", "numpy")
+CONFIGS = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
 MAX_HEADER = 2**27
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -42,22 +39,18 @@ class FolderIdentity:
 
 
 def folder_identity(folder: Path) -> FolderIdentity:
-    """Config digests and safetensors header digests: names, shapes and offsets, not the weights themselves.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """Digests of configs and safetensors headers (names, shapes, offsets). CheckpointError: unreadable."""
     folder = folder.resolve()
-    files = [file for file in sorted(folder.iterdir()) if file.suffix == ".safetensors" or _is_config(file)]
+    files = [file for file in sorted(folder.iterdir()) if file.suffix == ".safetensors" or file.name in CONFIGS]
     try:
         identities = tuple(FileIdentity(file.name, file.stat().st_size, _digest(file)) for file in files)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    return FolderIdentity(_name(folder), _revision(folder), identities)
-
-
-def _is_config(file: Path) -> bool:
-    return file.name in ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
+    name, revision = f"{folder.parent.name}/{folder.name}", None
+    if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):  # of the standard hub cache
+        name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+        revision = folder.name
+    return FolderIdentity(name, revision, identities)
 
 
 def _digest(file: Path) -> str:
@@ -68,21 +61,6 @@ def _digest(file: Path) -> str:
         else:
             data = stream.read()
     return hashlib.sha256(data).hexdigest()
-
-
-def _in_cache(folder: Path) -> bool:
-    """True for ``models--owner--name/snapshots/<commit>`` of the standard hub cache."""
-    return folder.parent.name == "snapshots" and bool(_COMMIT.fullmatch(folder.name))
-
-
-def _revision(folder: Path) -> str | None:
-    return folder.name if _in_cache(folder) else None
-
-
-def _name(folder: Path) -> str:
-    if _in_cache(folder):
-        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
-    return f"{folder.parent.name}/{folder.name}"
 
 
 def versions() -> dict[str, str | None]:
@@ -129,5 +107,5 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

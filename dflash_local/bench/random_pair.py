@@ -1,7 +1,4 @@
-"""A pair by its shapes alone: what its checkpoints would say of themselves, and its runner over random weights.
-
-Values that no source quotes are assumed and named. Opens no checkpoint, downloads nothing.
-"""
+"""A pair by its shapes alone, over random weights; values that no source quotes are assumed and named."""
 
 from __future__ import annotations
 
@@ -44,9 +41,8 @@ class RandomPair:
     """What is measured.
 
     Attributes:
-        generation: of the drafter's shape, as the registry names it; None when it is not known.
-        assumed: values that no source quotes, by ``target`` and ``drafter``.
-        drafter_config: the drafter's configuration with what is assumed filled in. toy: of a bundled pair.
+        generation: of the drafter's shape, as the registry names it. toy: of a bundled pair.
+        assumed: values that no source quotes, by ``target`` and ``drafter``; in ``drafter_config`` they are filled in.
     """
 
     target: str
@@ -82,25 +78,14 @@ def read_pair(
     if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:
         raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
     found = config.fingerprint()
-    return RandomPair(
-        target=target_name,
-        drafter=drafter_name,
-        generation=next((known.generation for known in generations if known.matches(found)), None),
-        facts=facts,
-        model=facts.model,
-        config=config,
-        drafter_config=filled_in,
-        assumed={role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values},
-        toy=toy,
-    )
+    generation = next((known.generation for known in generations if known.matches(found)), None)
+    assumed = {role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values}
+    model = facts.model
+    return RandomPair(target_name, drafter_name, generation, facts, model, config, filled_in, assumed, toy)
 
 
 def of_row(row: Row) -> RandomPair:
-    """A pair of the registry by its shapes there.
-
-    Raises:
-        UsageError: the row is no pair of two repositories; else as ``read_pair``.
-    """
+    """A pair of the registry by its shapes there. UsageError: no pair of two repositories; else as ``read_pair``."""
     if row.target is None or row.drafter is None:
         raise UsageError(f"{row.name} is no pair of two repositories", "dflash models lists those that are")
     target, drafter = ((part.id, known_shape(part.id) or {}) for part in (row.target, row.drafter))
@@ -108,12 +93,9 @@ def of_row(row: Row) -> RandomPair:
 
 
 def filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration without nulls and without our own keys, and what was assumed to get there.
-
-    Args:
-        defaults: for what is neither there nor inferred; dotted names reach into a nested mapping.
-    """
-    kept = {key: _known(value) for key, value in config.items() if not key.startswith("_") and value is not None}
+    """A configuration without nulls and our own keys, and what was assumed of it: inferred, or by ``defaults``."""
+    kept = {key: value for key, value in _known(config).items() if not key.startswith("_")}
+    kept = {key: _known(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
     inferred = config.get("_inferred")
     assumed: dict[str, Any] = {}
     for name, value in chain(inferred.items() if isinstance(inferred, Mapping) else (), defaults.items()):
@@ -125,8 +107,8 @@ def filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict
     return kept, assumed
 
 
-def _known(value: Any) -> Any:
-    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, Mapping) else value
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _is_present(config: Mapping[str, Any], key: str) -> bool:
@@ -164,14 +146,7 @@ def build(
     exact: bool = False,
     progress: Progress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
-    """A runner over random weights, made where they lie, and how it drafts (``engine.drafter_precision``).
-
-    Args:
-        progress: called with the step of the choice of kernels, and the share that is done.
-
-    Raises:
-        UsageError: no such precision for this pair. torch.OutOfMemoryError: it does not fit.
-    """
+    """A runner over random weights, and how it drafts. UsageError: no such precision. torch.OutOfMemoryError."""
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size

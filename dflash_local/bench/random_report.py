@@ -25,11 +25,7 @@ USUAL = (2.0, 4.0, 6.0)
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """An acceptance length to project tokens per second at.
-
-    Attributes:
-        rows: of the cycle it belongs to; None for every one. task, generation, source: where it was published.
-    """
+    """An acceptance length to project tokens per second at, of a cycle of ``rows`` (None: of any), and its source."""
 
     length: float
     rows: int | None = None
@@ -60,18 +56,17 @@ def assumption(given: Sequence[float], published: Sequence[Published], block: in
     if given:
         return Assumption("given", tuple(Acceptance(length) for length in given))
     cells = [cell for cell in published if cell.concurrency == 1 and (cell.block or block) <= block]
-    lengths = tuple(
+    lengths = [
         Acceptance(cell.acceptance_length, cell.block or block, cell.task, cell.generation, cell.source)
         for cell in cells
         if cell.acceptance_length is not None
-    )
+    ]
     if lengths:
         return Assumption("published", tuple(sorted(lengths, key=lambda each: (each.rows or 0, each.length))))
     return Assumption("assumed", tuple(Acceptance(length) for length in USUAL if length <= block))
 
 
 def card(place: Place) -> str:
-    """The device's name."""
     return torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
 
 
@@ -85,6 +80,10 @@ def random_report(
 ) -> dict[str, Any]:
     """Every figure."""
     specified = find_bandwidth(card(place))
+    prefill: dict[str, Any] | None = None
+    if measured.prefill_s is not None:
+        rate = measures.prefill / measured.prefill_s
+        prefill = {"tokens": measures.prefill, "s": measured.prefill_s, "tokens_per_s": rate}
     return finite(
         {
             "report": "dflash bench --weights random",
@@ -109,13 +108,7 @@ def random_report(
             "measured": {
                 "replays": place.replays,
                 "bandwidth": {"copy": measured.copy, "read": measured.read, "unit": "bytes/s"},
-                "prefill": None
-                if measured.prefill_s is None
-                else {
-                    "tokens": measures.prefill,
-                    "s": measured.prefill_s,
-                    "tokens_per_s": measures.prefill / measured.prefill_s,
-                },
+                "prefill": prefill,
                 "routing": None if pair.model.dense else measures.routing,
                 "at": [_measured(at, measured.bandwidth, specified) for at in measured.at],
                 "peak_bytes": measured.peak,
@@ -217,26 +210,22 @@ def _folded(texts: Iterable[str], width: int) -> list[str]:
 def _table(at: AtContext, bandwidth: float, specified: float | None, stated: Assumption) -> list[str]:
     """A row per figure; where the lengths hold for every cycle, projected tokens per second beside it."""
     free = [each.length for each in stated.lengths if each.rows is None]
-    titles = (
-        *(f"{at.context} tokens", "ms", "GB", "measured", "specified", "verify"),
-        *(f"at {length:g}" for length in free),
-    )
-    figures = [("plain step", at.step, 0), ("draft", at.draft, 0)]
-    rows = []
-    for name, one, reach in [*figures, *((f"cycle of {rows}", one, rows) for rows, one in at.cycle.items())]:
+    titles = [f"{at.context} tokens", "ms", "GB", "measured", "specified", "verify", *(f"at {n:g}" for n in free)]
+
+    def row(name: str, one: Figure, reach: int = 0) -> list[str]:
         verify = at.verify.get(reach)
-        rows.append(
-            (
-                name,
-                f"{one.ms:.2f}",
-                f"{one.bytes / GIGA:.2f}",
-                f"{one.rate / bandwidth:.0%}",
-                "unknown" if specified is None else f"{one.rate / (specified * GIGA):.0%}",
-                "-" if verify is None else f"{verify.ms:.2f} {verify.rate / bandwidth:.0%}",
-                *(number(length / one.ms * 1e3 if length <= reach else None, 0) for length in free),
-            )
-        )
-    return table(titles, rows)
+        return [
+            name,
+            f"{one.ms:.2f}",
+            f"{one.bytes / GIGA:.2f}",
+            f"{one.rate / bandwidth:.0%}",
+            "unknown" if specified is None else f"{one.rate / (specified * GIGA):.0%}",
+            "-" if verify is None else f"{verify.ms:.2f} {verify.rate / bandwidth:.0%}",
+            *(number(length / one.ms * 1e3 if length <= reach else None, 0) for length in free),
+        ]
+
+    cycles = (row(f"cycle of {rows}", one, rows) for rows, one in at.cycle.items())
+    return table(titles, [row("plain step", at.step), row("draft", at.draft), *cycles])
 
 
 def _spans(at: AtContext, stated: Assumption) -> Iterator[str]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import gc
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.bench.routing import Routing, expert_bytes
 from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
@@ -23,7 +24,6 @@ from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.fixed_routing import fixed_routing
 from dflash_local.models.fused.kernel_choice import without_kernel
-from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.load_target import placement
 from dflash_local.planner.machine import Machine, this_machine
@@ -36,6 +36,9 @@ SLACK = 64  # tokens of room behind the longest context
 PROBE_BYTES = 2**31  # read for the bandwidth; many times any cache
 END_OF_NOTHING = 2**31 - 1
 
+# Which experts a block's rows take while a mixture is measured. Random weights make the rows of a block alike, so that
+# they choose more alike than rows of text do: the routing is set instead (``models.fused.fixed_routing``).
+Routing = Literal["uniform", "correlated"]
 Clock = Callable[[Callable[[], object], int], float]  # work and repeats to milliseconds
 
 
@@ -52,9 +55,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0 for none), drafter precision; which
-    experts rows take.
-    """
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing."""
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
@@ -83,11 +84,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class AtContext:
-    """Figures at so many committed tokens; verify and cycle by verified rows.
-
-    Attributes:
-        experts: different routed experts of a layer in a block, by its rows; empty where there are none.
-    """
+    """Figures at so many committed tokens, by verified rows; ``experts``: different routed ones of a layer in each."""
 
     context: int
     step: Figure
@@ -104,8 +101,7 @@ class Measured:
 
     Attributes:
         copy, read: the device's bandwidth in bytes per second. peak: bytes allocated, None off a GPU.
-        products: how each weight shape's product is cut. drafter_precision: the one that was chosen.
-        notices: what keeps the pair from its speed here.
+        products: how each weight shape's product is cut. notices: what keeps the pair from its speed here.
     """
 
     copy: float
@@ -129,11 +125,7 @@ def rows_of(block: int, published: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def gpu(device: str, dtype: str) -> Place:
-    """The requested GPU.
-
-    Raises:
-        UsageError: there is none, or the fused engine's kernels do not run on it.
-    """
+    """The requested GPU. UsageError: there is none, or the fused engine's kernels do not run on it."""
     where = placement(device, dtype)
     if why := why_no_kernels(where.device):
         raise UsageError(
@@ -154,11 +146,7 @@ def machine(place: Place) -> Machine:
 
 
 def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Measured:
-    """Build the pair and measure it; everything is freed at the end.
-
-    Raises:
-        DoesNotFitError: the device ran out of memory all the same.
-    """
+    """Build the pair and measure it; everything is freed at the end. DoesNotFitError: the device ran out of memory."""
     on_gpu = place.device.type == "cuda"
     try:
         with ExitStack() as stack:
@@ -168,10 +156,8 @@ def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callab
                 torch.cuda.reset_peak_memory_stats()
             return _measure(pair, measures, place, progress)
     except torch.OutOfMemoryError as error:
-        raise DoesNotFitError(
-            f"{pair.target} with random weights ran out of the device's memory",
-            "another program may have taken some: dflash plan MODEL tells what fits now",
-        ) from error
+        hint = "another program may have taken some: dflash plan MODEL tells what fits now"
+        raise DoesNotFitError(f"{pair.target} with random weights ran out of the device's memory", hint) from error
     finally:
         if on_gpu:
             gc.collect()
@@ -184,14 +170,12 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Calla
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
     progress(f"random weights of {pair.target}", 0.05)
-    runner, chosen = build(
-        pair,
-        measures.room,
-        place.device,
-        place.dtype,
-        measures.drafter_precision,
-        progress=lambda text, part: progress(text, 0.1 + 0.3 * part),
-    )
+
+    def building(text: str, part: float) -> None:
+        progress(text, 0.1 + 0.3 * part)
+
+    wanted = measures.drafter_precision
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, progress=building)
     prefill = None
     if measures.prefill:
         progress(f"a prompt of {measures.prefill:,} tokens", 0.4)
@@ -266,42 +250,41 @@ def at_context(
     )
 
 
-def weight_bytes(product: Linear | GateUp) -> int:
-    """Bytes of a matrix in the format it is used in."""
-    return product.weight.nbytes
-
-
 def verify_bytes(target: FusedTarget, context: int, rows: int) -> int:
-    """Matrices that every row is multiplied with, keys and values of committed tokens and the block, recurrent states;
-    vectors are left out.
-    """
+    """Matrices for every row, keys and values of committed tokens and the block, recurrent states; no vectors."""
     weights = target.weights
-    matrices = sum(weight_bytes(product) for product in (*weights.products, weights.head))
+    matrices = sum(product.weight.nbytes for product in (*weights.products, weights.head))
     return matrices + sum(layer.mixer.state_bytes(context + rows) for layer in target.layers)
+
+
+def expert_bytes(target: FusedTarget, rows: int) -> int:
+    """Of the experts that the last block's rows took, so many, a shared one among them included."""
+    total = 0.0
+    for part, distinct in zip(target.mixtures, target.distinct_of(rows), strict=True):
+        experts = part.weights.experts
+        of_one = (experts.gate_up.weight.nbytes + experts.down.weight.nbytes) / experts.gate_up.experts
+        total += of_one * (distinct + experts.joined * part.launches(rows))
+    return round(total)
 
 
 def draft_bytes(drafter: FusedDrafter, context: int) -> int:
     """The drafter's layers, the head it drafts with, and what each layer looks back on."""
     config = drafter.config
-    matrices = sum(weight_bytes(product) for product in (*drafter.matrices[:-2], drafter.head))
-    row = _row_bytes(drafter.keys, drafter.values) // config.num_layers
+    matrices = sum(product.weight.nbytes for product in (*drafter.matrices[:-2], drafter.head))
+    # Caches are [layers, heads, tokens, width].
+    row = (drafter.keys.nbytes + drafter.values.nbytes) // drafter.keys.shape[2] // config.num_layers
     return matrices + row * sum(min(context, window or context) + config.block_size for window in config.windows)
 
 
 def inject_bytes(drafter: FusedDrafter) -> int:
     """The matrices that only context rows go through: the taps' fusion, and all layers' keys and values."""
-    return sum(weight_bytes(product) for product in drafter.matrices[-2:])
+    return sum(product.weight.nbytes for product in drafter.matrices[-2:])
 
 
 def chosen_products(runner: FusedRunner) -> dict[str, str]:
     """How the product of each weight shape is cut."""
     own = runner.proposer.products if runner.proposer is not None else ()
     return {str(tuple(p.weight.shape)): str(p.config) for p in (*runner.target.weights.products, *own)}
-
-
-def _row_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:
-    """Bytes of one token in all layers of a cache [layers, heads, tokens, width]."""
-    return (keys.nbytes + values.nbytes) // keys.shape[2]
 
 
 def prefill_s(runner: FusedRunner, tokens: int) -> float:
@@ -329,9 +312,4 @@ def _wait(device: torch.device) -> None:
 
 def host_ms(work: Callable[[], object], repeats: int) -> float:
     """Milliseconds of one run of the work by the host's clock, the median of so many: for tests without a GPU."""
-    spans = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        spans.append(time.perf_counter() - began)
-    return 1e3 * sorted(spans)[repeats // 2]
+    return 1e3 * sorted(timeit.repeat(work, number=1, repeat=repeats))[repeats // 2]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
+from dflash_local import tables
 from dflash_local.bench import provenance
 from dflash_local.bench.certificate import Certificate, Divergence, Run, failure, statement
 from dflash_local.bench.certify import Plan
@@ -18,6 +20,11 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.loaded import SessionFacts
 
 SCHEMA = 1
+TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
+TOTAL = "total"
+Item = TypeVar("Item")
+Figures = TypeVar("Figures")
+_NUMBER = re.compile(r"-|-?\d+(\.\d*)?(e[+-]\d+)?[x%]?")
 TOY = "toy pair: test material, never a speed claim"
 PLANTED = "drafts are planted (AR's own text with mistakes): their acceptance says nothing of the drafter"
 PROMISE = (
@@ -52,6 +59,7 @@ def certificate_report(
     pair: Pair, facts: SessionFacts, prompts: Sequence[Prompt], plan: Plan, seed: int, certificate: Certificate
 ) -> dict[str, Any]:
     """The certificate to hand in; ``prompts`` are those whose ids stand in the plan."""
+    looks, ids_of = certificate.positions, zip(prompts, plan.prompts, strict=True)
     return finite(
         {
             **header("dflash certify", pair, facts),
@@ -65,14 +73,8 @@ def certificate_report(
             "block_sizes": list(plan.block_sizes),
             "max_new_tokens": plan.max_new_tokens,
             "cases": [{"name": case.name, **asdict(case.sampling)} for case in plan.cases],
-            "prompts": [
-                {"kind": prompt.kind, "ids": list(ids)} for prompt, ids in zip(prompts, plan.prompts, strict=True)
-            ],
-            "strict": {
-                "promised": certificate.exact,
-                "positions": certificate.positions,
-                "same_bits": certificate.same_bits,
-            },
+            "prompts": [{"kind": prompt.kind, "ids": list(ids)} for prompt, ids in ids_of],
+            "strict": {"promised": certificate.exact, "positions": looks, "same_bits": certificate.same_bits},
             "noise": {**asdict(certificate.noise), "enough_positions": certificate.noise.enough},
             "runs": [asdict(run) for run in certificate.runs],
             "plain_transformers": asdict(certificate.plain),
@@ -91,24 +93,13 @@ def _strength(certificate: Certificate, facts: SessionFacts) -> str | None:
 
 def certificate_lines(pair: Pair, facts: SessionFacts, plan: Plan, seed: int, certificate: Certificate) -> list[str]:
     """The certificate as a short table and what it means."""
+    other = "compared with itself, not with the plain weights (dflash bench --fidelity)"
+    rounded = [f"target: {facts.weights}; {other}"] if facts.load.quantize is not None else []
     lines = [
         f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, seed {seed}",
-        *_rounded(facts),
+        *rounded,
         "",
-        *table(
-            ("prompt", "case", "block", "tokens", "per cycle", "verdict"),
-            [
-                (
-                    str(run.prompt + 1),
-                    run.case,
-                    str(run.block_size),
-                    str(run.tokens),
-                    number(run.mean_acceptance_length, 2),
-                    _verdict(run),
-                )
-                for run in certificate.runs
-            ],
-        ),
+        *table(TITLES, [_cells(run) for run in certificate.runs]),
         "",
         *([PLANTED] if plan.planted else []),
         noise_line(certificate),
@@ -117,13 +108,6 @@ def certificate_lines(pair: Pair, facts: SessionFacts, plan: Plan, seed: int, ce
     lines += [f"notice: {notice}" for notice in sorted({n for run in certificate.runs for n in run.notices})]
     lines += [f"verdict: {statement(certificate, facts.dtype)}"]
     return [*lines, f"({TOY})"] if pair.toy else lines
-
-
-def _rounded(facts: SessionFacts) -> list[str]:
-    """Of a quantised target: that nothing is said of the plain one."""
-    if facts.load.quantize is None:
-        return []
-    return [f"target: {facts.weights}; compared with itself, not with the plain weights (dflash bench --fidelity)"]
 
 
 def noise_line(certificate: Certificate) -> str:
@@ -150,10 +134,10 @@ def plain_line(certificate: Certificate) -> str:
     return f"{line}; partly skipped: {check.skipped}" if check.skipped else line
 
 
-def _verdict(run: Run) -> str:
-    if run.divergence is None:
-        return run.verdict
-    return f"{run.verdict}: {_divergence(run.divergence)}"
+def _cells(run: Run) -> tuple[str, ...]:
+    verdict = run.verdict if run.divergence is None else f"{run.verdict}: {_divergence(run.divergence)}"
+    length = number(run.mean_acceptance_length, 2)
+    return (str(run.prompt + 1), run.case, str(run.block_size), str(run.tokens), length, verdict)
 
 
 def _divergence(divergence: Divergence) -> str:
@@ -166,17 +150,18 @@ def _divergence(divergence: Divergence) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns; numbers to the right."""
-    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
-    right = [all(_numeric(row[i]) for row in rows) for i in range(len(titles))]
-    return [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in (titles, *rows)
-    ]
+    """Left-aligned columns of any width; numbers to the right."""
+    columns = [tables.Column(title, all(_NUMBER.fullmatch(row[i]) for row in rows)) for i, title in enumerate(titles)]
+    return tables.table(columns, rows, sys.maxsize)
 
 
-def _numeric(text: str) -> bool:
-    return text == "-" or re.fullmatch(r"-?\d+(\.\d*)?(e[+-]\d+)?[x%]?", text) is not None
+def by_kind(
+    items: Sequence[Item], kind_of: Callable[[Item], str], row: Callable[[str, Sequence[Item]], Figures]
+) -> list[Figures]:
+    """A row of the items of each kind in order of appearance, and one of all when there are several kinds."""
+    kinds = list(dict.fromkeys(map(kind_of, items)))
+    rows = [row(kind, [one for one in items if kind_of(one) == kind]) for kind in kinds]
+    return [*rows, row(TOTAL, items)] if len(kinds) > 1 else rows
 
 
 def number(value: float | None, digits: int) -> str:

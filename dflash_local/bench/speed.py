@@ -1,29 +1,33 @@
-"""AR against DFlash over a list of prompts on one loaded session: speed, acceptance, equality, answers.
-
-Every figure comes from the engine's own ``Stats`` of these very runs; nothing is remembered or quoted.
-"""
+"""AR against DFlash over prompts on one session, by the engine's ``Stats``: speed, acceptance, equality, answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from dflash_local.bench.prompts import Prompt
+from dflash_local.bench.report import TOY, by_kind, finite, header, number, table
 from dflash_local.bench.trial import Written, prompt_ids, write
+from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.figures import acceptance_per_position
 from dflash_local.engine.session import Session
 from dflash_local.events import Mode
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request
 
 Progress = Callable[[str, float], None]
 WARM_UP_TOKENS = 16
-TOTAL = "total"
+TITLES = (
+    *("kind", "prompts", "tokens", "per cycle", "per turn"),
+    *("AR tok/s", "DFlash tok/s", "ratio", "equal", "right"),
+)
 BOTH: tuple[Mode, Mode] = ("ar", "dflash")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt both ways. ``right`` says of each text whether it is the expected answer, None without one."""
+    """One prompt both ways."""
 
     prompt: Prompt
     ids: tuple[int, ...]
@@ -45,12 +49,11 @@ class Row:
     """Figures of one kind of prompt, or of all.
 
     Attributes:
-        mean_acceptance_length: over all cycles that drafted. turn_acceptance_length: completion tokens / cycles
-            of each reply, averaged over replies.
+        mean_acceptance_length: over all cycles that drafted.
+        turn_acceptance_length: completion tokens / cycles of each reply, averaged over replies.
         acceptance_per_position: share of the cycles that drafted slot k in which it was accepted.
         ar_tokens_per_s, dflash_tokens_per_s: decode rate over all replies, first tokens left out.
-        ratio: decode time without / with drafting, summed over the prompts.
-        ar_right, dflash_right: right answers of ``answers`` that were expected.
+        ratio: decode time without / with drafting. answers: that were expected, of which so many were right.
     """
 
     kind: str
@@ -93,9 +96,9 @@ def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) 
     for mode in BOTH:
         write(session, _request(ids[0], mode, options, WARM_UP_TOKENS))
     comparisons: list[Comparison] = []
-    for number, (prompt, rendered) in enumerate(zip(prompts, ids, strict=True)):
-        options.progress(f"prompt {number + 1} of {len(prompts)}", number / len(prompts))
-        order = BOTH if number % 2 == 0 else BOTH[::-1]
+    for done, (prompt, rendered) in enumerate(zip(prompts, ids, strict=True)):
+        options.progress(f"prompt {done + 1} of {len(prompts)}", done / len(prompts))
+        order = BOTH if done % 2 == 0 else BOTH[::-1]
         written = {mode: write(session, _request(rendered, mode, options, options.max_new_tokens)) for mode in order}
         comparisons.append(Comparison(prompt, rendered, written["ar"], written["dflash"]))
     return comparisons
@@ -108,17 +111,16 @@ def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: in
 
 def rows(comparisons: Sequence[Comparison]) -> list[Row]:
     """A row for each kind in order of appearance, and one for all when there are several."""
-    kinds = list(dict.fromkeys(one.prompt.kind for one in comparisons))
-    by_kind = [_row(kind, [one for one in comparisons if one.prompt.kind == kind]) for kind in kinds]
-    return [*by_kind, _row(TOTAL, comparisons)] if len(kinds) > 1 else by_kind
+    return by_kind(comparisons, lambda one: one.prompt.kind, _row)
 
 
 def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
     lengths = [length for one in comparisons for length in one.dflash.stats.acceptance_lengths]
     turns = [one.dflash.stats.turn_acceptance_length for one in comparisons]
     cards = [turn for turn in turns if turn is not None]
-    ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in _sides(comparisons))
-    ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in _sides(comparisons))
+    sides = [one.ar for one in comparisons], [one.dflash for one in comparisons]
+    ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in sides)
+    ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in sides)
     expected = [one for one in comparisons if one.prompt.answer is not None]
     return Row(
         kind=kind,
@@ -142,5 +144,74 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
     )
 
 
-def _sides(comparisons: Sequence[Comparison]) -> tuple[list[Written], list[Written]]:
-    return [one.ar for one in comparisons], [one.dflash for one in comparisons]
+def speed_report(
+    pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions
+) -> dict[str, Any]:
+    """Every figure, per kind and per prompt."""
+    return finite(
+        {
+            **header("dflash bench", pair, facts),
+            "block_size": options.block_size or facts.block_size,
+            "max_new_tokens": options.max_new_tokens,
+            "rows": [asdict(row) for row in rows(comparisons)],
+            "prompts": [
+                {
+                    "kind": one.prompt.kind,
+                    "prompt_tokens": len(one.ids),
+                    "equal": one.equal,
+                    "ar": _written(one, one.ar),
+                    "dflash": _written(one, one.dflash),
+                }
+                for one in comparisons
+            ],
+        }
+    )
+
+
+def _written(one: Comparison, written: Written) -> dict[str, Any]:
+    stats = written.stats
+    times = ("tokens_per_s", "prefill_s", "decode_s", "draft_s", "verify_s")
+    return {
+        "tokens": len(written.ids),
+        "finish_reason": written.reason,
+        "right": one.right(written),
+        "acceptance_lengths": list(stats.acceptance_lengths),
+        "verify_rows": dict(stats.verify_rows),
+        **{name: getattr(stats, name) for name in times},
+        "notices": list(written.notices),
+    }
+
+
+def speed_lines(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions) -> list[str]:
+    """The table, the acceptance of each position, and what the figures are."""
+    figures = rows(comparisons)
+    last = figures[-1]
+    block = options.block_size or facts.block_size
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
+        "",
+        *table(TITLES, [_cells(row) for row in figures]),
+        "",
+        "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
+        f"text equal in {last.equal} of {last.prompts}"
+        + (f"; answers right in {last.dflash_right} of {last.answers}" if last.answers else ""),
+        "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
+        "ratio: decode time of AR / DFlash in this run",
+    ]
+    lines += [f"notice: {notice}" for notice in sorted({n for one in comparisons for n in one.dflash.notices})]
+    return [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.kind,
+        str(row.prompts),
+        str(row.tokens),
+        number(row.mean_acceptance_length, 2),
+        number(row.turn_acceptance_length, 2),
+        f"{row.ar_tokens_per_s:.1f}",
+        f"{row.dflash_tokens_per_s:.1f}",
+        "-" if row.ratio is None else f"{row.ratio:.2f}x",
+        f"{row.equal}/{row.prompts}",
+        f"{row.dflash_right}/{row.answers}" if row.answers else "-",
+    )

@@ -1,13 +1,11 @@
-"""One request on a session, gathered: ids, cycles, text and figures; and its prompt as ids.
-
-Every trial starts with cold caches, so that two of them differ in nothing but the request.
-"""
+"""One request on a session from cold caches, gathered: ids, cycles, text and figures; and its prompt as ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from dflash_local.bench.prompts import Prompt
+from dflash_local.engine.runner import Target
 from dflash_local.engine.session import Session
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.events import Finished, FinishReason, Notice, Stats, Step
@@ -37,16 +35,20 @@ class Written:
 
 
 def prompt_ids(session: Session, prompt: Prompt, thinking: bool) -> tuple[int, ...]:
-    """The prompt as the model sees it, through the chat template when it is text.
-
-    Raises:
-        UsageError: it is text and the model has no tokenizer.
-    """
+    """The prompt as the model sees it, through the chat template when it is text. UsageError: there is no tokenizer."""
     if prompt.ids:
         return prompt.ids
     if session.tokenizer is None:
         raise UsageError(f"{session.facts.target} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
     return session.render(user_request(prompt.text, thinking=thinking)).ids
+
+
+def scored_target(session: Session) -> Target:
+    """What texts are scored with. UsageError: the target is in another process."""
+    target = session.runner.target
+    if target is None:
+        raise UsageError(f"{session.facts.target} is not in this process", "texts are scored with the target itself")
+    return target
 
 
 def write(session: Session, request: Request) -> Written:

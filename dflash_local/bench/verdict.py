@@ -1,7 +1,4 @@
-"""Is a token the target's choice, a near-tie, or a bug: scores both ways, measured noise, thresholds.
-
-The threshold is measured, never chosen (docs/exactness.md). Knows rows of logits, nothing of sessions.
-"""
+"""Is a token the target's choice, a near-tie, or a bug: by a threshold that is measured (docs/exactness.md)."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ class Look:
     """One pass's scores of one emitted token and its rival, in perturbed scores.
 
     Attributes:
-        best: the pass's own choice. short: how far the emitted token's score is below that of the
-            best one, 0 when it is the choice, inf when a filter dropped it. rival_short: the same of
-            the rival.
-        noise: how far the gaps among the contending logits differ between this pass and the block
-            pass. rounding: two roundings of the largest contending logit in the head's dtype.
+        best: the pass's own choice.
+        short, rival_short: how far the token's score and its rival's are below the best one; 0 for the choice, inf for
+            what a filter dropped.
+        noise: how far the gaps among the contending logits differ between this pass and the block pass.
+        rounding: two roundings of the largest contending logit in the head's dtype.
         same_bits: every logit of this pass's row is that of the block pass's.
     """
 
@@ -47,8 +44,7 @@ class Look:
 class Position:
     """An emitted token as the passes see it; ``plain`` is None where plain transformers was not run.
 
-    The rival is what AR wrote here, or else would write: the single-row pass's choice. It may be the
-    token itself.
+    The rival is what AR wrote here, or would write: the single-row pass's choice, maybe the token itself.
     """
 
     token: int
@@ -64,10 +60,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The measured threshold, in logits.
-
-    ``tau`` is the 99.9th percentile over ``positions``, capped; ``measured`` the same before the cap.
-    """
+    """The threshold in logits: ``tau`` is the 99.9th percentile over ``positions``, capped; ``measured`` is not."""
 
     tau: float
     measured: float
@@ -80,10 +73,9 @@ class Noise:
         return self.positions >= ENOUGH_POSITIONS
 
     def threshold(self, rounding: float, params: SamplingParams) -> float:
-        """The largest margin of a near-tie at a position, in scores.
+        """The largest margin of a near-tie at a position, in scores; never less than the rounding of the two logits.
 
-        Never less than the rounding of the two logits themselves; a temperature under 1 and a
-        repetition penalty stretch logits, and their noise with them.
+        A temperature under 1 and a repetition penalty stretch logits, and their noise with them.
         """
         stretch = max(params.repetition_penalty, 1 / params.repetition_penalty)
         if not params.greedy:
@@ -112,9 +104,8 @@ def judge(
     """What the passes say of every token of ``text``.
 
     Args:
-        sampler: a fresh one of the request. prompt: length of the prompt.
+        sampler: a fresh one of the request. prompt: its length. rival: a token's index and the id AR wrote there.
         single, plain: logits [n, V]. blocks: logits [k, V] at a time, n rows in all.
-        rival: index of a token and the id AR wrote in its place.
     """
     positions: list[Position] = []
     for rows in blocks:
@@ -125,8 +116,7 @@ def judge(
             token = torch.tensor([text[at]], device=row.device)
             noise = sampler.noise(prompt + at, 1)
             one_row = single[at].to(row.device)
-            one = sampler.scores(one_row[None], token[:0], noise)[0]
-            block = sampler.scores(row[None], token[:0], noise)[0]
+            one, block = (sampler.scores(each[None], token[:0], noise)[0] for each in (one_row, row))
             other = rival[1] if rival is not None and rival[0] == at else int(one.argmax())
             whole: Look | None = None
             if plain is not None:
@@ -140,12 +130,7 @@ def judge(
 
 
 def _look(
-    scores: torch.Tensor,
-    token: int,
-    rival: int,
-    noise: float = 0.0,
-    rounding: float = 0.0,
-    same_bits: bool = False,
+    scores: torch.Tensor, token: int, rival: int, noise: float = 0.0, rounding: float = 0.0, same_bits: bool = False
 ) -> Look:
     best = int(scores.argmax())
     short, rival_short = (float(scores[best] - scores[x]) for x in (token, rival))
@@ -155,8 +140,7 @@ def _look(
 def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:
     """Noise of the gaps among the best two tokens of either row, and the rounding of such a gap.
 
-    The bulk of a vocabulary is less noisy than its best tokens, whose logits are the largest; and a
-    margin is a difference of two logits, so it is differences that are measured.
+    The largest logits are the noisiest, and a margin is a difference of two: so differences of those are measured.
     """
     contenders = torch.cat((row.topk(2).indices, block.topk(2).indices))
     ours, theirs = row[contenders].float(), block[contenders].float()
@@ -168,10 +152,9 @@ def _noise(row: torch.Tensor, block: torch.Tensor) -> tuple[float, float]:
 def explained(position: Position, noise: Noise, params: SamplingParams) -> tuple[bool, float | None]:
     """May the target have written this token: yes or no, and the margin (None at a filter's border).
 
-    The margin is the largest distance from the best score, of the token and its rival in both passes:
-    where it is small, either token may win in either pass. Where one pass's filter dropped what the
-    other's kept there is no such distance; then each pass must still choose what was written with
-    it, and the logits must not have moved by more than the cap.
+    The margin is the largest distance from the best score, of the token and its rival in both passes: where it is
+    small, either may win in either pass. Where one pass's filter dropped what the other's kept there is no such
+    distance; then each pass must choose what was written with it, and no logit may have moved by more than the cap.
     """
     single, block = position.single, position.block
     threshold = noise.threshold(single.rounding, params)

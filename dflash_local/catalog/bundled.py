@@ -1,7 +1,4 @@
-"""From what the user typed to a ``Pair`` of folders: bundled toys and local folders.
-
-Looks only at names and whether folders exist; what lies in them is checked at load.
-"""
+"""From what the user typed to a ``Pair`` of folders, bundled or local; what lies in them is checked at load."""
 
 from __future__ import annotations
 
@@ -10,12 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
-
-if TYPE_CHECKING:
-    from dflash_local.catalog.row import Row
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -28,12 +21,11 @@ class Pair:
     """A target and its drafter, as folders on this machine.
 
     Attributes:
-        drafter: None when no drafter was named: the pair then runs in mode ``ar`` only.
-        bundled: True when both are the package's own, reached by name.
+        drafter: None: the pair runs in mode ``ar`` only. bundled: both are the package's own, reached by name.
         acceptance_band: mean acceptance length under which an alarm is raised; None when unknown.
         generations: fingerprints of which the drafter must match one; none when the registry knows none.
         thinking: how the drafter was trained (``required``, ``off``, ``either``); None when not known.
-        tuned_from: of a target that took the drafter of a known one for having its architecture: that one's name.
+        tuned_from: the known target whose drafter this target took for having its architecture.
     """
 
     name: str
@@ -77,7 +69,9 @@ def find(model: str, drafter: str | None = None) -> Pair:
         UsageError: ``drafter`` is not a folder.
         CheckpointError: a bundled pair is missing from this installation.
     """
-    chosen = _drafter_folder(drafter) if drafter is not None else None
+    if drafter is not None and not os.path.isdir(os.path.expanduser(drafter)):
+        raise UsageError(f"--drafter {drafter!r} is not a folder", "give the folder of a DFlash drafter checkpoint")
+    chosen = Path(os.path.expanduser(drafter)) if drafter is not None else None
     if model in BUNDLED:
         return _bundled(model, chosen)
     folder = os.path.expanduser(model)  # os.path: a name that no path can be is simply not a folder
@@ -96,31 +90,16 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
             )
     if drafter is not None:
         return Pair(name, folder / "target", drafter, bundled=False)
-    row = _row(name)
+    from dflash_local.catalog.registry import load  # most uses of this module need no registry
+
+    row = load().find(name)
     generations, thinking = (row.generations, row.thinking) if row is not None else ((), None)
     return Pair(name, folder / "target", folder / "drafter", True, TOY_BAND, generations, thinking)
-
-
-def _row(name: str) -> Row | None:
-    """The registry's row; imported here, since most uses of this module need no registry."""
-    from dflash_local.catalog.registry import load
-
-    return load().find(name)
-
-
-def _drafter_folder(drafter: str) -> Path:
-    folder = os.path.expanduser(drafter)
-    if not os.path.isdir(folder):
-        raise UsageError(f"--drafter {drafter!r} is not a folder", "give the folder of a DFlash drafter checkpoint")
-    return Path(folder)
 
 
 def _unknown(model: str, folder: str) -> UnknownModelError:
     if os.path.isfile(folder):
         return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
     close = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.5)
-    if close:
-        hint = f"did you mean {close[0]!r}?"
-    else:
-        hint = f"give the folder of a model, or one of: {', '.join(BUNDLED)}"
+    hint = f"did you mean {close[0]!r}?" if close else f"give the folder of a model, or one of: {', '.join(BUNDLED)}"
     return UnknownModelError(f"unknown model {model!r}: neither a bundled pair nor a folder", hint)

@@ -1,7 +1,4 @@
-"""Which engine runs a pair. Knows no torch and no device.
-
-The planner applies it before anything is loaded, the engine when it loads; so both choose the same.
-"""
+"""Which engine runs a pair: one rule for the planner, before anything is loaded, and for the engine. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ OLDEST_CARD = (8, 0)  # compute capability: bfloat16 in the tensor cores
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine, and whether it runs a pair.
-
-    Attributes:
-        refusal: why it cannot, as the error that says so; None when it can.
-        preferred: True where ``auto`` takes it before the candidates behind it; evaluated only if there is no refusal.
-    """
+    """An engine; ``refusal``: why it cannot run a pair, if so; ``auto`` takes it where it is ``preferred``."""
 
     name: str
     refusal: UsageError | None
@@ -29,11 +21,7 @@ class Candidate:
 
 
 def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
-    """The name of the requested engine; ``auto`` takes the first of those that can which is preferred here.
-
-    Raises:
-        UsageError: none that was requested can run this; says why the first of them cannot.
-    """
+    """The name of the requested engine, for ``auto`` of the first preferred one that can. UsageError: why none can."""
     considered = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
     able = [candidate for candidate in considered if candidate.refusal is None]
     if not able and considered[0].refusal is not None:
@@ -42,12 +30,7 @@ def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
 
 
 def fused(why: str, has_kernels: Callable[[], bool], option: str = "") -> Candidate:
-    """The fused engine, which is preferred where its kernels run.
-
-    Args:
-        why: what keeps it from this pair; empty when nothing does.
-        option: one that only it has and that was given.
-    """
+    """The fused engine, preferred where its kernels run. ``why``: what keeps it from this pair. ``option``: its own."""
     hint = f"run without {option}" if option else "use --engine reference"
     error = UsageError(f"the fused engine cannot run this: {why}", hint)
     return Candidate(FUSED, error if why else None, has_kernels)

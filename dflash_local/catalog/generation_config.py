@@ -11,7 +11,7 @@ from dflash_local.request import SamplingParams
 
 FILE = "generation_config.json"
 REPAIR = "correct the file or remove it"
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "top_k")
 
 
 def sampling_defaults(folder: Path) -> SamplingParams:
@@ -27,11 +27,8 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     config = read_object(path, REPAIR, optional=True)
     if config.get("do_sample") is not True:
         return SamplingParams()
-    fields: dict[str, Any] = {"temperature": 1.0}
-    fields.update({name: config[name] for name in NUMBERS if config.get(name) is not None})
-    if config.get("top_k") is not None:
-        fields["top_k"] = config["top_k"]
+    given: dict[str, Any] = {name: config[name] for name in KEYS if config.get(name) is not None}
     try:
-        return SamplingParams(**fields)
+        return SamplingParams(**{"temperature": 1.0, **given})
     except UsageError as error:
         raise CheckpointError(f"{path}: {error.message}", REPAIR) from error

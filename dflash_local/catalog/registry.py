@@ -1,12 +1,9 @@
-"""The registry: the packaged registry.yaml with the user's own file laid over it, and names found in it.
-
-Knows no torch and no network; whether a row's repositories exist is found out by pulling.
-"""
+"""The registry: the packaged registry.yaml with the user's own file laid over it, and names found in it. Torch-free."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -44,11 +41,7 @@ class Registry:
     rows: tuple[Row, ...]
 
     def find(self, model: str) -> Row | None:
-        """The row a name stands for, in any case of letters: target, bare name, alias, drafter or mirror.
-
-        Raises:
-            UnknownModelError: a bare name fits several rows; lists them.
-        """
+        """The row that a target, bare name, alias, drafter or mirror is, in any case. UnknownModelError: several."""
         wanted = model.strip().lower()
         found = self._full.get(wanted) or self._bare.get(wanted) or ()
         if len(found) > 1:
@@ -60,7 +53,7 @@ class Registry:
         """The pre-quantised target of that repository, and the row that lists it."""
         wanted = model.strip().lower()
         listed = ((row, item) for row in self.rows for item in row.variants)
-        return next(((row, item) for row, item in listed if item.repo.lower() == wanted), None)
+        return next((found for found in listed if found[1].repo.lower() == wanted), None)
 
     def nearest(self, model: str) -> tuple[str, ...]:
         """At most three names of rows that ``model`` may have meant, best first."""
@@ -80,30 +73,24 @@ class Registry:
 
     @cached_property
     def _full(self) -> dict[str, tuple[Row, ...]]:
-        index: dict[str, tuple[Row, ...]] = {}
-        for row in self.rows:
-            for name in {name.lower() for name in row.names}:
-                index[name] = (*index.get(name, ()), row)
-        return index
+        return _index((name.lower(), row) for row in self.rows for name in row.names)
 
     @cached_property
     def _bare(self) -> dict[str, tuple[Row, ...]]:
-        index: dict[str, tuple[Row, ...]] = {}
-        for row in self.rows:
-            for name in {name.lower().partition("/")[2] for name in row.names if "/" in name}:
-                index[name] = (*index.get(name, ()), row)
-        return index
+        return _index((name.lower().partition("/")[2], row) for row in self.rows for name in row.names if "/" in name)
+
+
+def _index(named: Iterable[tuple[str, Row]]) -> dict[str, tuple[Row, ...]]:
+    """Rows by name, each once."""
+    index: dict[str, tuple[Row, ...]] = {}
+    for name, row in named:
+        if row not in index.get(name, ()):
+            index[name] = (*index.get(name, ()), row)
+    return index
 
 
 def load(overlay: Path | None = None) -> Registry:
-    """Read the packaged registry and the user's file over it.
-
-    Args:
-        overlay: the user's own registry.yaml; one that does not exist changes nothing.
-
-    Raises:
-        SettingsError: one of the files is missing, unreadable or wrong; names file and line.
-    """
+    """Read the packaged registry and the user's file over it, if there is one. SettingsError names file and line."""
     shipped = _shipped(*_packaged(PACKAGED))
     pairs = {key: pair for key, (pair, _) in shipped.items()}
     changed: set[str] = set()

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dflash_local.catalog.repo_id import check_repo_id
 from dflash_local.catalog.typed_fields import Between, shown
@@ -18,30 +18,24 @@ Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
 
 MIN_BLOCK, MAX_BLOCK = 2, 64
-COMMIT = re.compile(r"[0-9a-f]{40}")
-BRANCH = re.compile(r"(?!.*(\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,94}[A-Za-z0-9_])?")
-NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A commit is a branch by this pattern, too; pulling records the commit that a branch became.
+BRANCH = r"(?!.*(\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,94}[A-Za-z0-9_])?"
+NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
-def revision(text: str) -> str:
-    """A commit or a branch; pulling records the commit it became."""
-    if not COMMIT.fullmatch(text) and not BRANCH.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not a revision", "allowed: 40 hexadecimal digits, a branch, or null")
-    return text
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """A rule for texts: ``what`` they are, the pattern of a whole one, and what is allowed in words."""
 
+    what: str
+    pattern: str
+    allowed: str
 
-def name(text: str) -> str:
-    """An alias, or the name of a variant or a part."""
-    if not NAME.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not a name", "allowed: letters, digits, '-', '_' and '.'")
-    return text
-
-
-def variable(text: str) -> str:
-    if not VARIABLE.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not the name of a variable", "allowed: letters, digits and '_'")
-    return text
+    def __call__(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise UsageError(f"{shown(text)} is not {self.what}", f"allowed: {self.allowed}")
+        return text
 
 
 def task(text: str) -> str:
@@ -72,8 +66,9 @@ BAND_SHARE = 0.5  # of the least published acceptance length: less is worth an a
 LEAST_BAND = 1.5
 
 RepoId = Annotated[str, check_repo_id]
-Revision = Annotated[str, revision]
-Name = Annotated[str, name]
+Revision = Annotated[str, Matching("a revision", BRANCH, "40 hexadecimal digits, a branch, or null")]
+Name = Annotated[str, Matching("a name", NAME, "letters, digits, '-', '_' and '.'")]
+Variable = Annotated[str, Matching("the name of a variable", VARIABLE, "letters, digits and '_'")]
 Task = Annotated[str, task]
 Block = Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)]
 Gib = Annotated[float, Between(0, 1e6)]
@@ -81,11 +76,7 @@ Gib = Annotated[float, Between(0, 1e6)]
 
 @dataclass(frozen=True, slots=True)
 class Repo:
-    """A repository on the Hub.
-
-    Attributes:
-        revision: the known good commit (or branch) to pull; None means that none is known.
-    """
+    """A repository on the Hub. ``revision``: the known good commit (or branch) to pull; None where none is known."""
 
     id: str
     revision: str | None = None
@@ -93,12 +84,7 @@ class Repo:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One generation of a drafter, by what its config must say; None means unknown and matches anything.
-
-    Attributes:
-        window: keys a sliding layer sees; also None when every layer sees all.
-        revision: a commit known to hold this generation.
-    """
+    """One generation of a drafter, by its config; None matches anything. ``window``: keys that a sliding layer sees."""
 
     generation: str | None = None
     layers: Annotated[int, Between(1, 128)] | None = None
@@ -121,6 +107,40 @@ class Fingerprint:
     def matches(self, other: Mapping[str, object]) -> bool:
         """True when every known field equals that of a drafter's fingerprint."""
         return all(known is None or other.get(name) == known for name, known in self.as_mapping().items())
+
+
+def fingerprint_of(config: Mapping[str, Any]) -> dict[str, object]:
+    """What distinguishes generations of a drafter, by its raw config.json; None where it is absent or malformed.
+
+    Layers, taps, mask id, block and window; every key is looked up in ``dflash_config`` first.
+    """
+    nested = config.get("dflash_config")
+    known = {k: v for k, v in nested.items() if v is not None} if isinstance(nested, Mapping) else {}
+    fields = {**config, **known}
+    layers, taps = _integer(fields.get("num_hidden_layers")), fields.get("target_layer_ids")
+    listed = list(taps) if isinstance(taps, (list, tuple)) else [None]
+    return {
+        "layers": layers,
+        "taps": None if any(_integer(tap) is None for tap in listed) else listed,
+        "mask_id": _integer(fields.get("mask_token_id")),
+        "block": _integer(fields.get("block_size")),
+        "window": _integer(fields.get("sliding_window")) if _slides(fields, layers) else None,
+    }
+
+
+def _slides(fields: Mapping[str, Any], layers: int | None) -> bool:
+    """True when at least one layer sees a window only; the rule without ``layer_types`` is Qwen3Config's."""
+    types = fields.get("layer_types")
+    if isinstance(types, (list, tuple)):
+        return "sliding_attention" in types
+    if fields.get("use_swa"):
+        return True
+    first = _integer(fields.get("max_window_layers"))
+    return bool(fields.get("use_sliding_window")) and layers is not None and layers > (28 if first is None else first)
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,32 +167,36 @@ class Variant:
     licence: str | None = None
 
 
+TENSOR_PARALLEL = ("--tensor-parallel-size", "--tp-size", "--tp")  # of vLLM, of SGLang, of both
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server program is started.
-
-    Attributes:
-        command: as for a POSIX shell; TARGET and DRAFTER stand for the two repositories.
-    """
+    """How a server program is started: ``command``, for a POSIX shell, has the repositories as TARGET and DRAFTER."""
 
     command: Annotated[str, command]
-    environment: dict[Annotated[str, variable], str] = field(default_factory=dict)
+    environment: dict[Variable, str] = field(default_factory=dict)
 
-    def line(self, target: str, drafter: str) -> str:
-        """The exact line for a POSIX shell, environment first, every word quoted as needed."""
+    def line(self, target: str, drafter: str, gpus: int | None = None) -> str:
+        """The exact line for a POSIX shell, environment first, every word quoted as needed.
+
+        Args:
+            gpus: over so many the weights are spread, instead of those that the command names.
+        """
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         words = [word.replace("TARGET", target).replace("DRAFTER", drafter) for word in shlex.split(self.command)]
+        if gpus is not None:
+            option = next((each for each in TENSOR_PARALLEL if each in words), "")
+            if option:
+                words[words.index(option) + 1] = str(gpus)
+            else:
+                words += [TENSOR_PARALLEL[0 if words[0] == "vllm" else 1], str(gpus)]
         return " ".join([*variables, *map(shlex.quote, words)])
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How vLLM and SGLang serve this pair.
-
-    Attributes:
-        tensor_parallel: GPUs the weights are spread over; None when not known.
-        note: where the figures come from, and what is computed rather than quoted.
-    """
+    """How vLLM and SGLang serve this pair, over so many GPUs; ``note``: the figures' source, what is computed."""
 
     tensor_parallel: Annotated[int, Between(1, 1024)] | None = None
     vllm: Launch | None = None
@@ -211,10 +235,9 @@ class Row:
     Attributes:
         name: the target's repository id, or the name of a bundled pair.
         fingerprints: one per known generation of the drafter, the current one first.
-        thinking: how the drafter was trained to be used: chat templates with thinking, without, or both.
+        thinking: the chat templates that the drafter was trained for: with thinking, without, or both.
         gated: whether the target's repository asks for accepted terms.
-        target_gib, drafter_gib: GiB of the files that are pulled.
-        context: positions the target was made for.
+        target_gib, drafter_gib: of the files that are pulled. context: positions the target was made for.
         acceptance_band: mean acceptance length under which an alarm is raised.
         overridden: the user's own file changed or added this row.
     """
@@ -251,21 +274,14 @@ class Row:
 
     @property
     def alarm_band(self) -> float | None:
-        """``acceptance_band``, else half of the least published acceptance length; None where there is neither.
-
-        Half, since text unlike the published tasks, other number formats and no thinking each cost some.
-        """
+        """``acceptance_band``, else half of the least published length: other texts and formats cost some."""
         if self.acceptance_band is not None:
             return self.acceptance_band
         lengths = [found for kind in TASKS for found in self.published_lengths(kind)]
         return max(LEAST_BAND, BAND_SHARE * min(lengths)) if lengths else None
 
     def published_lengths(self, kind: str) -> tuple[float, ...]:
-        """Published acceptance lengths of single requests with the trained block.
-
-        Args:
-            kind: of task, as ``TASKS`` has them.
-        """
+        """Published acceptance lengths of single requests with the trained block; ``kind`` is one of ``TASKS``."""
         block = self.fingerprints[0].block_size if self.fingerprints else None
         return tuple(
             cell.acceptance_length

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Annotated, Any
 
-from dflash_local.catalog.row import Block, Gib, Name, Published, Repo, RepoId, Revision, Row, Task, Variant
+from dflash_local.catalog.row import Block, Gib, Name, Published, Repo, RepoId, Revision, Row, Task
 from dflash_local.catalog.typed_fields import At, Between, Key, keys_of, read_keys
 from dflash_local.catalog.yaml_file import Section
 
@@ -63,16 +63,12 @@ class PairKeys:
 @lru_cache(maxsize=1)
 def row_keys() -> dict[str, Key]:
     other_form = {"name", "target_gib", "drafter_gib", "overridden"}
-    kept = {name: key for name, key in keys_of(Row).items() if name not in other_form}
-    return {**keys_of(PairKeys), **{name: key for name, key in kept.items() if name not in keys_of(PairKeys)}}
+    pair = keys_of(PairKeys)
+    return {**pair, **{name: key for name, key in keys_of(Row).items() if name not in {*other_form, *pair}}}
 
 
 def row(section: Section, *, overridden: bool = False) -> Row:
-    """One row.
-
-    Raises:
-        SettingsError: naming file, line, pair, key and what is allowed.
-    """
+    """One row. SettingsError names file, line, pair, key and what is allowed."""
     at = At(section.place, next((str(section[key]) for key in ("target", "bundled") if section.get(key)), "a pair"))
     found = read_keys(row_keys(), section, at)
     pair = PairKeys(**{name: found.pop(name) for name in keys_of(PairKeys) if name in found})
@@ -82,7 +78,11 @@ def row(section: Section, *, overridden: bool = False) -> Row:
         at.fail("there is no drafter", "give 'drafter: owner/name', or 'status: announced'")
     if "variants" in found:
         found["variants"] = tuple(replace(one, name=one.name or one.format) for one in found["variants"])
-        _check_variants(found["variants"], at)
+        seen: set[str] = set()
+        for variant in found["variants"]:
+            if variant.name.lower() in seen:
+                at.fail(f"two variants are called {variant.name!r}", "give one of them another 'name'")
+            seen.add(variant.name.lower())
     return Row(
         name=str(pair.target or pair.bundled),
         target=Repo(pair.target, pair.revisions.target) if pair.target else None,
@@ -102,25 +102,15 @@ def key_of(section: Section) -> str:
     return next((name.lower() for name in names if isinstance(name, str) and name), "")
 
 
-def _check_variants(variants: tuple[Variant, ...], at: At) -> None:
-    seen: set[str] = set()
-    for variant in variants:
-        if variant.name.lower() in seen:
-            at.fail(f"two variants are called {variant.name!r}", "give one of them another 'name'")
-        seen.add(variant.name.lower())
-
-
 def _cells(table: Table) -> list[Published]:
     """The figures of a table, one by one for each task, block and concurrency."""
     found = []
     for task, blocks in table.tasks.items():
         for block, cell in blocks.items():
-            columns: dict[str, dict[int, float | None]] = {
-                name: getattr(cell, name) for name in ("speedup", "tokens_per_s", "plain_tokens_per_s")
-            }
-            measured = {
-                concurrency for column in columns.values() for concurrency, one in column.items() if one is not None
-            }
+            names = ("speedup", "tokens_per_s", "plain_tokens_per_s")
+            columns: dict[str, dict[int, float | None]] = {name: getattr(cell, name) for name in names}
+            figures_of = (item for column in columns.values() for item in column.items())
+            measured = {concurrency for concurrency, one in figures_of if one is not None}
             for concurrency in sorted(measured) or [1]:
                 figures: dict[str, Any] = {name: column.get(concurrency) for name, column in columns.items()}
                 # Cards give the length for single requests; what others run beside does not change it.

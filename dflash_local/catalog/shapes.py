@@ -1,8 +1,7 @@
 """Shapes of every target and drafter of the registry, as far as known before any download.
 
-Each file of ``shapes/`` looks like the repository's config.json; null is "not known". Keys that start
-with "_" are ours: ``_inferred`` (likely values of nulls, to be labelled as such), ``_sizes`` and
-``_source``.
+Each file of ``shapes/`` looks like the repository's config.json; null is "not known". Our own keys start with "_":
+``_inferred`` (likely values of nulls, to be labelled as such), ``_sizes`` and ``_source``.
 """
 
 from __future__ import annotations

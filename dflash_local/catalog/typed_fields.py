@@ -31,11 +31,7 @@ class Between:
 
 
 class At(NamedTuple):
-    """Where a value stands, for errors.
-
-    Attributes:
-        place: file and line. name: the row and the key.
-    """
+    """Where a value stands, for errors: ``place`` is file and line, ``name`` the row and the key."""
 
     place: str
     name: str
@@ -74,11 +70,7 @@ def keys_of(kind: Any) -> Mapping[str, Key]:
 
 
 def read_keys(keys: Mapping[str, Key], section: Any, at: At) -> dict[str, Any]:
-    """The values of a section by key, those that are null left out.
-
-    Raises:
-        SettingsError: it is no section, has an unknown key, lacks a required one, or holds a value of another type.
-    """
+    """The values of a section by key, null ones left out. SettingsError: a wrong type, an unknown or a missing key."""
     if not isinstance(section, Section):
         at.fail(f"expected a mapping, got {kind_of(section)}")
     for key in section:
@@ -94,11 +86,7 @@ def read_keys(keys: Mapping[str, Key], section: Any, at: At) -> dict[str, Any]:
 
 
 def read(kind: Any, value: Any, at: At) -> Any:
-    """``value`` as the type ``kind``.
-
-    Raises:
-        SettingsError: it is something else, or not allowed.
-    """
+    """``value`` as the type ``kind``. SettingsError: it is something else, or not allowed."""
     if kind is str:
         return _text(value, at)
     origin, inner = _parts(kind)
@@ -124,14 +112,15 @@ def read(kind: Any, value: Any, at: At) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             at.fail(f"expected a list, got {kind_of(value)}")
-        return tuple(read(inner[0], item, _item(item, at)) for item in value)
+        places = [At(item.place, at.name) if isinstance(item, Section) else at for item in value]
+        return tuple(read(inner[0], item, place) for item, place in zip(value, places))
     if origin is dict:
         if not isinstance(value, Section):
             at.fail(f"expected a mapping, got {kind_of(value)}")
-        places = {key: at.key(value, key) for key in value}
         named = str in get_args(inner[0])
-        names = {key: read(inner[0], key if named else Unquoted(key), places[key]) for key in value}
-        return {names[key]: read(inner[1], item, places[key]) for key, item in value.items()}
+        keyed = {key: at.key(value, key) for key in value}
+        names = {key: read(inner[0], key if named else Unquoted(key), keyed[key]) for key in value}
+        return {names[key]: read(inner[1], item, keyed[key]) for key, item in value.items()}
     if kind is Any:
         return value
     if is_dataclass(kind):
@@ -146,10 +135,6 @@ def read(kind: Any, value: Any, at: At) -> Any:
 @lru_cache(maxsize=256)
 def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(kind), get_args(kind)
-
-
-def _item(item: Any, at: At) -> At:
-    return At(item.place, at.name) if isinstance(item, Section) else at
 
 
 def _text(value: Any, at: At) -> str:

@@ -1,7 +1,4 @@
-"""What a pre-quantised target's config.json says of its weights, as far as the registry knows the recipe.
-
-Sizes follow from it before a download; a checkpoint that is here is read itself.
-"""
+"""What a pre-quantised target's config.json says of its weights, as far as the registry knows the recipe: for sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,8 @@ def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
         numbers = {"bits": 4, "group_size": group, "zero_point": True}
         return {"quant_method": "awq", "version": "gemm", **numbers, "modules_to_not_convert": list(kept)}
     if variant.format in ("gptq-int4", "gptq-int8"):
-        return _gptq(4 if variant.format == "gptq-int4" else 8, group, kept)
+        numbers = {"bits": int(variant.format[-1]), "group_size": group, "sym": True, "desc_act": False}
+        return {"quant_method": "gptq", **numbers, "dynamic": {f"-:.*{part}.*": {} for part in kept}}
     if variant.format == "nvfp4":
         weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group}
         return _compressed_tensors("nvfp4-pack-quantized", weights, kept)
@@ -46,9 +44,3 @@ def _compressed_tensors(layout: str, weights: Mapping[str, Any], kept: Sequence[
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "format": layout}},
         "ignore": ["lm_head", *(f"re:.*{part}.*" for part in kept)],
     }
-
-
-def _gptq(bits: int, group: int, kept: Sequence[str]) -> dict[str, Any]:
-    dynamic: dict[str, dict[str, str]] = {f"-:.*{part}.*": {} for part in kept}
-    numbers = {"bits": bits, "group_size": group, "sym": True, "desc_act": False}
-    return {"quant_method": "gptq", **numbers, "dynamic": dynamic}

@@ -12,12 +12,7 @@ FILE = Path(__file__).with_name("verified.json")
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One format on one card.
-
-    Attributes:
-        card: as ``planner.cards`` names it. format: as ``Plan.format`` says it. engine: fused or reference.
-        reports: of different machines. source: a recorded measurement, or the issues that the reports came with.
-    """
+    """One format (``Plan.format``) on one card (``planner.cards``): reports of so many machines, and their source."""
 
     card: str
     format: str

@@ -1,7 +1,4 @@
-"""YAML files as plain values that know their lines.
-
-Refused: duplicate keys, aliases, anchors, tags, a second document, deep nesting, large files.
-"""
+"""YAML files as plain values that know their lines; no duplicate keys, aliases, tags, second document, deep nesting."""
 
 from __future__ import annotations
 
@@ -35,12 +32,7 @@ class Section(dict[str, Any]):
 
 
 def content(path: Path) -> bytes:
-    """What a file holds.
-
-    Raises:
-        SettingsError: it is too large or cannot be read.
-            FileNotFoundError, NotADirectoryError: there is no such file.
-    """
+    """What a file holds. SettingsError: too large or unreadable. FileNotFoundError, NotADirectoryError: none there."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SettingsError(f"{path} is larger than {MAX_BYTES:,} bytes", "split it or remove what is not needed")
@@ -52,11 +44,7 @@ def content(path: Path) -> bytes:
 
 
 def parse(data: bytes, file: str) -> Section:
-    """The mapping that a document holds; ``file`` is its name in errors.
-
-    Raises:
-        SettingsError: it holds something else or is not allowed; names the file, and the line where one is known.
-    """
+    """The mapping that a document holds; ``file`` is its name in errors. SettingsError names file and line."""
     import yaml
 
     def refuse(mark: Any, problem: str, hint: str = FIX) -> SettingsError:

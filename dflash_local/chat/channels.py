@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dflash_local.chat.stop_ids import HARMONY_TAGS
 from dflash_local.chat.tokenizer import Tokenizer
@@ -28,52 +28,40 @@ class Span(NamedTuple):
     shown: bool = True
 
 
-class ChannelParser(Protocol):
+class ChannelParser:
     """Splits a reply into spans. Fed with text of ordinary tokens and with added tokens, in order.
+
+    This one is for replies without markup.
 
     Attributes:
         tags: the texts that are markup.
     """
 
-    tags: tuple[str, ...]
-
-    def text(self, text: str) -> list[Span]:
-        """Spans that ordinary text makes certain; some may be held until more is known."""
-        ...
-
-    def token(self, text: str) -> list[Span] | None:
-        """Spans for an added token that is markup here; None when it means nothing to this parser."""
-        ...
-
-    def finish(self) -> list[Span]:
-        """What was held."""
-        ...
-
-
-class PlainParser:
     tags: tuple[str, ...] = ()
 
     def text(self, text: str) -> list[Span]:
+        """Spans that ordinary text makes certain; some may be held until more is known."""
         return [Span(text, "final")] if text else []
 
     def token(self, text: str) -> list[Span] | None:
+        """Spans for an added token that is markup here; None when it means nothing to this parser."""
         return None
 
     def finish(self) -> list[Span]:
+        """What was held."""
         return []
 
 
-class ThinkTokenParser:
+class ThinkTokenParser(ChannelParser):
     """``<think>`` and ``</think>`` as tokens. Newlines right after a tag belong to it, as in the templates."""
 
-    tags: tuple[str, ...] = (THINK, END_THINK)
+    tags = (THINK, END_THINK)
 
     def __init__(self, opens_thinking: bool) -> None:
         self._channel: Channel = "thinking" if opens_thinking else "final"
         self._trim = opens_thinking
 
     def text(self, text: str) -> list[Span]:
-        """The text in the channel of the moment, less the newlines that follow a tag."""
         kept = text.lstrip("\n") if self._trim else text
         spans = [Span(text[: len(text) - len(kept)], self._channel, False), Span(kept, self._channel)]
         self._trim = self._trim and not kept
@@ -88,16 +76,13 @@ class ThinkTokenParser:
         self._trim = True
         return [Span(text, before, False)]
 
-    def finish(self) -> list[Span]:
-        return []
 
-
-class ThinkTextParser:
+class ThinkTextParser(ChannelParser):
     """The same where the tags are plain text: an opening tag counts only at the start of a reply
     (after spaces), a closing one only while thinking, so that an answer may write about the tags.
     """
 
-    tags: tuple[str, ...] = (THINK, END_THINK)
+    tags = (THINK, END_THINK)
 
     def __init__(self, opens_thinking: bool) -> None:
         self._inner = ThinkTokenParser(opens_thinking)
@@ -105,7 +90,6 @@ class ThinkTextParser:
         self._held = ""
 
     def text(self, text: str) -> list[Span]:
-        """Spans up to where a tag may be beginning."""
         spans: list[Span] = []
         text, self._held = self._held + text, ""
         while text and self._awaits:
@@ -126,24 +110,19 @@ class ThinkTextParser:
         """Space before an opening tag is part of the markup; text before a closing one is thought."""
         return [Span(text, "final", False)] if self._awaits == THINK and text else self._inner.text(text)
 
-    def token(self, text: str) -> list[Span] | None:
-        """No token is markup: the tags are plain text here."""
-        return None
-
     def finish(self) -> list[Span]:
-        """The held beginning of a tag that never came."""
         held, self._held = self._held, ""
         return self._inner.text(held)
 
 
-class HarmonyParser:
+class HarmonyParser(ChannelParser):
     """gpt-oss: ``<|channel|>NAME<|message|>text<|end|>``, analysis is thinking, commentary tool, final the reply.
 
     Header words and tags are markup. Text that cannot be a header is shown as the reply. Format:
     OpenAI's harmony description; the prompt ends with ``<|start|>assistant``, so a reply begins in a header.
     """
 
-    tags: tuple[str, ...] = (*HARMONY_TAGS, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+    tags = (*HARMONY_TAGS, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 
     def __init__(self, opens_thinking: bool = False) -> None:
         self._channel: Channel = "thinking" if opens_thinking else "final"
@@ -152,16 +131,12 @@ class HarmonyParser:
         self._named = False  # the header has said which channel it is
 
     def text(self, text: str) -> list[Span]:
-        """Text of the message, or words of a header, held until the header is certain."""
         if self._header is None:
             return [Span(text, self._channel)] if text else []
         self._header += text
-        if len(self._header) <= MAX_HEADER_CHARS:
-            return []
-        return self._give_up()
+        return self._give_up() if len(self._header) > MAX_HEADER_CHARS else []
 
     def token(self, text: str) -> list[Span] | None:
-        """A tag: opens a header, names its channel, or opens or ends the message."""
         if text not in self.tags:
             return None
         words = self._header or ""
@@ -210,7 +185,7 @@ def channel_parser(tokenizer: Tokenizer, *, opens_thinking: bool) -> ChannelPars
         return ThinkTokenParser(opens_thinking)
     if opens_thinking or END_THINK in (tokenizer.template or ""):
         return ThinkTextParser(opens_thinking)
-    return PlainParser()
+    return ChannelParser()
 
 
 def prompt_opens_thinking(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:

@@ -52,7 +52,6 @@ class TokenBytes:
         self._space = next((s["replacement"] for s in steps if isinstance(s.get("replacement"), str)), "▁")
 
     def __call__(self, text: str) -> bytes:
-        """Bytes of one token, before any dropping at the start of a text."""
         if self.byte_level:
             mapped = [_BYTES.get(character, -1) for character in text]
             return text.encode("utf-8", "replace") if -1 in mapped else bytes(mapped)
@@ -63,7 +62,6 @@ class TokenBytes:
 
 
 def _flatten(decoder: object, depth: int = 0) -> list[dict[str, Any]]:
-    """The steps of a decoder in order, those of sequences in place of them."""
     if not decoder:
         return []
     if not isinstance(decoder, dict) or depth > MAX_DEPTH:

@@ -53,12 +53,11 @@ def _ids(value: object, source: str) -> Iterator[int]:
 
 def _known_tokens(folder: Path) -> dict[str, int]:
     """Text -> id of the added tokens, and of the vocabulary for an eos that is not one of them."""
-    tokens: dict[str, int] = {}
     spec = read_json(folder / "tokenizer.json")
     model = spec.get("model")
     vocabulary: Any = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        tokens.update({text: token_id for text, token_id in vocabulary.items() if isinstance(token_id, int)})
+    entries = vocabulary.items() if isinstance(vocabulary, dict) else ()
+    tokens = {text: token_id for text, token_id in entries if isinstance(token_id, int)}
     listed = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
     for key, entry in (listed if isinstance(listed, dict) else {}).items():
         if (text := token_text(entry)) and (token_id := id_of(key)) is not None:

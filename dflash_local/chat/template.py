@@ -1,7 +1,7 @@
 """Messages to ids through the checkpoint's chat template, rendered in a process that can be killed.
 
-A target without a template is a base model: its prompt is the contents, joined by an empty line, after
-BOS where the tokenizer adds one; roles and thinking are dropped.
+A base model has no template: its prompt is the contents, joined by an empty line, after BOS where the tokenizer
+adds one; roles and thinking are dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os.path
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -150,10 +150,11 @@ def render(
         ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
         return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
+    special_texts = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
     arguments: dict[str, Any] = {
         "tools": concealer.conceal(list(tools)) if tools else None,
         "enable_thinking": thinking,
-        **{name: text for name, text in _special_texts(tokenizer) if text},
+        **{name: text for name, text in special_texts.items() if text},
     }
 
     def render_texts(conversation: Sequence[Message]) -> list[str]:
@@ -186,11 +187,6 @@ def _not_empty(rendered: Rendered) -> Rendered:
     return rendered
 
 
-def _special_texts(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    yield "bos_token", tokenizer.bos_text
-    yield "eos_token", tokenizer.eos_text
-
-
 def _as_dict(message: Message, concealer: Concealer) -> dict[str, Any]:
     """A message as templates expect it; ``thinking`` under both names in use (gpt-oss reads the second)."""
     entry: dict[str, Any] = {"role": message.role, "content": concealer.conceal(message.content)}
@@ -207,41 +203,32 @@ def _as_dict(message: Message, concealer: Concealer) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """A call as templates expect it: with its arguments as an object, which they write in their own way.
-
-    Raises:
-        UsageError: the arguments are not the JSON text of one object, or nested too deep.
-    """
+    """A call as templates expect it: with its arguments as an object, which they write in their own way."""
     arguments = read_arguments(call)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _render_texts(
-    template: str,
-    arguments: dict[str, Any],
-    now: datetime,
-    messages: Sequence[Message],
-    cancelled: Callable[[], bool],
+    template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message], cancelled: Callable[[], bool]
 ) -> list[str]:
     """Renderings with and, where the template can, without the generation prompt."""
     flags = {"generation_prompt": [True, False], "max_chars": MAX_CHARS, "now": now.isoformat()}
     request = json.dumps({"template": template, "arguments": arguments, **flags}).encode()
-    answer: dict[str, Any]
     try:
-        answer = json.loads(PROCESS.request(request, LIMITS, cancelled))
+        answer: dict[str, Any] = json.loads(PROCESS.request(request, LIMITS, cancelled))
     except WorkerError:
         needs = f"needs more than {LIMITS.seconds:g} s, too much memory, or breaks its process"
         answer = {"error": "worker", "message": needs}
     texts = answer.get("texts", answer.get("done"))
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         return texts
+    kind, message = answer.get("error"), str(answer.get("message", ""))
     size = len(request) - len(template)
-    if answer.get("error") in ("worker", "size") and (size > SMALL_CHARS or len(messages) > SMALL_MESSAGES):
+    if kind in ("worker", "size") and (size > SMALL_CHARS or len(messages) > SMALL_MESSAGES):
         raise ContextError(
             f"the conversation is too large for the chat template: {len(messages)} messages, {size} characters",
             "shorten it",
         )
-    kind, message = answer.get("error"), str(answer.get("message", ""))
     if kind == "refused":
         roles = ", ".join(dict.fromkeys(m.role for m in messages))
         raise UsageError(f"the chat template refuses the conversation: {message}", f"the roles sent are {roles}")

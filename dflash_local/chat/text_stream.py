@@ -89,16 +89,6 @@ class Pushed:
     stop_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """One character on its way out."""
-
-    text: str
-    channel: Channel
-    origin: Origin
-    shown: bool
-
-
 class TextStream:
     """The text of one reply, as its ids come in.
 
@@ -116,14 +106,14 @@ class TextStream:
         raw = {stop for stop in stops if any(tag in stop for tag in markup)}
         self._raw_stops = StopStrings(raw) if raw else None
         self._seen_stops = StopStrings(set(stops) - raw) if set(stops) - raw else None
-        self._held: list[_Mark] = []
+        self._held: list[tuple[Piece, bool]] = []  # characters on their way out, and whether they are shown
         self._texts: dict[Channel, list[str]] = {"thinking": [], "final": [], "tool": []}
         self._stopped = False
         self._last_origin: Origin = "bonus"
 
     def push(self, ids: Sequence[int], origins: Sequence[Origin]) -> Pushed:
         """Take ids and where each came from. After a stop string was found nothing more comes out."""
-        pieces: list[tuple[str, Channel, Origin]] = []
+        pieces: list[Piece] = []
         for index, (token_id, origin) in enumerate(zip(ids, origins) if not self._stopped else ()):
             self._last_origin = origin
             for span in self._spans(token_id):
@@ -134,7 +124,7 @@ class TextStream:
 
     def finish(self) -> tuple[Piece, ...]:
         """The end: half a character becomes U+FFFD, held-back text is let go. Its origin is as it came."""
-        pieces: list[tuple[str, Channel, Origin]] = []
+        pieces: list[Piece] = []
         for span in [*self._channels.text(self._decoder.finish()), *self._channels.finish()]:
             pieces += self._take(span, self._last_origin)
         pieces += self._release(len(self._held))
@@ -156,19 +146,19 @@ class TextStream:
             spans.append(Span(added.text, "final", False))
         return spans
 
-    def _take(self, span: Span, origin: Origin) -> list[tuple[str, Channel, Origin]]:
+    def _take(self, span: Span, origin: Origin) -> list[Piece]:
         """Add a span; returns what may be shown now. Sets ``_stopped`` at a stop string, then takes no more."""
         if self._stopped:
             return []
         if self._raw_stops is None and self._seen_stops is None:
-            return [(span.text, span.channel, origin)] if span.shown else []
+            return [Piece(span.text, span.channel, origin)] if span.shown else []
         return self._scan(span, origin)
 
-    def _scan(self, span: Span, origin: Origin) -> list[tuple[str, Channel, Origin]]:
+    def _scan(self, span: Span, origin: Origin) -> list[Piece]:
         if self._seen_stops and (span.text in self._channels.tags):
             self._seen_stops.reset()
         for character in span.text:
-            self._held.append(_Mark(character, span.channel, origin, span.shown))
+            self._held.append((Piece(character, span.channel, origin), span.shown))
             found = self._raw_stops.feed(character) if self._raw_stops else 0
             seen = self._seen_stops.feed(character) if self._seen_stops and span.shown else 0
             if found or seen:
@@ -186,20 +176,19 @@ class TextStream:
         index = len(self._held)
         while visible and index:
             index -= 1
-            visible -= self._held[index].shown
+            visible -= self._held[index][1]
         return index
 
-    def _release(self, count: int) -> list[tuple[str, Channel, Origin]]:
-        """Let the first ``count`` held characters go."""
-        out = [(mark.text, mark.channel, mark.origin) for mark in self._held[:count] if mark.shown]
+    def _release(self, count: int) -> list[Piece]:
+        out = [piece for piece, shown in self._held[:count] if shown]
         del self._held[:count]
         return out
 
-    def _emit(self, parts: Iterable[tuple[str, Channel, Origin]]) -> tuple[Piece, ...]:
+    def _emit(self, parts: list[Piece]) -> tuple[Piece, ...]:
         """Merge neighbours of one channel and origin, and remember the text."""
         pieces = []
-        for (channel, origin), group in groupby(parts, key=lambda part: part[1:]):
-            text = "".join(part[0] for part in group)
+        for (channel, origin), group in groupby(parts, key=lambda part: (part.channel, part.origin)):
+            text = "".join(part.text for part in group)
             self._texts[channel].append(text)
             pieces.append(Piece(text, channel, origin))
         return tuple(pieces)

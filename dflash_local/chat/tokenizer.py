@@ -51,7 +51,7 @@ class Tokenizer:
         self.stop_ids = stop_ids
         self.bos_text = token_text(files.config.get("bos_token")) or ""
         self.eos_text = token_text(files.config.get("eos_token")) or ""
-        self.vocab_size = _highest_id(files) + 1
+        self.vocab_size = max([_highest_id(files), *(token.id for token in files.added)]) + 1
         self.begin: tuple[int, ...] = ()
         self._add_bos = files.config.get("add_bos_token")
         self._rules = TokenBytes(files.spec.get("decoder"))
@@ -205,15 +205,11 @@ class Tokenizer:
 
     def visible_bytes(self, token_id: int) -> bytes | None:
         """As ``token_bytes``, but None for special tokens and stop ids, which are never shown."""
-        return None if self.is_hidden(token_id) else self.token_bytes(token_id)
-
-    def is_hidden(self, token_id: int) -> bool:
-        """True for special tokens and stop ids."""
         added = self.added.get(token_id)
-        return token_id in self.stop_ids or (added is not None and added.special)
+        hidden = token_id in self.stop_ids or (added is not None and added.special)
+        return None if hidden else self.token_bytes(token_id)
 
     def is_added(self, text: str) -> bool:
-        """True when ``text`` is an added token."""
         return text in self._added_texts
 
     def token_id(self, text: str) -> int | None:
@@ -249,7 +245,6 @@ def clean(text: str) -> str:
 
 
 def _vocabulary(vocabulary: Any) -> dict[str, int]:
-    """Text -> id of the learned tokens: a map, or the list of a Unigram model."""
     if isinstance(vocabulary, dict):
         return {text: token_id for text, token_id in vocabulary.items() if isinstance(token_id, int)}
     if isinstance(vocabulary, list):
@@ -258,21 +253,17 @@ def _vocabulary(vocabulary: Any) -> dict[str, int]:
     return {}
 
 
-def _vocabulary_ids(files: TokenizerFiles) -> int:
+def _highest_id(files: TokenizerFiles) -> int:
     vocabulary = files.spec["model"].get("vocab")
     if isinstance(vocabulary, dict):
         return max((token_id for token_id in vocabulary.values() if isinstance(token_id, int)), default=-1)
     return len(vocabulary) - 1 if isinstance(vocabulary, list) else -1
 
 
-def _highest_id(files: TokenizerFiles) -> int:
-    return max([_vocabulary_ids(files), *(token.id for token in files.added)])
-
-
 def _check_vocabulary(files: TokenizerFiles, config: dict[str, Any]) -> None:
     """Refuse a tokenizer whose learned vocabulary does not fit the model's embedding."""
     size = config.get("vocab_size")
-    highest = _vocabulary_ids(files)
+    highest = _highest_id(files)
     if isinstance(size, int) and not isinstance(size, bool) and highest >= size:
         raise CheckpointError(
             f"tokenizer.json has ids up to {highest}, config.json says vocab_size {size}",
@@ -281,11 +272,7 @@ def _check_vocabulary(files: TokenizerFiles, config: dict[str, Any]) -> None:
 
 
 def renamed_spec(spec: dict[str, Any], private: dict[str, str]) -> dict[str, Any]:
-    """A tokenizer.json in which every control token has its private name and plain text reaches none of them.
-
-    Args:
-        private: control text -> private name.
-    """
+    """A tokenizer.json whose control tokens have ``private`` names, by their texts; plain text reaches none of them."""
     model = dict(spec["model"])
     entries = [{**entry, "content": private.get(entry["content"], entry["content"])} for entry in spec["added_tokens"]]
     model["vocab"], renamed = _renamed(model.get("vocab"), private)

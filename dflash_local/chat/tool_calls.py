@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from dflash_local.chat.channels import overlap
 from dflash_local.chat.tool_arguments import DECODER, fits, properties_of, typed, unwrapped
@@ -46,32 +46,6 @@ def format_of(template: str | None) -> CallFormat | None:
     return "llama" if "parameters" in template and "<|start_header_id|>" in template else None
 
 
-class CallParser(Protocol):
-    """Splits the text of one reply into text and calls, in order, however it is cut into pieces."""
-
-    def feed(self, text: str) -> list[Part]:
-        """What the next piece of text makes certain."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """What was held back; the reply is over."""
-        ...
-
-
-def call_parser(form: CallFormat, tools: Tools) -> CallParser:
-    """The parser for a reply in this format. ``tools`` are the schemas that were offered."""
-    schemas = {name: function for tool in tools for name, function in _named(tool)}
-    if form in ("hermes", "xml"):
-        return TaggedParser(schemas)
-    return JsonParser(schemas)
-
-
-def _named(tool: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    function = tool.get("function")
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        yield function["name"], function
-
-
 def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
 
@@ -79,7 +53,7 @@ def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
 class TaggedParser:
     """``<tool_call>`` with JSON or with ``<function=name>`` in it; the latter may come without the tag.
 
-    Space beside a call belongs to the markup and is dropped.
+    Space beside a call belongs to the markup and is dropped. Text may come cut into any pieces.
     """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
@@ -92,7 +66,6 @@ class TaggedParser:
         self._ends = 0
 
     def feed(self, text: str) -> list[Part]:
-        """Text up to where a call may begin; calls that are whole."""
         parts: list[Part] = []
         self._held += text
         while self._held:
@@ -204,7 +177,6 @@ class JsonParser:
         return self._give_up() if self._count > MAX_CALL_CHARS else []
 
     def finish(self) -> list[Part]:
-        """The calls, or the text that was none."""
         calls = self._calls("".join(self._held)) if self._held else None
         if not calls:
             return self._give_up()
@@ -243,6 +215,16 @@ class JsonParser:
             return whole if whole.name in self._schemas else None
         fitting = [name for name, function in self._schemas.items() if fits(content, function)]
         return _call(fitting[0], content) if len(fitting) == 1 else None
+
+
+CallParser = TaggedParser | JsonParser
+
+
+def call_parser(form: CallFormat, tools: Tools) -> CallParser:
+    """The parser for a reply in this format. ``tools`` are the schemas that were offered."""
+    functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
+    schemas = {function["name"]: function for function in functions if isinstance(function.get("name"), str)}
+    return TaggedParser(schemas) if form in ("hermes", "xml") else JsonParser(schemas)
 
 
 def _texts(text: str) -> list[Part]:

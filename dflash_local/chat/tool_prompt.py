@@ -35,11 +35,7 @@ You are provided with function signatures within <tools></tools> XML tags:
 
 
 def tool_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt that describes its tools to a model; empty without any.
-
-    Raises:
-        UsageError: a schema is nested too deep to be written.
-    """
+    """The prompt that describes its tools to a model, empty without any; UsageError for a schema nested too deep."""
     if not tools:
         return ""
     try:

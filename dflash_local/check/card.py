@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -22,25 +20,17 @@ OVER_PLAN = 1.05  # of the planned peak
 
 @dataclass(frozen=True, slots=True)
 class CardFigures:
-    """What was measured. Rates are in bytes per second, memory in bytes; None is not known.
-
-    Attributes:
-        peak: that torch's allocator held at most. planned: the same by the plan.
-    """
+    """What was measured; None is not known. ``peak_bytes``: that torch's allocator held; ``planned_bytes``: by plan."""
 
     name: str
-    rate: float | None
-    specified: float | None
-    peak: int
-    planned: int | None
+    bytes_per_s: float | None
+    specified_bytes_per_s: float | None
+    peak_bytes: int
+    planned_bytes: int | None
 
 
 def check_card(session: Session, planned: int | None) -> Finding:
-    """The finding on the card.
-
-    Args:
-        planned: bytes that the plan says torch's allocator holds at most, where one was made.
-    """
+    """The finding on the card; ``planned``: bytes that torch's allocator holds at most by the plan, if one was made."""
     device = torch.device("cpu" if session.facts.device == "balanced" else session.facts.device)
     if device.type != "cuda":
         return Finding("card", "skipped", f"{session.facts.device}: rates and memory are measured on CUDA cards")
@@ -66,35 +56,21 @@ def _rate(device: torch.device) -> float | None:
 
 def judged(found: CardFigures, paging: bool) -> Finding:
     """The finding on what was measured. ``paging``: the system may move a card's memory to the host (WSL2)."""
+    rate, specified, planned = found.bytes_per_s, found.specified_bytes_per_s, found.planned_bytes
     lines, remedies = [found.name], []
-    if found.rate is None:
+    if rate is None:
         lines.append("too little memory is free to measure the read rate")
-    elif found.specified is None:
-        lines.append(f"reads {found.rate / 1e9:.0f} GB/s (no figure of its data sheet is known)")
+    elif specified is None:
+        lines.append(f"reads {rate / 1e9:.0f} GB/s (no figure of its data sheet is known)")
     else:
-        lines.append(f"reads {found.rate / 1e9:.0f} of {found.specified / 1e9:.0f} GB/s")
-        if found.rate < SLOW * found.specified:
-            remedies.append(_slow(paging))
-    lines.append(f"peak {byte_size(found.peak)}" + (f" of {byte_size(found.planned)} planned" if found.planned else ""))
-    if found.planned and found.peak > OVER_PLAN * found.planned:
+        lines.append(f"reads {rate / 1e9:.0f} of {specified / 1e9:.0f} GB/s")
+        if rate < SLOW * specified:
+            causes = ["another program that uses the card", "a power or clock limit (nvidia-smi -q -d PERFORMANCE)"]
+            causes.insert(0 if paging else 2, "memory paged to the host (WSL2 and Windows do so when the card is full)")
+            causes.append("where weights lie in host memory, a PCIe slot of x4 or less")
+            remedies.append(f"less than half of its rate; likely causes: {'; '.join(causes)}")
+    lines.append(f"peak {byte_size(found.peak_bytes)}" + (f" of {byte_size(planned)} planned" if planned else ""))
+    if planned and found.peak_bytes > OVER_PLAN * planned:
         remedies.append("it took more memory than planned: give a shorter --context, and report the figures")
     state: State = "warning" if remedies else "ok"
-    return Finding("card", state, "; ".join(lines), "; ".join(remedies), _figures(found))
-
-
-def _slow(paging: bool) -> str:
-    causes = ["another program that uses the card", "a power or clock limit (nvidia-smi -q -d PERFORMANCE)"]
-    paged = "memory paged to the host (WSL2 and Windows do so when the card is full)"
-    causes = [paged, *causes] if paging else [*causes, paged]
-    slot = "where weights lie in host memory, a PCIe slot of x4 or less"
-    return f"less than half of its rate; likely causes: {'; '.join([*causes, slot])}"
-
-
-def _figures(found: CardFigures) -> Mapping[str, Any]:
-    return {
-        "name": found.name,
-        "bytes_per_s": found.rate,
-        "specified_bytes_per_s": found.specified,
-        "peak_bytes": found.peak,
-        "planned_bytes": found.planned,
-    }
+    return Finding("card", state, "; ".join(lines), "; ".join(remedies), asdict(found))

@@ -1,15 +1,18 @@
-"""Does the drafter belong to the target: acceptance lengths of greedy replies, with and without thinking."""
+"""Does the drafter belong to the target: acceptance lengths of greedy replies; a probe says what drafting is worth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.trial import prompt_ids, write
 from dflash_local.catalog.bundled import Pair
-from dflash_local.check.findings import Finding
+from dflash_local.check.findings import Finding, State
 from dflash_local.check.text import PROMPTS, prompts_of
+from dflash_local.engine.low_acceptance import likely_causes
 from dflash_local.engine.session import Session
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
@@ -27,25 +30,55 @@ REPLY = 48  # tokens of the target's own reply, of which parts lengthen a prompt
 PARTS = 4  # cycles that a prompt is good for
 ONE_CYCLE = 2  # tokens: the prompt's, and one of a cycle, whose acceptance is counted uncut
 BETTER = 0.3  # tokens of acceptance length: less may be chance
+SECONDS = 60.0  # after which a probe begins no further prompt
+VERDICTS: dict[State, str] = {
+    "ok": "serves",
+    "warning": "serves weakly",
+    "failed": "does not serve",
+    "skipped": "cannot be probed",
+}
+Lengths = Mapping[str, Mapping[str, Sequence[int]]]  # acceptance lengths of cycles by mode and kind of prompt
 
 
 def check_drafter(session: Session, pair: Pair) -> Finding:
-    """The finding on the drafter.
+    """The finding on the drafter. DFlashError: a request failed."""
+    if (skipped := _without_drafts(session)) is not None:
+        return skipped
+    prompts = prompts_of(pair)
+    lengths, _ = reply_lengths(session, prompts)
+    means = _means(lengths)
+    found = judged(means, pair)
+    if found.state not in ("warning", "failed"):
+        return found
+    cause = better_taps(session, prompts, _best(means) == ON)
+    return replace(found, remedy=cause) if cause else found
 
-    Raises:
-        DFlashError: a request failed.
+
+def probe(session: Session, pair: Pair, progress: Callable[[float], None] = lambda _part: None) -> Finding:
+    """The finding on the drafter, as ``check_drafter``; its figures have acceptance lengths by kind and mode besides.
+
+    ``speed_up`` of them is what a cycle of the trained block brings over plain steps; None without costs.
     """
+    if (skipped := _without_drafts(session)) is not None:
+        return skipped
+    prompts = prompts_of(pair)
+    lengths, count = reply_lengths(session, prompts, SECONDS, progress)
+    means = _means(lengths)
+    found = judged(means, pair, count)
+    kinds = {kind: {mode: _mean(of[kind]) for mode, of in lengths.items() if of[kind]} for kind in lengths[OFF]}
+    found = _with_costs(replace(found, figures={**found.figures, "kinds": kinds, "prompts": count}), session)
+    if found.state not in ("warning", "failed") or found.remedy.startswith("drafts are accepted with"):
+        return found
+    shifted = better_taps(session, prompts[:1], _best(means) == ON)
+    return replace(found, remedy=shifted or _causes_of_load(session, pair, ON in means, found.state))
+
+
+def _without_drafts(session: Session) -> Finding | None:
     if session.runner.proposer is None:
         return Finding("drafter", "skipped", "loaded without a drafter")
     if session.tokenizer is None:
         return Finding("drafter", "skipped", "the target has no tokenizer: no prompt can be given")
-    prompts = prompts_of(pair)
-    lengths = {name: acceptance(session, prompts, thinking) for name, thinking in modes_of(session, prompts[0]).items()}
-    found = judged(lengths, pair)
-    if found.state not in ("warning", "failed"):
-        return found
-    cause = better_taps(session, prompts, max(lengths, key=lambda name: lengths[name] or 0.0) == ON)
-    return replace(found, remedy=cause) if cause else found
+    return None
 
 
 def modes_of(session: Session, prompt: Prompt) -> dict[str, bool]:
@@ -54,10 +87,36 @@ def modes_of(session: Session, prompt: Prompt) -> dict[str, bool]:
     return MODES if len(ids) > 1 else {OFF: False}
 
 
-def acceptance(session: Session, prompts: tuple[Prompt, ...], thinking: bool) -> float | None:
-    """Mean acceptance length of greedy replies over all cycles that drafted; None where none did."""
-    lengths = [length for prompt in prompts for length in cycle_lengths(session, prompt, thinking)]
-    return sum(lengths) / len(lengths) if lengths else None
+def reply_lengths(
+    session: Session,
+    prompts: Sequence[Prompt],
+    seconds: float = math.inf,
+    progress: Callable[[float], None] = lambda _part: None,
+) -> tuple[Lengths, int]:
+    """Of greedy replies, and to how many prompts; none but the first is begun after so many seconds."""
+    begin, modes = time.monotonic(), modes_of(session, prompts[0])
+    lengths: dict[str, dict[str, list[int]]] = {mode: {} for mode in modes}
+    for done, prompt in enumerate(prompts):
+        if done and time.monotonic() - begin > seconds:
+            return lengths, done
+        for mode, thinking in modes.items():
+            lengths[mode].setdefault(prompt.kind, []).extend(cycle_lengths(session, prompt, thinking))
+        progress((done + 1) / len(prompts))
+    return lengths, len(prompts)
+
+
+def _means(lengths: Lengths) -> dict[str, float | None]:
+    """Mean acceptance lengths over all cycles that drafted, by mode; None where none did."""
+    every = {mode: [length for of in kinds.values() for length in of] for mode, kinds in lengths.items()}
+    return {mode: _mean(found) if found else None for mode, found in every.items()}
+
+
+def _mean(lengths: Sequence[int]) -> float:
+    return sum(lengths) / len(lengths)
+
+
+def _best(means: Mapping[str, float | None]) -> str:
+    return max(means, key=lambda mode: means[mode] or 0.0)
 
 
 def cycle_lengths(session: Session, prompt: Prompt, thinking: bool) -> tuple[int, ...]:
@@ -71,7 +130,7 @@ def cycle_lengths(session: Session, prompt: Prompt, thinking: bool) -> tuple[int
     return write(session, request).stats.acceptance_lengths
 
 
-def judged(lengths: dict[str, float | None], pair: Pair, prompts: int = PROMPTS) -> Finding:
+def judged(lengths: Mapping[str, float | None], pair: Pair, prompts: int = PROMPTS) -> Finding:
     """The finding on mean acceptance lengths by mode, over so many prompts."""
     known = {name: length for name, length in lengths.items() if length is not None}
     if not known:
@@ -97,6 +156,27 @@ def _causes(known: dict[str, float], band: float, trained: list[str]) -> str:
         "likely causes: a drafter of another target or generation; target_layer_ids that are off by one; a chat "
         "template or thinking mode that it was not trained for; a target that is broken itself"
     )
+
+
+def _with_costs(found: Finding, session: Session) -> Finding:
+    """The finding with what the engine measured a step and a cycle to cost; drafting that does not pay is a warning."""
+    costs, block = session.runner.costs, session.facts.block_size
+    best = max((length for length in found.figures.get("acceptance_length", {}).values() if length), default=None)
+    step, cycle = costs.get(1), costs.get(block)
+    known = best is not None and step is not None and cycle is not None
+    speed_up = best * step / cycle if known else None  # type: ignore[operator]
+    found = replace(found, figures={**found.figures, "step_ms": step, "cycle_ms": cycle, "speed_up": speed_up})
+    if found.state == "ok" and speed_up is not None and speed_up <= 1:
+        text = f"{found.text}; a cycle costs {cycle:.1f} ms, a plain step {step:.1f}"
+        return replace(found, state="warning", text=text)
+    return found
+
+
+def _causes_of_load(session: Session, pair: Pair, can_think: bool, state: State) -> str:
+    """The likeliest first, and what to do."""
+    causes = likely_causes(session.facts, can_think if pair.thinking == "required" else None)
+    listed = f"likely causes: {'; '.join(causes)}" if causes else "this load gives no likely cause"
+    return f"{listed}; try another --drafter, or --mode ar" if state == "failed" else listed
 
 
 def better_taps(session: Session, prompts: Sequence[Prompt], thinking: bool) -> str:

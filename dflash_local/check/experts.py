@@ -1,8 +1,7 @@
 """Are a mixture's products right: of one layer of each kind every expert, against float32 over the decoded weights.
 
-Experts take each a Gaussian row, one with an outlier, a one-hot row and one of zeros, few rows at a time as blocks have
-them and all at once as prompts have them. Rows are routed by given logits: which experts a router likes is not tried.
-Letters as in ``kernels.experts``.
+Experts take each a Gaussian row, one with an outlier, a one-hot row and one of zeros, few at a time as in blocks and
+all at once as in prompts. Given logits route the rows: no router is tried. Letters as in ``kernels.experts``.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ class _Reference(NamedTuple):
 
 
 def try_experts(target: FusedTarget) -> Iterator[Tried]:
-    """Two of each kind of mixture: with a block's rows at a time, and with a prompt's.
-
-    Raises:
-        EngineError: a kernel faulted.
-    """
+    """Two of each kind of mixture: with a block's rows at a time, with a prompt's. EngineError: a kernel faulted."""
     kinds: dict[object, MoE] = {}
     for part in target.mixtures:
         kinds.setdefault(_kind(part), part)
@@ -122,11 +117,7 @@ def decoded_mixture(part: MoE, x: torch.Tensor, routing: Routing) -> _Reference:
 def _product(
     x: torch.Tensor, weight: ExpertWeight, expert: int, errors: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x`` [M, K] times an expert's matrix (+ its bias), and what rounding explains of it: two [M, N].
-
-    Args:
-        errors: of ``x``, independent of each other.
-    """
+    """``x`` [M, K], off by ``errors``, times an expert's matrix (+ bias), and what rounding explains: two [M, N]."""
     matrix = weight.rows(expert, slice(0, weight.out_features), torch.float32).float()
     result = x @ matrix.t() + (0.0 if weight.bias is None else weight.bias[expert].float())
     single = (x != 0).sum(1, keepdim=True) <= 1  # a single term is rounded once, by no more than the rest of its error

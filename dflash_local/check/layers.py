@@ -95,12 +95,8 @@ class LayerReport:
         }
         first = self.first
         if first is None:
-            largest = self.largest
-            text = (
-                f"all {len(self.drift)} layers agree with transformers in {self.dtype}: "
-                f"at most {largest.error:.2g}, {largest.name}"
-            )
-            return Finding("layers", "ok", text, figures=figures)
+            text = f"all {len(self.drift)} layers agree with transformers in {self.dtype}: at most"
+            return Finding("layers", "ok", f"{text} {self.largest.error:.2g}, {self.largest.name}", figures=figures)
         same = [part for part in self.parts if part.name == first.name]
         both = all(part.error > self.bar for part in same)
         only = "" if both else f" in {'prompts' if first.path == 'prompt' else 'blocks'} only"
@@ -244,9 +240,8 @@ class _Comparison:
         errors = row_errors(found, wanted, floor)
         paths: tuple[tuple[Path, slice], ...] = (("prompt", slice(self._prompt)), ("block", slice(self._prompt, None)))
         for path, rows in paths:
-            self.parts.append(
-                PartError(name, path, _quantile(errors[rows], quantiles[path]), _quantile(errors[rows], 1))
-            )
+            worst = _quantile(errors[rows], 1)
+            self.parts.append(PartError(name, path, _quantile(errors[rows], quantiles[path]), worst))
 
     def add_layer(
         self,
@@ -272,13 +267,8 @@ class _Comparison:
             worst = float(experts.max())
             self.parts.append(PartError(f"layer {index} ({_experts(experts, self.bar)})", "prompt", worst, worst))
         quantiles = MIXTURE if isinstance(layer.mlp, MoEConfig) else DENSE
-        self.add(
-            f"layer {index} ({mlp})",
-            left - mixed,
-            reference.mlp.float() - wanted,
-            quantiles,
-            left.norm(dim=1) * self.rounding,
-        )
+        added = reference.mlp.float() - wanted
+        self.add(f"layer {index} ({mlp})", left - mixed, added, quantiles, left.norm(dim=1) * self.rounding)
 
 
 def _names(layer: LayerConfig) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """Does the target work: how likely it finds plain text, teacher-forced through the session's own target.
 
-The bands are coarse: they part a working model from one whose weights, norms or positions are wrong, not a good model
-from a better one. A text counts as the likelier of two: by itself, and as a reply in the target's own chat template,
-where models that were trained on conversations alone are at home.
+The bands are coarse: they part a working model from one whose weights, norms or positions are wrong. A text counts as
+the likelier of two: by itself, and as a reply in the target's own chat template, where chat models are at home.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_local.bench.fidelity import log_probs, scored_target
+from dflash_local.bench.fidelity import log_probs
+from dflash_local.bench.trial import scored_target
 from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
@@ -50,11 +50,7 @@ TOY = Band(0.5, 2.0)  # held-out answers are at most 0.06 for both toys
 
 
 def check_likelihood(session: Session, pair: Pair) -> Finding:
-    """The finding on the target, by the least likely of the texts.
-
-    Raises:
-        UsageError: the target is in another process. CheckpointError: prompts are missing from the installation.
-    """
+    """The finding on the target, by the least likely of the texts. UsageError: the target is in another process."""
     if session.tokenizer is None:
         return Finding("target", "skipped", "it has no tokenizer: no text can be scored")
     texts, band = (toy_texts(), TOY) if pair.toy else (plain_texts(), PLAIN)
@@ -102,10 +98,7 @@ def _as_reply(tokenizer: Tokenizer, text: ScoredText) -> Passage | None:
 
 
 def nats_of(session: Session, forms: Mapping[str, Passage]) -> dict[str, float]:
-    """Mean negative log-likelihood of a token, in nats; of a passage's beginning where the context is short.
-
-    Passages of which fewer than ``FEWEST`` tokens are left are left out.
-    """
+    """Mean negative log-likelihood in nats a token, as far as the context reaches; none under ``FEWEST`` tokens."""
     found = {}
     for name, (before, ids) in forms.items():
         ids = ids[: max(session.facts.context - len(before), 0)]

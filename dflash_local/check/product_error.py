@@ -1,7 +1,4 @@
-"""What rounding explains of a product's error: bounds that follow from its terms, so that large channels are no fault.
-
-Of bfloat16, as float32 numbers [M, N]; other dtypes take a share of them.
-"""
+"""What rounding explains of a product's error in bfloat16, by its terms; other dtypes take a share."""
 
 from __future__ import annotations
 

@@ -28,11 +28,7 @@ MANY_ROWS = MAX_ROWS + 16  # as prompts have: no few-row kernel takes them
 
 
 def check_products(session: Session) -> Finding:
-    """The finding on the formats of weights, as this card multiplies them.
-
-    Raises:
-        EngineError: a kernel faulted.
-    """
+    """The finding on the formats of weights, as this card multiplies them. EngineError: a kernel faulted."""
     target, drafter = session.runner.target, session.runner.proposer
     if not isinstance(target, FusedTarget):
         return Finding("format", "skipped", f"the {session.facts.engine} engine has PyTorch's products alone")

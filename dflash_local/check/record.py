@@ -1,15 +1,10 @@
-"""What a check found, remembered for a pair as it was loaded, on one card and driver, with these versions.
-
-One JSON file each in the cache folder. Where it cannot be written, the pair is checked again the next time.
-"""
+"""What a check found: a JSON file each in the cache folder, for a pair as loaded, a card, a driver and versions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +31,6 @@ class Report:
     findings: tuple[Finding, ...]
     remembered: bool = False
 
-    @classmethod
-    def now(cls, model: str, loaded_as: str, seconds: float, findings: Sequence[Finding]) -> Report:
-        """One that was just made."""
-        checked = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return cls(model, loaded_as, checked, round(seconds, 2), tuple(findings))
-
     @property
     def good(self) -> bool:
         """True when nothing is to be said against the pair: only such a report stands for a new check."""
@@ -49,7 +38,6 @@ class Report:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Of all findings."""
         return tuple(each.verdict for each in self.findings)
 
     def of(self, subject: Subject) -> Report:
@@ -71,11 +59,7 @@ class Report:
 
 
 def facts_of(pair: Pair, load: LoadConfig) -> dict[str, Any]:
-    """All that a report holds for, JSON-able: files, how they are loaded, machine, versions, source.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """All that a report holds for, JSON-able: files, load, machine, versions. CheckpointError: an unreadable file."""
     machine = provenance.machine()
     return {
         "schema": SCHEMA,

@@ -139,11 +139,7 @@ class StreamedReference:
         return LayerOutputs(torch.cat(mixed), torch.cat(outputs))
 
     def experts(self, index: int, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Each row [M, H], as the norm in front of a layer's mixture gives it, through one expert alone.
-
-        Args:
-            experts: [M], which one.
-        """
+        """Rows [M, H], as the norm in front of a mixture gives them, each through one expert, ``experts`` [M]."""
         rows, chosen = rows.to(self._device), experts.to(self._device).long()[:, None]
         found: torch.Tensor = self._layers[index].mlp.experts(rows, chosen, torch.ones_like(chosen, dtype=rows.dtype))
         return found
@@ -158,9 +154,8 @@ class StreamedReference:
             module.load_state_dict({name.removeprefix(prefix): each for name, each in found.items()}, assign=True)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip()
-            raise CheckpointError(
-                f"{self._files.folder}: transformers' {at} does not take its tensors: {reason}"
-            ) from error
+            wrong = f"{self._files.folder}: transformers' {at} does not take its tensors: {reason}"
+            raise CheckpointError(wrong) from error
         module.requires_grad_(False)
         try:
             yield

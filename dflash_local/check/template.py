@@ -18,11 +18,7 @@ TAG = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>")  # <|im_start|> an
 
 
 def check_template(session: Session) -> Finding:
-    """The finding on template and stop ids.
-
-    Raises:
-        CheckpointError: the template fails. UsageError: it refuses the conversation.
-    """
+    """The finding on template and stop ids. CheckpointError: the template fails. UsageError: it refuses."""
     tokenizer = session.tokenizer
     if tokenizer is None:
         return Finding("template", "skipped", "the target has no tokenizer")
@@ -40,18 +36,17 @@ def check_template(session: Session) -> Finding:
         remedy = "the chat template is for another kind of conversation: compare with the target's own files"
         return Finding("template", "failed", f"it drops the {dropped}", remedy, figures)
     stops = [tokenizer.decode([token], skip_special=False) for token in sorted(session.stop_ids)]
-    doubts = [
-        *_unknown_tags(tokenizer, text),
-        *_generation_prompt(rendered.stable, rendered.ids),
-        *_turn_end(tokenizer, text, stops),
-    ]
+    doubts = []
+    if unknown := [tag for tag in dict.fromkeys(TAG.findall(text)) if not tokenizer.is_added(tag)]:
+        doubts.append(f"it writes {', '.join(unknown)}, which the tokenizer has not as tokens")
+    if rendered.stable == len(rendered.ids):
+        doubts.append("it adds no generation prompt: a reply begins right after the question")
+    doubts += _turn_end(tokenizer, text, stops)
     if doubts:
         return Finding("template", "warning", "; ".join(doubts), "compare it with the target's own files", figures)
     opening = tokenizer.decode(rendered.ids[rendered.stable :], skip_special=False)
-    summary = (
-        f"two turns in {len(rendered.ids)} tokens, a reply begins after {opening!r} and ends with {' or '.join(stops)}"
-    )
-    return Finding("template", "ok", summary, "", figures)
+    ends = f"a reply begins after {opening!r} and ends with {' or '.join(stops)}"
+    return Finding("template", "ok", f"two turns in {len(rendered.ids)} tokens, {ends}", "", figures)
 
 
 def _dropped(text: str) -> str:
@@ -62,15 +57,6 @@ def _dropped(text: str) -> str:
         if at < 0:
             return name
     return ""
-
-
-def _unknown_tags(tokenizer: Tokenizer, text: str) -> list[str]:
-    unknown = [tag for tag in dict.fromkeys(TAG.findall(text)) if not tokenizer.is_added(tag)]
-    return [f"it writes {', '.join(unknown)}, which the tokenizer has not as tokens"] if unknown else []
-
-
-def _generation_prompt(stable: int, ids: Sequence[int]) -> list[str]:
-    return ["it adds no generation prompt: a reply begins right after the question"] if stable == len(ids) else []
 
 
 def _turn_end(tokenizer: Tokenizer, text: str, stops: Sequence[str]) -> list[str]:

@@ -101,20 +101,12 @@ def plain_texts() -> tuple[ScoredText, ...]:
 
 
 def toy_texts() -> tuple[ScoredText, ...]:
-    """The same for bundled pairs, which know no other language than their own: right answers that were held out.
-
-    Raises:
-        CheckpointError: the file of prompts is missing from the installation.
-    """
+    """The same for bundled pairs, which know no other language than their own: right answers that were held out."""
     return tuple(ScoredText(each.kind, each.answer, each.text, alone=False) for each in _held_out() if each.answer)
 
 
 def prompts_of(pair: bundled.Pair) -> tuple[Prompt, ...]:
-    """What replies are drafted to.
-
-    Raises:
-        CheckpointError: the file of a bundled pair's prompts is missing from the installation.
-    """
+    """What replies are drafted to. CheckpointError: the file of a bundled pair's prompts is missing."""
     return _held_out() if pair.toy else (*built_in(), STORY)
 
 

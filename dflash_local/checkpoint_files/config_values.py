@@ -1,7 +1,4 @@
-"""Bounded readers for numbers, flags and lists of a config that came with a checkpoint.
-
-Owns the rule that no value of a config reaches an allocation unchecked. Torch-free.
-"""
+"""Bounded readers for a checkpoint's config: no value of it reaches an allocation unchecked. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,12 +37,7 @@ class UnknownValue(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One JSON object of a config, read key by key with bounds.
-
-    Attributes:
-        values: the object, or several merged by the caller in order of precedence.
-        where: what to call it in an error, e.g. ``/models/x/config.json``.
-    """
+    """One JSON object of a config, or several merged, read key by key with bounds; ``where`` names it in errors."""
 
     values: Mapping[str, Any]
     where: str
@@ -58,12 +50,16 @@ class Fields:
         """The error for a required key that is absent or null."""
         return UnknownValue(key, self.where)
 
-    def integer(self, key: str, low: int, high: int) -> int:
-        """A required whole number in ``low..high``."""
+    def required(self, key: str) -> Any:
+        """The value of a key; UnknownValue when it is absent or null."""
         value = self.values.get(key)
         if value is None:
             raise self.missing(key)
-        return self.check_integer(key, value, low, high)
+        return value
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """A required whole number in ``low..high``."""
+        return self.check_integer(key, self.required(key), low, high)
 
     def check_integer(self, key: str, value: object, low: int, high: int) -> int:
         """``value`` if it is a whole number in ``low..high``, else an error naming ``key``."""
@@ -81,9 +77,7 @@ class Fields:
 
     def number(self, key: str, low: float, high: float) -> float:
         """A required finite number in ``low..high``."""
-        value = self.values.get(key)
-        if value is None:
-            raise self.missing(key)
+        value = self.required(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CheckpointError(f"{self.where}: {key} must be a number, got {shown(value)}")
         if not low <= value <= high or not math.isfinite(value):
@@ -96,13 +90,10 @@ class Fields:
 
     def word(self, key: str, known: Sequence[str]) -> str:
         """A required word, one of ``known``."""
-        value = self.values.get(key)
-        if value is None:
-            raise self.missing(key)
+        value = self.required(key)
         if not isinstance(value, str) or value not in known:
-            raise CheckpointError(
-                f"{self.where}: {key} {shown(value)} is not supported", f"supported: {', '.join(known)}"
-            )
+            wrong = f"{self.where}: {key} {shown(value)} is not supported"
+            raise CheckpointError(wrong, f"supported: {', '.join(known)}")
         return value
 
     def optional_flag(self, key: str) -> bool | None:

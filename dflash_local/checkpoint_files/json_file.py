@@ -49,11 +49,7 @@ def open_plain(file: Path, hint: str = "") -> BinaryIO:
 
 
 def read_bytes(file: Path, limit: int, hint: str = "") -> bytes:
-    """All of a plain file.
-
-    Raises:
-        FileNotFoundError: there is none. CheckpointError: it is larger than ``limit`` bytes, or as ``open_plain``.
-    """
+    """All of a plain file of at most ``limit`` bytes. FileNotFoundError, CheckpointError: as of ``open_plain``."""
     with open_plain(file, hint) as stream:
         try:
             raw = stream.read(limit + 1)

@@ -13,11 +13,7 @@ QUANTIZATION = "quantization_config"
 
 
 def read_model_config(folder: Path, hint: str = "") -> dict[str, Any]:
-    """``config.json`` with its ``quantization_config``, where ModelOpt may have left that to a file of its own.
-
-    Raises:
-        CheckpointError: as ``read_object``.
-    """
+    """``config.json`` with its ``quantization_config``, where ModelOpt may have left that to a file of its own."""
     config = read_object(folder / CONFIG, hint)
     beside = {} if config.get(QUANTIZATION) else read_object(folder / MODELOPT_CONFIG, optional=True)
     return {**config, QUANTIZATION: {"quant_method": "modelopt", **beside}} if beside else config

@@ -41,11 +41,7 @@ IMPOSTORS = (
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as its file's header describes it.
-
-    Attributes:
-        dtype: the safetensors name (``BF16``). offset: where its bytes begin in the file.
-    """
+    """One tensor by its file's header: ``dtype`` as of safetensors (``BF16``), ``offset`` of its bytes in the file."""
 
     name: str
     dtype: str
@@ -59,12 +55,7 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of ``file`` by name.
-
-    Raises:
-        CheckpointError: naming the file, when it is missing, no plain file, truncated, too long, has holes
-            or overlaps, declares too much, or is not safetensors at all.
-    """
+    """The tensors of ``file`` by name. CheckpointError: missing, truncated, too long, damaged, or no safetensors."""
     try:
         with open_plain(file, AGAIN) as stream:
             return header_of(stream, file)
@@ -78,14 +69,9 @@ def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
     header.pop("__metadata__", None)
     if len(header) > MAX_ENTRIES:
         raise CheckpointError(f"{file} declares {len(header)} tensors, at most {MAX_ENTRIES} are read", AGAIN)
-    tensors: dict[str, TensorInfo] = {}
-    spans: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
-        info, begin, end = _entry(file, name, entry, start)
-        tensors[name] = info
-        spans.append((begin, end, name))
-    _check_spans(file, spans, data_bytes)
-    return tensors
+    entries = {name: _entry(file, name, entry, start) for name, entry in header.items()}
+    _check_spans(file, [(begin, end, name) for name, (_, begin, end) in entries.items()], data_bytes)
+    return {name: info for name, (info, _, _) in entries.items()}
 
 
 def _read_json_part(stream: BinaryIO, file: Path) -> tuple[dict[str, Any], int, int]:

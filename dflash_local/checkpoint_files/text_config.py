@@ -6,7 +6,7 @@ configurations take any key, some of which name files, kernels or code. Torch-fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
@@ -107,12 +107,8 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     fields = Fields(config, where)
     found: dict[str, Any] = {key: None for key in NULLABLE if key in config}
-    found |= {key: fields.integer(key, *bounds) for key, bounds in INTEGERS.items() if fields.present(key)}
-    found |= {key: fields.number(key, *bounds) for key, bounds in NUMBERS.items() if fields.present(key)}
-    found |= {key: fields.optional_flag(key) for key in FLAGS if fields.present(key)}
-    for key in ACTIVATION_KEYS:
-        if fields.present(key):
-            found[key] = fields.word(key, ACTIVATIONS)
+    found |= _typed(fields, INTEGERS, NUMBERS, FLAGS)
+    found |= {key: fields.word(key, ACTIVATIONS) for key in ACTIVATION_KEYS if fields.present(key)}
     for key, value in NEUTRAL.items():
         if fields.present(key) and fields.values[key] is not value:
             raise CheckpointError(f"{where}: {key} {shown(fields.values[key])} is not supported")
@@ -128,13 +124,24 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
+def _typed(
+    fields: Fields,
+    integers: Mapping[str, tuple[int, int]],
+    numbers: Mapping[str, tuple[float, float]],
+    flags: Sequence[str],
+) -> dict[str, Any]:
+    """The values of these keys, as far as they are there."""
+    found: dict[str, Any] = {key: fields.integer(key, *integers[key]) for key in integers if fields.present(key)}
+    found |= {key: fields.number(key, *numbers[key]) for key in numbers if fields.present(key)}
+    return found | {key: fields.optional_flag(key) for key in flags if fields.present(key)}
+
+
 def _layer_types(fields: Fields) -> list[str]:
     types = fields.optional_list("layer_types", MAX_LAYERS) or []
     for kind in types:
         if kind not in LAYER_TYPES:
-            raise CheckpointError(
-                f"{fields.where}: layer type {shown(kind)} is not supported", f"supported: {', '.join(LAYER_TYPES)}"
-            )
+            wrong = f"{fields.where}: layer type {shown(kind)} is not supported"
+            raise CheckpointError(wrong, f"supported: {', '.join(LAYER_TYPES)}")
     layers = fields.optional_integer("num_hidden_layers", *INTEGERS["num_hidden_layers"])
     if types and layers is not None and len(types) != layers:
         raise CheckpointError(f"{fields.where}: layer_types has {len(types)} entries for {layers} layers")
@@ -151,10 +158,7 @@ def _rope(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     fields = Fields(rope, where)
     key = "rope_type" if fields.present("rope_type") else "type"
     kind = fields.word(key, ROPE_KINDS) if fields.present(key) else "default"
-    found: dict[str, Any] = {"rope_type": kind}
-    found |= {key: fields.integer(key, *bounds) for key, bounds in ROPE_INTEGERS.items() if fields.present(key)}
-    found |= {key: fields.number(key, *bounds) for key, bounds in ROPE_NUMBERS.items() if fields.present(key)}
-    found |= {key: fields.optional_flag(key) for key in ROPE_FLAGS if fields.present(key)}
+    found = {"rope_type": kind, **_typed(fields, ROPE_INTEGERS, ROPE_NUMBERS, ROPE_FLAGS)}
     for name in ("short_factor", "long_factor"):
         if fields.present(name):
             numbers = fields.optional_list(name, MAX_HEADS) or []
@@ -168,14 +172,7 @@ def _rope(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def check_rope(values: Mapping[str, Any], where: str) -> None:
-    """See that the rotary embedding's kind has what it needs; a shape that is known in part need not.
-
-    Args:
-        values: of ``text_values``.
-
-    Raises:
-        CheckpointError: a number that this kind needs is missing, or the width that turns is odd.
-    """
+    """See that the rotary embedding has what its kind needs: not of a shape known in part. CheckpointError."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = rope.get("rope_type", "default")
     for name in ROPE_NEEDS.get(kind, ()):

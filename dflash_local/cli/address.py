@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from dflash_local import settings
+from dflash_local.cli.options import named
 from dflash_local.errors import UsageError
 
 HOST = "127.0.0.1"
@@ -23,21 +24,12 @@ WILDCARDS = ("0.0.0.0", "::", "")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-HostOption = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Others than this machine's own need a token.")
-]
-TokenOption = Annotated[
-    str | None, typer.Option("--token", metavar="TEXT", help="What clients must send; others see it in ps.")
-]
-TokenFileOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds the token.")
-]
-AllowHostOption = Annotated[
-    list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A further name of this server.")
-]
-KeepAliveOption = Annotated[
-    str, typer.Option("--keep-alive", metavar="TIME", help="Unload when idle: 90s, 30m, 2h, 0, never.")
-]
+Host = Annotated[str, named("--host", "ADDRESS", "Others than this machine's own need a token.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")]
+Token = Annotated[str | None, named("--token", "TEXT", "What clients must send; others see it in ps.")]
+TokenFile = Annotated[Path | None, named("--token-file", "FILE", "A file that holds the token.")]
+AllowHost = Annotated[list[str] | None, named("--allow-host", "NAME", "A further name of this server.")]
+KeepAlive = Annotated[str, named("--keep-alive", "TIME", "Unload when idle: 90s, 30m, 2h, 0, never.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +59,16 @@ def address_of(
     """The options of an address, checked.
 
     Raises:
-        UsageError: see ``check_address``; or the token is given twice, unreadable or unusable.
+        UsageError: other machines could reach it without a token, or the token is given twice, unreadable or unusable.
     """
     address = Address(host, port, _token(token, token_file, user), tuple(more_hosts or ()))
-    check_address(address)
-    return address
-
-
-def check_address(address: Address) -> None:
-    """Refuse to be reachable from elsewhere without a token.
-
-    Raises:
-        UsageError: says how to do it.
-    """
-    if address.token is None and not _is_loopback(address.host):
+    if address.token is None and not _is_loopback(host):
         raise UsageError(
-            f"--host {address.host}: other machines could use this model, and there is no token",
+            f"--host {host}: other machines could use this model, and there is no token",
             f"put a secret into {TOKEN_VARIABLE} or --token-file, or stay on {HOST} and reach it with "
-            f"ssh -L {address.port}:{HOST}:{address.port}",
+            f"ssh -L {port}:{HOST}:{port}",
         )
+    return address
 
 
 def _is_loopback(host: str) -> bool:
@@ -98,11 +81,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _token(given: str | None, file: Path | None, user: settings.Settings) -> str | None:
-    """The token of the option, the file or the variable; None for none.
-
-    Raises:
-        UsageError: two options at once, a file that cannot be read, or what no header can carry.
-    """
+    """The token of the option, the file or the variable; None for none."""
     if given is not None and file is not None:
         raise UsageError("--token and --token-file both name a token", "give one of them")
     token = given if given is not None else user.environ.get(TOKEN_VARIABLE) or None
@@ -117,11 +96,7 @@ def _token(given: str | None, file: Path | None, user: settings.Settings) -> str
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of ``90s``, ``30m``, ``2h``, ``0``; None for ``never``.
-
-    Raises:
-        UsageError: anything else.
-    """
+    """Seconds of ``90s``, ``30m``, ``2h``, ``0``; None for ``never``; UsageError for anything else."""
     if text.strip().lower() == "never":
         return None
     found = DURATION.fullmatch(text.strip().lower())

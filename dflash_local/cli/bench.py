@@ -1,21 +1,21 @@
-"""``dflash bench``: AR against DFlash over a list of prompts, on this machine, in this run."""
+"""``dflash bench``: AR against DFlash over a list of prompts, or a quantised target against its original."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local.app.examples import HELD_OUT
+from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.fidelity import Asked, measure_fidelity, original_of
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import Report, check_report_path, save_report
+from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.random_bench import RandomOptions, random_bench
+from dflash_local.cli.task_bench import TaskBench, check_limit, task_bench
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
@@ -25,24 +25,17 @@ if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
 
 TOKENS = 256
-MAX_LIMIT = 100_000
+ALONE = LoadConfig(draft=False)
 RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision")  # of the load options
-
 
 Contexts = Annotated[
     list[int] | None,
-    typer.Option(
-        "--context", metavar="N", help="Tokens the session may hold; with random weights tokens committed, repeatable."
-    ),
+    opt.named("--context", "N", "Tokens the session may hold; with random weights tokens committed, repeatable."),
 ]
 Prompts = Annotated[
-    str | None,
-    typer.Option("--prompts", metavar="heldout|builtin|FILE.jsonl", help="heldout for bundled pairs, else builtin."),
+    str | None, opt.named("--prompts", "heldout|builtin|FILE.jsonl", "heldout for bundled pairs, else builtin.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")]
-Tokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", metavar="N", help=f"Tokens in a reply at most; {TOKENS} if not given.")
-]
+Tokens = Annotated[int | None, opt.named("--max-new-tokens", "N", f"Tokens in a reply at most; {TOKENS} if not given.")]
 Weights = Annotated[
     str,
     typer.Option(
@@ -52,12 +45,9 @@ Weights = Annotated[
         f"FORMAT: of a quantised target, {' '.join(USUAL)}.",
     ),
 ]
-Prefill = Annotated[
-    int | None, typer.Option("--prefill", metavar="N", help="Random weights: tokens of a prompt to time, 0 for none.")
-]
+Prefill = Annotated[int | None, opt.named("--prefill", "N", "Random weights: tokens of a prompt to time, 0 for none.")]
 AcceptanceLengths = Annotated[
-    str | None,
-    typer.Option("--acceptance", metavar="3,5,7", help="Random weights: tokens per cycle to project tok/s at."),
+    str | None, opt.named("--acceptance", "3,5,7", "Random weights: tokens per cycle to project tok/s at.")
 ]
 Baselines = Annotated[
     bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")
@@ -72,25 +62,38 @@ Routing = Annotated[
     ),
 ]
 Fidelity = Annotated[
-    bool,
-    typer.Option("--fidelity", help="Instead: how near a quantised target's choices are to its original's."),
+    bool, typer.Option("--fidelity", help="Instead: how near a quantised target's choices are to its original's.")
 ]
 Original = Annotated[
-    str | None,
-    typer.Option("--original", metavar="MODEL", help="With --fidelity: the original, where the registry names none."),
+    str | None, opt.named("--original", "MODEL", "With --fidelity: the original, where the registry names none.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "bench", bench)
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        metavar="gsm8k,math500,...",
+        help="Instead: tasks of the model cards, gsm8k math500 humaneval mbpp mt-bench alpaca; results are kept.",
+    ),
+]
+RunCode = Annotated[
+    bool, typer.Option("--run-code", help="With --tasks: run the code that the model wrote, shut off from the machine.")
+]
+Resume = Annotated[
+    bool | None, typer.Option("--resume/--no-resume", help="With --tasks: go on where an earlier run ended; usual.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="With --tasks: where results go, a line a prompt.")
+]
+AcceptNewData = Annotated[
+    bool, typer.Option("--accept-new-data", help="With --tasks: take the data as the Hub has them now.")
+]
 
 
 def bench(
     model: opt.Model,
     drafter: opt.Drafter = None,
     prompts: Prompts = None,
-    limit: Limit = None,
+    limit: Annotated[int | None, opt.named("--limit", "N", "Only the first N prompts.")] = None,
     max_new_tokens: Tokens = None,
     block_size: opt.BlockSize = None,
     context: Contexts = None,
@@ -102,39 +105,36 @@ def bench(
     routing: Routing = None,
     fidelity: Fidelity = False,
     original: Original = None,
+    tasks: Tasks = None,
+    run_code: RunCode = False,
+    resume: Resume = None,
+    out: Out = None,
+    accept_new_data: AcceptNewData = False,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
 ) -> None:
-    """Measure speed and acceptance with and without drafting. Writes nothing unless --report is given."""
+    """Measure speed and acceptance with and without drafting. Writes nothing but what --report and --tasks keep."""
     call = Invocation.begin()
-    user, console = call.user, call.console
     stored = _stored_format(weights)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
-        _refuse("random", fidelity=fidelity or None, original=original)
-        _refuse_load_options(load, user.load_config)
+        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks)
+        _refuse_load_options(load, call.user.load_config)
+        contexts = tuple(context or ())
         options = RandomOptions(
-            load,
-            drafter,
-            tuple(context or ()),
-            block_size,
-            prefill,
-            acceptance,
-            baselines,
-            report,
-            as_json,
-            stored,
-            routing,
+            *(load, drafter, contexts, block_size, prefill, acceptance, baselines, report, as_json, stored, routing)
         )
-        return random_bench(model, options, user, console)
+        return random_bench(model, options, call.user, call.console)
     _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None, routing=routing)
     if fidelity and block_size is not None:
         raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
     if original is not None and not fidelity:
         raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
+    asked = TaskBench(tasks, limit, max_new_tokens, block_size, run_code, resume, accept_new_data, out)
+    asked.check(fidelity, prompts)
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")
     load = replace(load, context=context[0]) if context else load
@@ -144,19 +144,22 @@ def bench(
         check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
     pair = call.pair(model, drafter, replace(load, draft=not fidelity))
     check_report_path(report)
-    chosen, thinking = _first(_chosen(pair, prompts), limit), call.thinks(pair, think)
+    thinking = call.thinks(pair, think)
+    if tasks is not None:
+        found, lines = task_bench(call, choose(model, drafter, call.user).drafter_row, pair, load, asked, thinking)
+        return conclude(call.console, found, lines, as_json, report)
+    check_limit(limit)
+    chosen = _chosen(pair, prompts)[:limit]
     if fidelity:
-        asked = Asked(chosen, length, thinking, report, as_json)
-        return measure_fidelity(call, pair, original_of(call, model, pair, original, load), load, asked)
-    _compare(call, pair, load, chosen, length, block_size, thinking, report, as_json)
+        other = original_of(call, model, pair, original, load)
+        found, lines = measure_fidelity(call, pair, other, load, chosen, length, thinking)
+    else:
+        found, lines = _compare(call, pair, load, chosen, length, block_size, thinking)
+    conclude(call.console, found, lines, as_json, report)
 
 
 def _stored_format(weights: str) -> str | None:
-    """The format of a random target's weights; None for plain ones, and for a real target.
-
-    Raises:
-        UsageError: there are no such weights.
-    """
+    """The format of a random target's weights; None for plain ones, and for a real target."""
     kind, colon, stored = weights.partition(":")
     if kind not in ("real", "random") or (colon and (kind == "real" or stored not in USUAL)):
         known = ", ".join(("real", "random", *(f"random:{name}" for name in USUAL)))
@@ -185,35 +188,20 @@ def _compare(
     call: Invocation,
     pair: Pair,
     load: LoadConfig,
-    chosen: tuple[Prompt, ...],
+    prompts: tuple[Prompt, ...],
     max_new_tokens: int,
     block_size: int | None,
     thinking: bool,
-    report: Path | None,
-    as_json: bool,
-) -> None:
-    """Load the pair, write every reply both ways, tell."""
-    console = call.console
+) -> tuple[dict[str, Any], list[str]]:
+    """Load the pair and write every reply both ways: the report and its lines."""
     with call.session(pair, load) as session:
-        from dflash_local.bench import speed, speed_report
+        from dflash_local.bench import speed
 
-        with console.progress() as line:
+        with call.console.progress() as line:
             options = speed.SpeedOptions(max_new_tokens, block_size, thinking, line)
-            found = speed.compare(session, chosen, options)
-    result = speed_report.speed_report(pair, session.facts, found, options)
-    if as_json:
-        console.json(result)
-    else:
-        for text in speed_report.speed_lines(pair, session.facts, found, options):
-            console.data(text)
-    if report is not None:
-        save_report(report, result, console)
-
-
-def _first(prompts: tuple[Prompt, ...], limit: int | None) -> tuple[Prompt, ...]:
-    if limit is not None:
-        check_integer("limit", limit, 1, MAX_LIMIT)
-    return prompts[:limit]
+            found = speed.compare(session, prompts, options)
+    report = speed.speed_report(pair, session.facts, found, options)
+    return report, speed.speed_lines(pair, session.facts, found, options)
 
 
 def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:
@@ -225,3 +213,52 @@ def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:
     if name in (None, "builtin"):
         return prompts.built_in()
     return prompts.from_file(Path(str(name)).expanduser())
+
+
+def original_of(call: Invocation, model: str, pair: Pair, named: str | None, load: LoadConfig) -> Pair:
+    """The plain target that a quantised one was made of: itself, before it was rounded; or another.
+
+    Args:
+        named: with ``--original``.
+
+    Raises:
+        UsageError: nothing tells which. DownloadError: it is not on this machine.
+    """
+    if named is not None:
+        return call.pair(named, None, ALONE)
+    if load.quantize is not None:
+        return pair
+    choice = choose(model, None, call.user)
+    if choice.row is None or choice.row.target is None or choice.target == choice.row.target:
+        raise UsageError(
+            f"{pair.name} is not known as a quantised target",
+            "give --quantize, or a quantised checkpoint with --original MODEL",
+        )
+    return call.pair(choice.row.name, None, ALONE)
+
+
+def measure_fidelity(
+    call: Invocation,
+    pair: Pair,
+    original: Pair,
+    load: LoadConfig,
+    prompts: tuple[Prompt, ...],
+    max_new_tokens: int,
+    thinking: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Load the original, then the quantised target, both without a drafter: how far apart they are, and its lines."""
+    alone = replace(load, draft=False)
+    with call.session(original, replace(alone, quantize=None)) as session:
+        from dflash_local.bench import fidelity
+
+        with call.console.progress() as line:
+            texts = fidelity.score_original(session, prompts, max_new_tokens, thinking, line)
+        before = session.facts
+    del session
+    fidelity.give_back()
+    with call.session(pair, alone) as session:
+        with call.console.progress() as line:
+            found = fidelity.distances(session, texts, line)
+        facts = session.facts
+    report = fidelity.fidelity_report(pair, facts, original, before, texts, found)
+    return report, fidelity.fidelity_lines(pair, facts, before, texts, found)

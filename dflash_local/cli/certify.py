@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +10,8 @@ import typer
 from dflash_local.app.examples import bench_prompts
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.cli.measuring import Report, check_report_path, save_report
+from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.errors import ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
@@ -26,28 +23,19 @@ if TYPE_CHECKING:
 TOKENS = 128
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "certify", certify)
-
-
 def certify(
     model: opt.Model,
     drafter: opt.Drafter = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; repeatable.")] = None,
+    prompt: Annotated[list[str] | None, opt.named("--prompt", "TEXT", "A prompt; repeatable.")] = None,
     prompt_ids: Annotated[
-        list[str] | None, typer.Option("--prompt-ids", metavar="1,2,3", help="A prompt as token ids; repeatable.")
+        list[str] | None, opt.named("--prompt-ids", "1,2,3", "A prompt as token ids; repeatable.")
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Tokens in a reply at most.")
-    ] = TOKENS,
+    max_new_tokens: Annotated[int, opt.named("--max-new-tokens", "N", "Tokens in a reply at most.")] = TOKENS,
     block_size: Annotated[
-        list[int] | None,
-        typer.Option("--block-size", metavar="B", help="Block size; repeatable; trained size if not given."),
+        list[int] | None, opt.named("--block-size", "B", "Block size; repeatable; trained size if not given.")
     ] = None,
     planted: Annotated[
-        bool,
-        typer.Option("--planted", help="Draft AR's own text with mistakes: every acceptance length occurs."),
+        bool, typer.Option("--planted", help="Draft AR's own text with mistakes: every acceptance length occurs.")
     ] = False,
     seed: opt.Seed = None,
     think: opt.Think = None,
@@ -69,65 +57,37 @@ def certify(
     check_report_path(report)
     thinking = call.thinks(pair, think)
     with call.session(pair, load) as session:
-        prompts = _prompts(pair, session, prompt or [], prompt_ids or [])
+        from dflash_local.bench import certify as bench
+        from dflash_local.bench import report as reports
+        from dflash_local.bench.certificate import failure
+        from dflash_local.bench.trial import prompt_ids as ids_of
+
+        prompts = _prompts(pair, prompt or [], prompt_ids or [])
         seed = fresh_seed() if seed is None else seed
-        trials = _Trials(prompts, thinking, tuple(block_size or ()), max_new_tokens, planted)
-        found, lines, failed = _certify(console, pair, session, trials, seed)
-    if as_json:
-        console.json(found)
-    else:
-        for line in lines:
-            console.data(line)
-    if report is not None:
-        save_report(report, found, console)
-    if failed:
-        raise ExactnessError(*failed)
+        plan = bench.Plan(
+            prompts=tuple(ids_of(session, each, thinking) for each in prompts),
+            cases=bench.cases(seed),
+            block_sizes=tuple(block_size or (session.facts.block_size,)),
+            max_new_tokens=max_new_tokens,
+            planted=planted,
+        )
+        with console.progress() as line:
+            certificate = bench.certify(session, plan, line, load_plain=_plain_target(pair, session))
+        found = reports.certificate_report(pair, session.facts, prompts, plan, seed, certificate)
+        lines = reports.certificate_lines(pair, session.facts, plan, seed, certificate)
+    conclude(console, found, lines, as_json, report)
+    if certificate.verdict == "BUG":
+        raise ExactnessError(*failure(certificate))
 
 
-def _prompts(pair: Pair, session: Session, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:
+def _prompts(pair: Pair, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:
     """What the user gave, else a few of those held out with a bundled pair, else the built-in ones."""
     from dflash_local.bench.prompts import Prompt
 
     given = [Prompt("given", text=text) for text in texts] + [Prompt("given", ids=opt.parse_ids(text)) for text in ids]
     if any(not text.strip() for text in texts):
         raise UsageError("--prompt is empty")
-    if given:
-        return tuple(given)
-    return tuple(bench_prompts(pair))
-
-
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    """What is tried: see ``bench.certify.Plan``; no block sizes are the trained one."""
-
-    prompts: tuple[Prompt, ...]
-    thinking: bool
-    blocks: tuple[int, ...]
-    tokens: int
-    planted: bool
-
-
-def _certify(
-    console: Console, pair: Pair, session: Session, trials: _Trials, seed: int
-) -> tuple[dict[str, Any], list[str], tuple[str, str] | None]:
-    """The report, its lines, and what to raise."""
-    from dflash_local.bench import certify as bench
-    from dflash_local.bench import report
-    from dflash_local.bench.certificate import failure
-    from dflash_local.bench.trial import prompt_ids
-
-    plan = bench.Plan(
-        prompts=tuple(prompt_ids(session, prompt, trials.thinking) for prompt in trials.prompts),
-        cases=bench.cases(seed),
-        block_sizes=trials.blocks or (session.facts.block_size,),
-        max_new_tokens=trials.tokens,
-        planted=trials.planted,
-    )
-    with console.progress() as line:
-        certificate = bench.certify(session, plan, line, load_plain=_plain_target(pair, session))
-    found = report.certificate_report(pair, session.facts, trials.prompts, plan, seed, certificate)
-    lines = report.certificate_lines(pair, session.facts, plan, seed, certificate)
-    return found, lines, failure(certificate) if certificate.verdict == "BUG" else None
+    return tuple(given or bench_prompts(pair))
 
 
 def _plain_target(pair: Pair, session: Session) -> Callable[[], Any] | None:

@@ -7,23 +7,19 @@ from typing import Annotated
 
 import typer
 
+from dflash_local.app.engine_server import sampling_notice
 from dflash_local.app.examples import examples
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.fetch import obtain
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
 from dflash_local.cli.screen import application, can_show, show
+from dflash_local.cli.server_options import Engine, Url, origin
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
 
 DEFAULT_MODEL = "demo"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "chat", chat)
 
 
 def chat(
@@ -32,43 +28,40 @@ def chat(
     mode: opt.Mode = opt.ModeChoice.dflash,
     system: opt.System = "",
     max_new_tokens: opt.MaxNewTokens = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.RepetitionPenalty = None,
-    presence_penalty: opt.PresencePenalty = None,
-    frequency_penalty: opt.FrequencyPenalty = None,
-    seed: opt.Seed = None,
+    *,
+    sampling: dict[str, float | int],
     block_size: opt.BlockSize = None,
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
+    url: Url = None,
+    engine: Engine = None,
     debug: opt.Debug = False,
-    *,
     load: LoadConfig,
 ) -> None:
     """Talk with a model: a screen on a terminal, else line by line. Sampling as its authors advise."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     user, console = call.user, call.console
-    sampling = given(
-        temperature=temperature if temperature is not None else user.temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+    if user.temperature is not None:
+        sampling = {"temperature": user.temperature, **sampling}
+    merged(SamplingParams(), sampling)  # an error comes before anything is downloaded or loaded
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
-    pair = call.pair(model or user.model or DEFAULT_MODEL, drafter, load)
+    source = origin(call, model, drafter, load, engine, url, user.model or DEFAULT_MODEL)
+    pair, load = source.pair, source.load
     options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, call.thinks(pair, think), system)
     from dflash_local.app.chat_session import ChatSession
     from dflash_local.cli.repl import repl
 
-    session = ChatSession(pair, load, options, user, keep=user.history and not no_history)
-    chosen = "" if model or user.model else " (no MODEL was given)"
+    keep = user.history and not no_history
+    if source.server is None:
+        session = ChatSession(pair, load, options, user, keep)
+    else:
+        from dflash_local.app.server_chat import ServerChat
+
+        session = ServerChat(source.server, drafter, pair, options, user, keep)
+        if "temperature" not in sampling and (notice := sampling_notice(pair)):
+            console.note(notice)
+    chosen = "" if model or user.model or source.server is not None else " (no MODEL was given)"
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
     if run_screen is not None:
         raise typer.Exit(show(run_screen, session, greeting(pair, chosen)))
@@ -93,16 +86,4 @@ def greeting(pair: Pair, chosen: str) -> str:
 
 
 def hint(pair: Pair) -> str:
-    """A prompt to begin with, in a line."""
     return f"try: {examples(pair)[-1]}"
-
-
-def given(**fields: float | int | None) -> dict[str, float | int]:
-    """The sampling options that were given.
-
-    Raises:
-        UsageError: one is out of range; before anything is downloaded or loaded.
-    """
-    sampling = {key: value for key, value in fields.items() if value is not None}
-    merged(SamplingParams(), sampling)
-    return sampling

@@ -1,33 +1,33 @@
-"""``dflash check``: a line of verdict each on target, drafter, format, template and card of a loaded pair."""
+"""``dflash check``, ``probe`` and ``warm``: what this card makes of a loaded pair."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local import settings
 from dflash_local.app.load_planning import planned_peak
 from dflash_local.app.loading import load_steps_of, named_when_missing
+from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.errors import EngineCheckError, PairCheckError
+from dflash_local.errors import EngineCheckError, PairCheckError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
     from dflash_local.check.findings import Finding
     from dflash_local.check.record import Report
+    from dflash_local.kernels.kernel_record import KernelRecord
+    from dflash_local.loaded import SessionFacts
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "check", check)
 
 
 def check(
@@ -43,18 +43,18 @@ def check(
     """Check a pair on this card; exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     console, pair = call.console, call.pair(model, drafter, load)
-    report = _report(call, pair, load, again)
+    report = _checked(call, pair, load, again)
     lost = take_unkept()
     if lost:
         console.warn(lost)
     if as_json:
         console.json(report.as_dict())
     else:
-        _show(report, console)
+        _show_checks(report, console)
     _raise_for(report.findings, pair)
 
 
-def _report(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Report:
+def _checked(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Report:
     """What was found before where nothing speaks against it, else what is found now."""
     settings.quiet_libraries()
     with named_when_missing():
@@ -73,7 +73,7 @@ def _report(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Repo
             return checked_now(session, pair, path, planned, line)
 
 
-def _show(report: Report, console: Console) -> None:
+def _show_checks(report: Report, console: Console) -> None:
     for finding in report.findings:
         for line, style in zip(finding.lines, (STYLES[finding.state], "dim"), strict=False):
             console.data(line, style)
@@ -82,11 +82,6 @@ def _show(report: Report, console: Console) -> None:
 
 
 def _raise_for(findings: tuple[Finding, ...], pair: Pair) -> None:
-    """End with the exit code of what failed.
-
-    Raises:
-        EngineCheckError: the engine or the card. PairCheckError: the files or the pair.
-    """
     from dflash_local.check.findings import ENGINE_BROKEN, EXIT_CODES, exit_code
 
     code = exit_code(findings)
@@ -95,3 +90,153 @@ def _raise_for(findings: tuple[Finding, ...], pair: Pair) -> None:
     failed = [each for each in findings if each.state == "failed" and EXIT_CODES[each.subject] == code]
     message = f"{pair.name}: {', '.join(each.subject for each in failed)} failed: {failed[0].text}"
     raise (EngineCheckError if code == ENGINE_BROKEN else PairCheckError)(message, failed[0].remedy)
+
+
+Published = Mapping[str, tuple[float, float]]  # the least and the most by kind of task
+
+
+def probe(
+    model: opt.Model,
+    drafter: opt.Drafter = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Tell in a minute whether a drafter serves a target: acceptance, speed-up, a verdict; exit 6 when it does not."""
+    call = Invocation.begin()
+    console, pair = call.console, call.pair(model, drafter, load)
+    if pair.drafter is None:
+        raise UsageError(f"no drafter is known for {pair.name}", "name one with --drafter")
+    report = _measured(call, pair, load)
+    lost = take_unkept()
+    if lost:
+        console.warn(lost)
+    (found,) = report.findings
+    published = _published(model, drafter, call)
+    if as_json:
+        console.json(_probe_report(report, found, pair, published))
+    else:
+        _show_probe(report, found, published, console)
+    if found.state == "failed":
+        raise PairCheckError(f"the drafter does not serve {pair.name}: {found.text}", found.remedy)
+
+
+def _measured(call: Invocation, pair: Pair, load: LoadConfig) -> Report:
+    """What is found now; the first use of a fine-tune knows it from then on."""
+    settings.quiet_libraries()
+    with named_when_missing():
+        from dflash_local.check.run import probe_path, probed_now
+    path = probe_path(pair, load, call.user.cache_dir)
+    with call.session(pair, load) as session, call.console.progress() as line:
+        return probed_now(session, pair, path, line)
+
+
+def _published(model: str, drafter: str | None, call: Invocation) -> Published:
+    from dflash_local.catalog.row import TASKS
+
+    row = choose(model, drafter, call.user).drafter_row
+    lengths = {kind: row.published_lengths(kind) for kind in TASKS} if row is not None else {}
+    return {kind: (min(found), max(found)) for kind, found in lengths.items() if found}
+
+
+def _probe_report(report: Report, found: Finding, pair: Pair, published: Published) -> dict[str, Any]:
+    from dflash_local.check.drafting import VERDICTS
+
+    return {
+        **{name: value for name, value in report.as_dict().items() if name not in ("findings", "remembered", "state")},
+        "drafter": str(pair.drafter),
+        "tuned_from": pair.tuned_from,
+        "verdict": VERDICTS[found.state],
+        "text": found.text,
+        "remedy": found.remedy,
+        **report.as_dict()["findings"][0]["figures"],
+        "published": {kind: list(both) for kind, both in published.items()},
+    }
+
+
+def _show_probe(report: Report, found: Finding, published: Published, console: Console) -> None:
+    from dflash_local.check.drafting import VERDICTS
+
+    console.data(f"{VERDICTS[found.state]}: {found.text}", STYLES[found.state])
+    for kind, by_mode in found.figures.get("kinds", {}).items():
+        means = ", ".join(f"{length:.2f} ({mode})" for mode, length in by_mode.items()) or "no draft"
+        low_high = published.get(kind)
+        beside = f"; published {low_high[0]:g} to {low_high[1]:g}" if low_high is not None else ""
+        console.data(f"  {kind:<10} {means}{beside}")
+    console.data(_expected(found))
+    if found.remedy:
+        console.data(found.remedy)
+    console.data(f"{report.model} ({report.loaded_as}), in {report.seconds:.1f} s", "dim")
+
+
+def _expected(found: Finding) -> str:
+    """What a reply gains."""
+    figures = found.figures
+    speed_up = figures.get("speed_up")
+    if speed_up is None:
+        return "no speed-up is predicted: the engine measured no costs of step and cycle here"
+    return (
+        f"expected: {speed_up:.2f} times the plain speed with the whole block "
+        f"(a cycle {figures['cycle_ms']:.1f} ms, a plain step {figures['step_ms']:.1f})"
+    )
+
+
+def warm(
+    model: opt.Model,
+    drafter: opt.Drafter = None,
+    mode: opt.Mode = opt.ModeChoice.dflash,
+    again: Annotated[bool, typer.Option("--again", help="Forget what was found out before.")] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Load a pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
+    call, load = Invocation.begin(), opt.drafting(load, mode)
+    console, pair = call.console, call.pair(model, drafter, load)
+    settings.quiet_libraries()
+    with named_when_missing():
+        from dflash_local.kernels import kernel_record
+    if again:
+        kernel_record.forget_all()
+    begin = time.monotonic()
+    with call.session(pair, load) as session:
+        seconds, facts = time.monotonic() - begin, session.facts
+    found = _warm_report(pair.name, facts, kernel_record.used_records(), seconds)
+    console.result(found, _warm_lines(found), as_json)
+
+
+def _warm_report(model: str, facts: SessionFacts, records: list[KernelRecord], seconds: float) -> dict[str, Any]:
+    from dflash_local.bench import provenance
+
+    return {
+        "model": model,
+        "loaded_as": facts.loaded_as,
+        "seconds": round(seconds, 2),
+        "cards": [
+            {
+                **record.facts,
+                "tried": record.tried,
+                "impossible": record.impossible or None,
+                "verdicts": dict(Counter(record.verdicts.values())),
+                "failed": {name: verdict for name, verdict in record.verdicts.items() if verdict != "right"},
+                "products": {name: record.choices.get(name) for name in sorted(record.used)},
+            }
+            for record in records
+        ],
+        "notices": list(facts.notices),
+        "versions": provenance.versions(),
+    }
+
+
+def _warm_lines(found: dict[str, Any]) -> list[str]:
+    lines = [f"{found['model']} ({found['loaded_as']}) is ready in {found['seconds']:.1f} s"]
+    for card in found["cards"]:
+        known = ", ".join(f"{count} {verdict}" for verdict, count in card["verdicts"].items()) or "none"
+        lines.append(f"  {card['card']}: {card['tried']} kernels tried now; known in all: {known}")
+        for product, config in card["products"].items():
+            lines.append(f"  {product}: {config or 'another product'}")
+    if not found["cards"]:
+        lines.append("  it has no products that kernels are tried and chosen for on this device")
+    return lines

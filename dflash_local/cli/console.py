@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -96,6 +96,15 @@ class Console:
         self.clear_progress()
         _emit(self.out, json.dumps(value, ensure_ascii=True) + "\n")
 
+    def lines(self, lines: Iterable[str]) -> None:
+        """Lines for stdout, made safe as ``data`` does."""
+        for line in lines:
+            self.data(line)
+
+    def result(self, found: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
+        """What a command found: one JSON object, or lines for a person."""
+        self.json(found) if as_json else self.lines(lines)
+
     def note(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """One line for stderr, made safe as ``data`` is; lost without a word when nobody reads stderr."""
         self.raw_note(terminal.safe_line(text), style, end)
@@ -116,7 +125,6 @@ class Console:
             return
 
     def warn(self, text: str) -> None:
-        """One warning line on stderr."""
         self.note(f"warning: {text.strip()}", "yellow")
 
     def error(self, error: DFlashError, as_json: bool = False) -> None:
@@ -147,7 +155,6 @@ class Console:
             self._err(f"\r{line.ljust(self._progress_width)}")
 
     def clear_progress(self) -> None:
-        """Take the line of progress away."""
         width, self._progress_width = self._progress_width, 0
         if width:
             self._err(f"\r{' ' * width}\r")

@@ -43,11 +43,6 @@ class Check:
     fix: str = ""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command ``doctor``."""
-    app.command()(doctor)
-
-
 def doctor(json_: opt.Json = False, debug: opt.Debug = False) -> None:
     """Look at this machine and this installation, and say what to do about each problem."""
     environ, checks = checked()
@@ -63,13 +58,11 @@ def doctor(json_: opt.Json = False, debug: opt.Debug = False) -> None:
 def checked() -> tuple[Mapping[str, str], list[Check]]:
     """The environment, but for colours empty where the settings cannot be read, and every check under it."""
     try:
-        environ: Mapping[str, str] = settings.load().environ
-        check = Check("settings", "ok", "read")
+        user, check = settings.load(), Check("settings", "ok", "read")
     except SettingsError as error:
-        environ = {"NO_COLOR": "1"}
-        check = Check("settings", "problem", error.message, error.hint)
+        user, check = settings.load({"NO_COLOR": "1"}), Check("settings", "problem", error.message, error.hint)
     settings.quiet_libraries()
-    return environ, [*examine(environ), check]
+    return user.environ, [*examine(user), check]
 
 
 def _show(console: Console, checks: list[Check], problems: int) -> None:
@@ -82,8 +75,9 @@ def _show(console: Console, checks: list[Check], problems: int) -> None:
     console.data({0: "No problems.", 1: "1 problem."}.get(problems, f"{problems} problems."))
 
 
-def examine(environ: Mapping[str, str]) -> Iterator[Check]:
+def examine(user: Settings) -> Iterator[Check]:
     """Every check but that of the settings, in the order they are shown."""
+    environ = user.environ
     torch = hardware.probe_torch()
     yield check_python(sys.version_info[:2])
     yield Check(OURS, "ok", f"{__version__} in {Path(__file__).parents[1]}")
@@ -95,31 +89,31 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     if torch is not None and (torch.gpus or torch.cuda):
         yield check_measured({name: software.version_of(name) for name in software.MEASURED})
     yield check_device(machine.this_machine("auto", environ))
-    yield check_triton(software.version_of("triton"), bool(torch and torch.gpus))
+    gpu = bool(torch and torch.gpus)
+    reason = "GPU kernels written in it cannot be built" if gpu else "not needed without a GPU"
+    yield check_optional("triton", software.version_of("triton"), reason, "pip install triton" if gpu else "")
     if torch is not None and torch.gpus and not torch.hip:
         yield check_nvrtc(torch.gpus[0].capability)
-    yield check_compiler(software.c_compiler(environ.get("CC")), bool(torch and torch.gpus))
+    yield check_compiler(software.c_compiler(environ.get("CC")), gpu)
     yield check_transformers(software.version_of("transformers"))
-    yield check_bitsandbytes(software.version_of("bitsandbytes"))
-    yield check_fla(software.version_of("flash-linear-attention") or software.version_of("fla-core"))
+    quantizers, install = "--quantize bnb-int8 and bnb-nf4 need it", "pip install bitsandbytes"
+    yield check_optional("bitsandbytes", software.version_of("bitsandbytes"), quantizers, install)
+    fla = software.version_of("flash-linear-attention") or software.version_of("fla-core")
+    yield check_optional("fla", fla, "not needed, the Gated-DeltaNet layers here are our own")
     yield check_requirements(software.missing_requirements())
     yield check_memory(hardware.memory())
-    user = _settings(environ)
-    yield from check_folders(user.hub.cache if user else None, user.data_dir if user else None)
-    if user is not None:
-        yield check_models(user)
+    yield from check_folders(user.hub.cache, user.data_dir)
+    yield check_models(user)
     yield check_command(software.command("dflash"))
 
 
 def check_python(version: tuple[int, int]) -> Check:
-    """The interpreter's version."""
     if version < software.OLDEST_PYTHON:
         return Check("python", "problem", platform.python_version(), "use Python 3.10 or later")
     return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
 def check_torch(torch: TorchFacts | None) -> Check:
-    """Is torch there, does it import, is it new enough."""
     wanted = ".".join(map(str, software.OLDEST_TORCH))
     if torch is None:
         return Check("torch", "problem", "not installed", f"pip install 'torch>={wanted}'")
@@ -176,12 +170,9 @@ def check_device(where: machine.Machine) -> Check:
     return Check("device", "ok", f"{where.device}, {where.name}: {where.why}; {free}, and plans count with that")
 
 
-def check_triton(version: str | None, gpu: bool) -> Check:
-    """Triton builds GPU kernels at run time."""
-    if version:
-        return Check("triton", "ok", version)
-    reason = "GPU kernels written in it cannot be built" if gpu else "not needed without a GPU"
-    return Check("triton", "info", f"not installed; {reason}", "pip install triton" if gpu else "")
+def check_optional(name: str, version: str | None, without: str, fix: str = "") -> Check:
+    """A package that not everybody needs, and what comes of its absence."""
+    return Check(name, "ok", version) if version else Check(name, "info", f"not installed; {without}", fix)
 
 
 def check_nvrtc(capability: str) -> Check:
@@ -225,24 +216,7 @@ def check_transformers(version: str | None) -> Check:
     return Check("transformers", "ok", version)
 
 
-def check_bitsandbytes(version: str | None) -> Check:
-    """Optional: weights in 4 and 8 bits."""
-    if version:
-        return Check("bitsandbytes", "ok", version)
-    return Check(
-        "bitsandbytes", "info", "not installed; --quantize bnb-int8 and bnb-nf4 need it", "pip install bitsandbytes"
-    )
-
-
-def check_fla(version: str | None) -> Check:
-    """Optional: transformers would use it, our own layers do not."""
-    if version:
-        return Check("fla", "ok", version)
-    return Check("fla", "info", "not installed; not needed, the Gated-DeltaNet layers here are our own")
-
-
 def check_requirements(missing: tuple[str, ...]) -> Check:
-    """Packages our own metadata asks for."""
     if missing:
         return Check("requirements", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return Check("requirements", "ok", "all installed")
@@ -298,7 +272,6 @@ def check_command(command: Command) -> Check:
 
 
 def check_models(user: Settings) -> Check:
-    """The registry, and how many of its pairs are here."""
     try:
         store = model_store(user)
         found = [install_status(row, store) for row in registry(user).rows]
@@ -314,11 +287,3 @@ def check_models(user: Settings) -> Check:
         changed = sum(item.row.overridden for item in found)
         value += f"; {changed} rows of your own ({own})" if own.is_file() else f"; your own rows would go into {own}"
     return Check("models", "ok", value)
-
-
-def _settings(environ: Mapping[str, str]) -> Settings | None:
-    """The settings under these variables; None when they are bad, which is a finding of its own."""
-    try:
-        return settings.load(environ)
-    except SettingsError:
-        return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_local.app.download import Download, prepare
+from dflash_local.app.download import Download, before_download, prepare
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore
 from dflash_local.app.recommending import recommended
@@ -16,9 +15,8 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
 from dflash_local.cli.reply import first_interrupt
 from dflash_local.errors import DoesNotFitError, Interrupted
-from dflash_local.planner.hardware import folder
 from dflash_local.settings import Settings
-from dflash_local.tables import UNKNOWN, Column, amount, field, table
+from dflash_local.tables import Column, amount, field, table
 from dflash_local.ui import plan_text
 
 if TYPE_CHECKING:
@@ -36,54 +34,44 @@ COLUMNS = (
 FINE = ("fits", "unknown")  # verdicts that need no question
 
 
-@dataclass(frozen=True, slots=True)
-class PullOptions:
-    """How a pull is to be done.
-
-    Attributes:
-        update: ask what the revision means today. force: also what fits no memory here.
-        yes: ask nothing. dry_run: only say what would be done. xet: see ``store.hub.Hub``.
-    """
-
-    update: bool = False
-    force: bool = False
-    yes: bool = False
-    dry_run: bool = False
-    allow_mismatch: bool = False
-    xet: bool = False
-
-
 def fetch(
     needs: Sequence[Wanted],
     choices: Sequence[Choice],
     user: Settings,
     console: Console,
-    options: PullOptions = PullOptions(),
+    *,
+    update: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    allow_mismatch: bool = False,
+    xet: bool = False,
     quiet: bool = False,
 ) -> tuple[Download, tuple[Local, ...]]:
     """Fetch and verify repositories, showing first what that takes; a dry run finds nothing.
 
     Args:
-        choices: what they are for; tells whether it will fit into memory. quiet: no plan is shown.
+        choices: what they are for; tells whether it will fit into memory.
+        update: take what the revision means today. force: no question about what fits no memory here.
+        dry_run: only show what would be done. xet: see ``store.hub.Hub``. quiet: no plan is shown.
 
     Raises:
         DoesNotFitError: the disk has no room, or the memory has none and nobody wanted it all the same.
         Interrupted: the user broke it off. DownloadError and others: see ``store.pull.pull``.
     """
-    download = prepare(needs, choices, user, options.update, options.xet)
+    download = prepare(needs, choices, user, update, xet)
     plan = download.plan
     if not plan.ready and not quiet:
-        _show_plan(console, download, options.dry_run)
-    if options.dry_run:
+        _show_plan(console, download, dry_run)
+    if dry_run:
         return download, ()
     plan.check_disk()
-    if not plan.ready and not options.force and not options.yes:
+    if not plan.ready and not force:
         _agree(console, download)
     stop = threading.Event()
-    screen = PullScreen(console, {item.repo: item.total for item in plan.repos if not item.ready}, {})
+    screen = PullScreen(console, {item.repo: item.total for item in plan.repos if not item.ready})
     try:
         with first_interrupt(stop.set):
-            return download, download.run(screen, stop.is_set, options.allow_mismatch)
+            return download, download.run(screen, stop.is_set, allow_mismatch)
     finally:
         screen.finish()
 
@@ -98,7 +86,7 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
             console.note(line)
         if not console.ask(f"{missing.text}. Download to {user.hub.cache} now?", default=True):
             raise Interrupted(f"{missing.choice.name} was not downloaded")
-        fetch(missing.needs, [missing.choice], user, console, PullOptions(allow_mismatch=allow_mismatch))
+        fetch(missing.needs, [missing.choice], user, console, allow_mismatch=allow_mismatch)
         return True
 
     return ask
@@ -106,12 +94,10 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
 
 def _before_download(choice: Choice, user: Settings, width: int) -> list[str]:
     """What a download brings: its licence, the room for it, how it will run here and how fast."""
-    row = choice.row
-    variant = row.variant(choice.name) if row is not None else None
-    licence = row.licence if row is not None and variant is None else variant.licence if variant is not None else None
-    lines = field("licence", licence or UNKNOWN, width)
-    if user.hub.cache is not None:
-        lines += field("disk", f"{amount(folder(user.hub.cache).free)} free for {user.hub.cache}", width)
+    before = before_download(choice, user)
+    lines = field("licence", before.licence, width)
+    if before.disk:
+        lines += field("disk", before.disk, width)
     known = shapes(choice, ModelStore.of(user))
     best = None if known is None else recommended(None, known, machine(user), user=user).best
     if best is None:
@@ -137,7 +123,6 @@ def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
 
 
 def _verdict(name: str, download: Download) -> str:
-    """A verdict as a sentence."""
     where, word = download.where, download.verdicts[name]
     here = f"{where.name} with {amount(where.free)} free"
     if word == "server":
@@ -153,14 +138,8 @@ def _plan_row(item: RepoPlan) -> tuple[str, ...]:
     here = item.total - item.to_fetch
     files = str(len(item.files)) if item.files else "all"
     known = "verified" if item.ready else amount(here) if here else "-"
-    return (
-        item.repo,
-        files,
-        amount(item.total),
-        known,
-        amount(item.to_fetch) if item.to_fetch else "-",
-        item.commit[:12],
-    )
+    left = amount(item.to_fetch) if item.to_fetch else "-"
+    return item.repo, files, amount(item.total), known, left, item.commit[:12]
 
 
 def _agree(console: Console, download: Download) -> None:

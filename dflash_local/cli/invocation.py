@@ -29,11 +29,7 @@ class Invocation:
 
     @classmethod
     def begin(cls) -> Invocation:
-        """Read the settings.
-
-        Raises:
-            SettingsError: they are wrong.
-        """
+        """Read the settings; SettingsError where they are wrong."""
         user = settings.load()
         return cls(user, Console(user.environ))
 

@@ -13,11 +13,13 @@ import typer
 from typer.core import TyperCommand
 
 from dflash_local import settings
+from dflash_local.cli import options as opt
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadOption
 
 PANEL = "Loading"
 PARAMETER = "load"  # of the command, annotated as LoadConfig
+SAMPLING = "sampling"  # of the command: the options of ``options.SAMPLING`` that were given
 MODEL, VARIANT = "model", "variant"
 VARIANT_HELP = "A pre-quantised target of MODEL, as dflash show MODEL lists them."
 Result = TypeVar("Result")
@@ -27,7 +29,6 @@ class PanelCommand(TyperCommand):
     """A command whose help has a section for each panel that its options name, after the others."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -40,19 +41,22 @@ class PanelCommand(TyperCommand):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., Any], *, planning: bool = False) -> None:
-    """Add a command that takes a ``load``: the options of the command line over the user's settings.
+    """Add a command; one that takes a ``load`` gets it from options of the command line over the user's settings.
 
     An option that the command has itself under the name of a field stays the command's.
 
     Args:
         planning: only the options that the memory plan depends on.
     """
-    app.command(name, cls=PanelCommand)(_with_options(command, planning))
+    if PARAMETER in inspect.signature(command).parameters:
+        app.command(name, cls=PanelCommand)(_with_options(command, planning))
+    else:
+        app.command(name)(command)
 
 
 def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..., Result]:
     signature = inspect.signature(command, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.name != PARAMETER]
+    own = [each for parameter in signature.parameters.values() for each in _own(parameter)]
     names = {each.name for each in own}
     own += [_variant()] if MODEL in names else []
     offered = [
@@ -67,6 +71,9 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
         variant = given.pop(VARIANT, None)
         if variant is not None:
             given[MODEL] = _repository(given[MODEL], variant)
+        if SAMPLING in signature.parameters:
+            values = {name: given.pop(name) for name in opt.SAMPLING}
+            given[SAMPLING] = {name: value for name, value in values.items() if value is not None}
         return command(**given, **{PARAMETER: load})
 
     parameters = [*own, *(parameter for option in offered for parameter in _parameters(option))]
@@ -75,17 +82,21 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
     return run
 
 
+def _own(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """The parameters of the command line for one of the command's, but for ``load``."""
+    if parameter.name == SAMPLING:
+        return [_keyword(name, annotation) for name, annotation in opt.SAMPLING.items()]
+    return [] if parameter.name == PARAMETER else [parameter]
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
 def _variant() -> inspect.Parameter:
     """``--variant``, which names another MODEL: not how it is loaded but which files are."""
-    return inspect.Parameter(
-        VARIANT,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=PANEL),
-        ],
-    )
+    option = typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=PANEL)
+    return _keyword(VARIANT, Annotated[str | None, option])
 
 
 def _repository(model: str | None, variant: str) -> str:
@@ -119,15 +130,8 @@ def _parameters(option: LoadOption) -> list[inspect.Parameter]:
     help_ = f"{option.help} One of {option.allowed}." if option.choices and option.metavar else option.help
     if option.former_name:
         names[option.former_name] = (f"--{option.former_name.replace('_', '-')}", True)
+    shown: dict[str, Any] = {"help": help_, "metavar": option.metavar, "rich_help_panel": PANEL}
     return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                kind | None,
-                typer.Option(flag, help=help_, metavar=option.metavar, rich_help_panel=PANEL, hidden=hidden),
-            ],
-        )
+        _keyword(name, Annotated[kind | None, typer.Option(flag, hidden=hidden, **shown)])
         for name, (flag, hidden) in names.items()
     ]

@@ -14,17 +14,18 @@ from typing import Annotated
 
 import typer
 
-from dflash_local import settings
-from dflash_local.cli import help as words
+from dflash_local import __version__, settings
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
+from dflash_local.cli.load_options import add_command
+from dflash_local.cli.models import list_
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-# each a module with register(app)
+# functions of cli/, each in the module of its name unless another stands before it
 COMMANDS = (
-    *("run", "chat", "serve", "web", "race", "demo"),
-    *("models", "cards", "show", "plan", "pull", "rm", "warm", "check", "probe"),
-    *("ps", "certify", "bench", "doctor", "report", "help"),
+    *("run", "chat", "serve", "serve.web", "race", "race.demo", "models", "models.list_", "plan.cards", "plan.show"),
+    *("plan", "pull", "rm", "check.warm", "check", "check.probe", "ps", "certify", "bench", "doctor", "report"),
 )
+PLANNING = ("show", "plan")  # load nothing: of the options for loading they take those that a plan depends on
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
 _PARSE_ERROR: type[typer.BadParameter] = next(
@@ -44,7 +45,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        words.version()
+        version()
         raise typer.Exit
 
 
@@ -60,8 +61,30 @@ def start(
         Console({}).data_text(context.get_help())
 
 
-for _name in COMMANDS:
-    importlib.import_module(f"dflash_local.cli.{_name}").register(app)
+for _entry in COMMANDS:
+    _module, _, _function = _entry.partition(".")
+    _call = getattr(importlib.import_module(f"dflash_local.cli.{_module}"), _function or _module)
+    add_command(app, _call.__name__.rstrip("_"), _call, planning=_call.__name__ in PLANNING)
+app.command("ls", hidden=True)(list_)
+
+
+@app.command("help")
+def help_(
+    context: typer.Context,
+    command: Annotated[
+        str, typer.Argument(metavar="[COMMAND]", help="The command to explain; all in short if none.")
+    ] = "",
+) -> None:
+    """Explain a command, as its --help does."""
+    root = context.find_root()
+    arguments = [command, "--help"] if command else ["--help"]
+    root.command.main(args=arguments, prog_name=root.info_name, standalone_mode=False)
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    Console({}).data(f"dflash-local {__version__}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

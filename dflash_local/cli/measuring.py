@@ -1,19 +1,19 @@
-"""The file of ``--report``, which ``certify`` and ``bench`` write."""
+"""How ``certify`` and ``bench`` end: the figures, and the file of ``--report``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dflash_local.cli.console import Console
+from dflash_local.cli.options import named
 from dflash_local.errors import UsageError
 from dflash_local.planner.hardware import folder
 from dflash_local.store.atomic import write_atomic
 
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the whole report there as JSON.")]
+Report = Annotated[Path | None, named("--report", "FILE", "Write the whole report there as JSON.")]
 
 
 def check_report_path(file: Path | None) -> None:
@@ -27,12 +27,15 @@ def check_report_path(file: Path | None) -> None:
         raise UsageError(f"--report {file} cannot be written", "give a file in a folder you may write to")
 
 
-def save_report(file: Path, found: dict[str, Any], console: Console) -> None:
-    """Write a report whole or not at all, readable by its owner alone.
+def conclude(console: Console, found: dict[str, Any], lines: Iterable[str], as_json: bool, file: Path | None) -> None:
+    """Show what was measured and write it to the file of ``--report``: whole or not at all, for its owner alone.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    console.result(found, lines, as_json)
+    if file is None:
+        return
     try:
         write_atomic(file.expanduser(), json.dumps(found, indent=1, ensure_ascii=True) + "\n")
     except OSError as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_local.store.local import Local
 
 SHOWN = {"absent": "-"}
+VERIFIED = {True: "yes", False: "no", None: UNKNOWN}
 WIDE = (
     Column("MODEL", shrinks=True),
     Column("DRAFTER"),
@@ -32,13 +33,10 @@ WIDE = (
     Column("MARKS"),
 )
 NARROW = (Column("MODEL", shrinks=True), *WIDE[3:])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("models")(models)
-    app.command("list")(list_)
-    app.command("ls", hidden=True)(list_)
+LOCAL = (
+    *(Column("PAIR", shrinks=True), Column("PART"), Column("ON DISK", right=True)),
+    *(Column("COMMIT"), Column("VERIFIED"), Column("STATE", shrinks=True)),
+)
 
 
 def models(
@@ -58,11 +56,8 @@ def models(
         return
     where = fitting.machine(user, gpu, gpu_memory)
     found = [(item, *recommending.row_verdict(item.row, where)) for item in rows]
-    if as_json:
-        console.json({"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]})
-        return
-    for line in _table([(item, word) for item, word, _ in found], where, console.columns):
-        console.data(line)
+    report = {"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]}
+    console.result(report, _table([(item, word) for item, word, _ in found], where, console.columns), as_json)
 
 
 def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
@@ -105,13 +100,13 @@ def _as_json(item: InstallStatus, word: str, plan: Plan | None) -> dict[str, Any
 
 def _here(console: Console, store: ModelStore | None, rows: list[InstallStatus], as_json: bool) -> None:
     """What the cache holds of the registry's pairs; repositories of no pair are only counted."""
+    from dflash_local.store.local import scan
+
     bundled = [item.row.name for item in rows if item.state == "bundled"]
     here = [item for item in rows if item.state in ("local", "partial")]
-    everything = _scan(store)
-    ours = {part.repo for item in here for part in (item.target, item.drafter) if part is not None}
-    others = [item for item in everything if item.repo not in ours]
-    unique = {part.repo: part.size for item in here for part in (item.target, item.drafter) if part is not None}
-    total = sum(unique.values())
+    ours = {part.repo: part.size for item in here for part in (item.target, item.drafter) if part is not None}
+    others = [] if store is None else [item for item in scan(store.cache, store.manifests) if item.repo not in ours]
+    total = sum(ours.values())
     where = str(store.cache.folder) if store else None
     if as_json:
         pairs = [_local_json(item) for item in here]
@@ -121,25 +116,13 @@ def _here(console: Console, store: ModelStore | None, rows: list[InstallStatus],
     if not here:
         console.data(f"No pair is in {where or 'any cache: there is no home folder'}; dflash pull MODEL fetches one.")
     else:
-        for line in table(_LOCAL, [cells for item in here for cells in _local_rows(item)], console.columns):
-            console.data(line)
-        console.data()
-        console.data(f"{amount(total)} in {where}")
+        console.lines(table(LOCAL, [cells for item in here for cells in _local_rows(item)], console.columns))
+        console.lines(["", f"{amount(total)} in {where}"])
     if bundled:
         console.data(f"with the package: {', '.join(bundled)}")
     if others:
         size = amount(sum(item.size for item in others))
         console.data(f"besides, {size} in {len(others)} repositories that belong to no pair of the registry")
-
-
-_LOCAL = (
-    Column("PAIR", shrinks=True),
-    Column("PART"),
-    Column("ON DISK", right=True),
-    Column("COMMIT"),
-    Column("VERIFIED"),
-    Column("STATE", shrinks=True),
-)
 
 
 def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
@@ -153,7 +136,7 @@ def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
         if part is None:
             lines.append((shown, name, "-", "-", "-", "not here"))
             continue
-        lines.append((shown, name, amount(part.size), part.commit[:12], _yes(part.verified), _state(part)))
+        lines.append((shown, name, amount(part.size), part.commit[:12], VERIFIED[part.verified], _state(part)))
     return lines
 
 
@@ -190,13 +173,3 @@ def _part_json(part: Local | None) -> dict[str, Any] | None:
         "verified": part.verified,
         "notice": part.notice or part.problem or None,
     }
-
-
-def _scan(store: ModelStore | None) -> tuple[Local, ...]:
-    from dflash_local.store import local
-
-    return () if store is None else local.scan(store.cache, store.manifests)
-
-
-def _yes(value: bool | None) -> str:
-    return UNKNOWN if value is None else ("yes" if value else "no")

@@ -5,15 +5,15 @@ How a pair is loaded is declared in ``load_config`` and made into options by ``c
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import typer
 
-from dflash_local.errors import UsageError
+from dflash_local import settings
+from dflash_local.errors import DFlashError, UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.request import SamplingParams
 
 MAX_ID_DIGITS = 10  # more than any vocabulary; Python refuses to read thousands
 
@@ -35,77 +35,72 @@ class PreferenceChoice(str, Enum):
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Names of models that begin so, for the shell: bundled ones and those of the registry."""
-    from dflash_local.cli.completion import model_names
+    """For the shell: bundled pairs, targets, aliases and, when none of them fits, bare names; in any case of letters.
 
-    return model_names(incomplete)
+    What was typed stays as it was, since shells only add to it. Nothing but the bundled ones when the registry cannot
+    be read.
+    """
+    from dflash_local.app.models import registry
+    from dflash_local.catalog.bundled import BUNDLED
+
+    try:
+        rows = registry(settings.load()).rows
+    except DFlashError:
+        rows = ()
+    names = [*BUNDLED, *(row.name for row in rows), *(alias for row in rows for alias in row.aliases)]
+    found = _beginning(incomplete, names)
+    return found or _beginning(incomplete, [name.partition("/")[2] for name in names])
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A name that dflash models lists, or a local folder.",
-        autocompletion=complete_model,
-    ),
-]
-ModelOrDemo = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="A name that dflash models lists, or a folder; demo.",
-        autocompletion=complete_model,
-    ),
-]
-Models = Annotated[
-    list[str],
-    typer.Argument(metavar="MODEL", help="Names that dflash models lists.", autocompletion=complete_model),
-]
-Drafter = Annotated[
-    str | None, typer.Option("--drafter", metavar="FOLDER|REPO", help="The drafter's folder or repository, owner/name.")
-]
+def _beginning(start: str, names: list[str]) -> list[str]:
+    matching = (name for name in names if name and name.lower().startswith(start.lower()))
+    return list(dict.fromkeys(start + name[len(start) :] for name in matching))
+
+
+def named(flag: str, metavar: str, help: str) -> Any:
+    """An option that takes a value."""
+    return typer.Option(flag, metavar=metavar, help=help)
+
+
+def _model(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete_model)
+
+
+Model = Annotated[str, _model("MODEL", "A name that dflash models lists, or a local folder.")]
+ModelOrDemo = Annotated[str | None, _model("[MODEL]", "A name that dflash models lists, or a folder; demo.")]
+Models = Annotated[list[str], _model("MODEL", "Names that dflash models lists.")]
+Drafter = Annotated[str | None, named("--drafter", "FOLDER|REPO", "The drafter's folder or repository, owner/name.")]
 Prefer = Annotated[
     PreferenceChoice, typer.Option("--prefer", help="What comes first: finest weights, tokens/s or context.")
 ]
 Mode = Annotated[ModeChoice, typer.Option("--mode", help="Draft and verify, or one token at a time.")]
-MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", metavar="N", help="Tokens in the reply at most.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Keep the likeliest tokens up to this mass.")]
-MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Drop tokens under P times the likeliest.")]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="X", help="Over prompt and reply; 1 is off.")
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="X", help="Over the reply; 0 is off.")
-]
-FrequencyPenalty = Annotated[
-    float | None, typer.Option("--frequency-penalty", metavar="X", help="Over the reply; 0 is off.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="0 to 2^64-1; a fresh one if not given, shown.")]
-BlockSize = Annotated[
-    int | None,
-    typer.Option("--block-size", metavar="B", help="Anchor and drafts per cycle; trained size if not given."),
-]
+MaxNewTokens = Annotated[int | None, named("--max-new-tokens", "N", "Tokens in the reply at most.")]
+Temperature = Annotated[float | None, named("--temperature", "T", "0 is greedy.")]
+Seed = Annotated[int | None, named("--seed", "N", "0 to 2^64-1; a fresh one if not given, shown.")]
+BlockSize = Annotated[int | None, named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given.")]
+# What a command's parameter ``sampling`` stands for on the command line: it gets those that were given.
+SAMPLING: dict[str, Any] = {
+    "temperature": Temperature,
+    "top_k": Annotated[int | None, named("--top-k", "K", "Keep the K likeliest tokens; 0 is off.")],
+    "top_p": Annotated[float | None, named("--top-p", "P", "Keep the likeliest tokens up to this mass.")],
+    "min_p": Annotated[float | None, named("--min-p", "P", "Drop tokens under P times the likeliest.")],
+    "repetition_penalty": Annotated[
+        float | None, named("--repetition-penalty", "X", "Over prompt and reply; 1 is off.")
+    ],
+    "presence_penalty": Annotated[float | None, named("--presence-penalty", "X", "Over the reply; 0 is off.")],
+    "frequency_penalty": Annotated[float | None, named("--frequency-penalty", "X", "Over the reply; 0 is off.")],
+    "seed": Seed,
+}
 GpuMemory = Annotated[
-    float | None,
-    typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU with this much memory instead of this machine."),
+    float | None, named("--gpu-memory", "GIB", "Plan for a GPU with this much memory instead of this machine.")
 ]
-Gpu = Annotated[
-    str | None, typer.Option("--gpu", metavar="NAME", help="Plan for a GPU known by name, such as 'RTX 4090'.")
-]
+Gpu = Annotated[str | None, named("--gpu", "NAME", "Plan for a GPU known by name, such as 'RTX 4090'.")]
+Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=64, help="So many GPUs of --gpu or --gpu-memory.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
-System = Annotated[str, typer.Option("--system", metavar="TEXT", help="The system message.")]
+System = Annotated[str, named("--system", "TEXT", "The system message.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-def sampling(start: SamplingParams, **given: float | int | None) -> SamplingParams:
-    """The start values with those given on the command line in their place."""
-    known = {field.name: getattr(start, field.name) for field in fields(start)}
-    known.update({name: value for name, value in given.items() if value is not None})
-    return SamplingParams(**known)
 
 
 def drafting(load: LoadConfig, mode: ModeChoice) -> LoadConfig:
@@ -119,11 +114,7 @@ def mode_name(mode: ModeChoice) -> Literal["dflash", "ar"]:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """Token ids from ``1,2,3``.
-
-    Raises:
-        UsageError: an entry is not a whole number.
-    """
+    """Token ids from ``1,2,3``; UsageError where an entry is not a whole number."""
     ids: list[int] = []
     for word in text.replace(",", " ").split():
         if not (word.isascii() and word.isdigit() and len(word) <= MAX_ID_DIGITS):
@@ -135,5 +126,4 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def first(*values: Any) -> Any:
-    """The first value that was given."""
     return next(value for value in values if value is not None)

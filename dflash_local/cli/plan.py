@@ -1,28 +1,28 @@
-"""``dflash plan``: the memory ledger of a load on one machine, and what would fit instead."""
+"""``dflash plan``, ``show`` and ``cards``: what a pair takes, and whether it fits a machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local.app import fitting, recommending
 from dflash_local.app.fitting import Shapes
-from dflash_local.app.models import ModelStore, model_store, server_commands
+from dflash_local.app.models import InstallStatus, download_gib, install_status, model_store, server_commands
 from dflash_local.app.resolve import Choice, choose
+from dflash_local.app.several_gpus import several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.errors import DoesNotFitError, SettingsError
+from dflash_local.errors import DoesNotFitError, SettingsError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import indented, wrapped
 from dflash_local.ui import pair_text, plan_text
+from dflash_local.ui.pair_text import pair_page, terms
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
-    from dflash_local.planner.plan import Plan
     from dflash_local.planner.recommend import Recommendation
 
 
@@ -35,17 +35,10 @@ class PlanDoesNotFit(DoesNotFitError):
 
     @property
     def kind(self) -> str:
-        """The public name of this kind of error."""
         return DoesNotFitError.__name__
 
     def as_dict(self) -> dict[str, object]:
-        """The error, and the plan it is about."""
         return {**super().as_dict(), **self.report}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "plan", plan, planning=True)
 
 
 def plan(
@@ -53,6 +46,7 @@ def plan(
     drafter: opt.Drafter = None,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
+    gpus: opt.Gpus = 1,
     prefer: opt.Prefer = opt.PreferenceChoice.balanced,
     mode: opt.Mode = opt.ModeChoice.dflash,
     as_json: opt.Json = False,
@@ -67,7 +61,7 @@ def plan(
     choice.announce(console.notify)
     store = model_store(user)
     known = fitting.shapes(choice, store)
-    where = fitting.machine(user, gpu, gpu_memory, load.device)
+    where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus)
     if _on_a_server(choice):
         _show_server(console, choice, known, where, as_json)
         return
@@ -75,10 +69,10 @@ def plan(
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
     config = replace(load, draft=draft)
-    own = choice.row is not None and choice.row.target == choice.target
-    row = choice.row if own else None
+    row = choice.target_row
     found = recommending.recommended(row, known, where, config, preference=prefer.value, user=user, store=store)
-    _show_plan(console, choice, known, where, store, config, found, as_json)
+    variants = fitting.variant_plans(row, known, where, config, store) if row is not None else ()
+    _show_plan(console, choice, known, where, config, found, variants, as_json)
 
 
 def _on_a_server(choice: Choice) -> bool:
@@ -107,16 +101,10 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
             }
         )
         return
-    for line in [
-        f"{choice.name} on a server",
-        *(indented(plan_text.ledger_lines(found, console.columns - 2)) if found else []),
-    ]:
-        console.data(line)
-    console.data()
-    for line in (
-        pair_text.server(row, console.columns) if row and commands else ["  the command for a server is unknown"]
-    ):
-        console.data(line)
+    ledger = indented(plan_text.ledger_lines(found, console.columns - 2)) if found else []
+    known_command = pair_text.server(row, console.columns) if row and commands else []
+    console.lines([f"{choice.name} on a server", *ledger, ""])
+    console.lines(known_command or ["  the command for a server is unknown"])
 
 
 def _show_plan(
@@ -124,9 +112,9 @@ def _show_plan(
     choice: Choice,
     known: Shapes,
     where: Machine,
-    store: ModelStore | None,
     config: LoadConfig,
     recommendation: Recommendation,
+    variants: tuple[fitting.VariantPlan, ...],
     as_json: bool,
 ) -> None:
     from dflash_local.planner.plan import fits_table, nearest
@@ -136,8 +124,7 @@ def _show_plan(
     found = ask(known.target, known.drafter, where, config) if best is None else best.plan
     near = None if found.fits else nearest(known.target, known.drafter, where, config)
     table = fits_table(known.target, known.drafter if config.draft else None, where, config)
-    own = choice.row is not None and choice.row.target == choice.target
-    variants = fitting.variant_plans(choice.row, known, where, config, store) if own else ()
+    several = several_gpus(choice.row, known, where, config)
     report = {
         "model": choice.name,
         "runs_on": "local",
@@ -147,38 +134,101 @@ def _show_plan(
         "table": [fitting.as_json(one) for one in table],
         "variants": [one.as_dict() for one in variants],
         "recommended": recommendation.as_dict(),
+        "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }
     if as_json and found.fits:
         console.json(report)
     elif not as_json:
-        write = console.data if found.fits else console.note
-        width = console.columns if found.fits else console.note_columns
-        for line in _page(choice, known, found, recommendation, table, variants, width):
+        write, width = (console.data, console.columns) if found.fits else (console.note, console.note_columns)
+        context = f"context {found.context:,}" if found.context else "context unknown"
+        drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
+        head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
+        page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
+        page += wrapped(plan_text.engine_line(found), width)
+        page += [*plan_text.recommendation_lines(choice.name, recommendation, width), ""]
+        page += indented(plan_text.ledger_lines(found, width - 2))
+        page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
+        if variants:
+            page += ["", "pre-quantised", *indented(plan_text.variant_lines(variants, width - 2))]
+        remarks = plan_text.remarks(known, width - 2)
+        page += [*([""] if remarks else []), *indented(remarks)]
+        for line in [*page, *([] if several is None else ["", *wrapped(several.line, width)])]:
             write(line)
     if not found.fits:
         refusal = fitting.refusal_of(found, near)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
 
 
-def _page(
-    choice: Choice,
-    known: Shapes,
-    found: Plan,
-    recommendation: Recommendation,
-    table: tuple[Plan, ...],
-    variants: tuple[fitting.VariantPlan, ...],
-    width: int,
-) -> list[str]:
-    context = f"context {found.context:,}" if found.context else "context unknown"
-    drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
-    head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
-    page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
-    page += [*wrapped(plan_text.engine_line(found), width)]
-    page += [*plan_text.recommendation_lines(choice.name, recommendation, width), ""]
-    page += indented(plan_text.ledger_lines(found, width - 2))
-    page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
-    if variants:
-        page += ["", "pre-quantised", *indented(plan_text.variant_lines(variants, width - 2))]
-    remarks = plan_text.remarks(known, width - 2)
-    return [*page, *([""] if remarks else []), *indented(remarks)]
+def show(
+    model: opt.Model,
+    gpu_memory: opt.GpuMemory = None,
+    gpu: opt.Gpu = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Show a pair: its drafter, sizes, licences, published figures, and the memory it takes."""
+    call = Invocation.begin()
+    user, console = call.user, call.console
+    choice = choose(model, None, user)
+    if choice.row is None:
+        raise UnknownModelError(f"{model!r} is a folder, not a pair of the registry", f"dflash plan {model}")
+    row = choice.row
+    store = model_store(user)
+    item = install_status(row, store)
+    if load == user.load_config:
+        load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
+    where = fitting.machine(user, gpu, gpu_memory, load.device)
+    plans = fitting.pair_plans(fitting.row_shapes(row, user, store), where, row, load, store)
+    console.result(_show_report(item, plans), pair_page(item, plans, store, console.columns), as_json)
+
+
+def _show_report(item: InstallStatus, plans: fitting.PairPlans) -> dict[str, Any]:
+    row = item.row
+    return {
+        **asdict(row),
+        "download_gib": download_gib(row),
+        "terms": list(terms(row)),
+        "server_commands": server_commands(row),
+        "local": {
+            "state": item.state,
+            "bytes": item.size,
+            "missing": list(item.missing),
+            "verified": item.verified,
+            "target_commit": item.target.commit if item.target else None,
+            "drafter_commit": item.drafter.commit if item.drafter else None,
+        },
+        "machine": plans.where.as_dict(),
+        "plan": None if plans.plan is None else fitting.as_json(plans.plan),
+        "fits": [fitting.as_json(plan) for plan in plans.table],
+        "variant_plans": [one.as_dict() for one in plans.variants],
+        "per_token_bytes": fitting.per_token(plans.known),
+    }
+
+
+def cards(
+    gpu_memory: Annotated[
+        float | None, opt.named("--gpu-memory", "GIB", "Only the card of the table with so much memory.")
+    ] = None,
+    prefer: opt.Prefer = opt.PreferenceChoice.balanced,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a page of docs.")] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Say which pairs run on which card, with which weights and context, at which predicted speed."""
+    from dflash_local.app.cards import CARDS, card_tables
+    from dflash_local.ui import card_text
+
+    call = Invocation.begin()
+    chosen = [card for card in CARDS if gpu_memory is None or round(card[1]) == round(gpu_memory)]
+    if not chosen:
+        sizes = ", ".join(f"{round(gib)}" for _, gib in CARDS)
+        raise UsageError(
+            f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
+        )
+    tables = card_tables(call.user, chosen, prefer.value)
+    found = [{"machine": each.machine.as_dict(), "pairs": [row.as_dict() for row in each.rows]} for each in tables]
+    lines = card_text.markdown(tables) if markdown else card_text.lines(tables, call.console.columns)
+    call.console.result({"cards": found}, lines, as_json)

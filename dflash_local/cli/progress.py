@@ -13,7 +13,7 @@ from dflash_local import terminal
 from dflash_local.cli.console import Console
 from dflash_local.events import Notice, PullProgress
 from dflash_local.tables import amount, cut
-from dflash_local.ui.downloads import Speed
+from dflash_local.ui.downloads import Download
 
 UP, CLEAR_LINE, CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 REDRAW_S = 0.1
@@ -40,42 +40,26 @@ class Board:
         self._console.raw_note(self._back() + "".join(f"{line}{CLEAR_LINE}\n" for line in safe) + CLEAR_BELOW)
         self._shown = len(safe)
 
-    def above(self, write: Callable[[], None]) -> None:
-        """Let ``write`` print notes where the board stood; the next ``show`` draws it below them."""
+    def hide(self) -> None:
+        """Clear it away for notes in its place; the next ``show`` draws it below them."""
         self._console.raw_note(self._back() + CLEAR_BELOW)
         self._shown = 0
-        write()
 
     def _back(self) -> str:
         return f"{UP.format(self._shown)}\r" if self._shown else ""
 
 
 class PullScreen:
-    """Shows a pull's events; may be called from any thread.
+    """Shows a pull's events, ``repos`` (bytes in all by name) in their order; may be called from any thread."""
 
-    Args:
-        repos: each repository's bytes in all; they are shown in this order.
-        here: bytes of each that were there before, which say nothing about the speed.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        repos: Mapping[str, int],
-        here: Mapping[str, int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, console: Console, repos: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._totals = dict(repos)
-        self._done = {repo: min(here.get(repo, 0), total) for repo, total in repos.items()}
-        self._verified, self._resumed = dict.fromkeys(repos, 0), dict.fromkeys(repos, 0)
-        self._finished = {repo for repo, total in repos.items() if self._done[repo] >= total}
+        self._download = Download(clock, repos)
+        self._finished = {repo for repo, total in repos.items() if not total}
         self._board = Board(console) if console.live else None
         self._bar = ("█", "░") if console.can_show("█░") else ("#", ".")
-        self._speed = Speed()
         self._lock = threading.Lock()
         self._last = clock()
-        self._speed.add(self._last, self._sum)
 
     def __call__(self, event: PullProgress | Notice) -> None:
         with self._lock:
@@ -83,9 +67,7 @@ class PullScreen:
                 self._notice(event)
                 return
             now = self._clock()
-            self._totals[event.repo], self._done[event.repo] = event.total, event.done
-            self._verified[event.repo], self._resumed[event.repo] = event.verified, event.resumed
-            self._speed.add(now, self._sum - sum(self._resumed.values()))
+            self._download.take(event)
             ended = event.done >= event.total and event.repo not in self._finished
             if ended:
                 self._finished.add(event.repo)
@@ -107,17 +89,13 @@ class PullScreen:
 
     def lines(self) -> list[str]:
         """One line for each repository and, for more than one, the total."""
-        width = max(len(name) for name in (*self._totals, TOTAL))
-        named = [(repo, self._done[repo], total) for repo, total in self._totals.items()]
-        rows = [self._row(name, done, total, width) for name, done, total in named]
+        whole = self._download
+        width = max(len(name) for name in (*whole.repos, TOTAL))
+        rows = [self._row(event.repo, event.done, event.total, width) for event in whole.repos.values()]
         pace = self._pace()
         if len(rows) == 1:
             return [f"{rows[0]}  {pace}".rstrip()]
-        return [*rows, f"{self._row(TOTAL, self._sum, sum(self._totals.values()), width)}  {pace}".rstrip()]
-
-    @property
-    def _sum(self) -> int:
-        return sum(self._done.values())
+        return [*rows, f"{self._row(TOTAL, whole.done, whole.total, width)}  {pace}".rstrip()]
 
     def _row(self, name: str, done: int, total: int, width: int) -> str:
         share = min(1.0, done / total) if total else 1.0
@@ -129,27 +107,23 @@ class PullScreen:
         return f"{name:<{width}}  {bar}{figures}"
 
     def _pace(self) -> str:
-        rate = self._speed.bytes_per_s
-        left = sum(self._totals.values()) - self._sum
-        if rate is None or left <= 0:
+        rate, left, verified = self._download.bytes_per_s, self._download.left_s, self._download.verified
+        if rate is None or not left:
             return ""
-        verified = sum(self._verified.values())
         more = f"  {amount(verified)} verified" if verified else ""
-        return f"{amount(rate)}/s  {terminal.duration(left / rate)} left{more}"
+        return f"{amount(rate)}/s  {terminal.duration(left)} left{more}"
 
     def _plain(self, event: PullProgress) -> str:
-        total = sum(self._totals.values())
-        share = int(100 * self._sum / total) if total else 100
+        whole = self._download
+        share = int(100 * whole.done / whole.total) if whole.total else 100
         pace = self._pace().replace("  ", ", ")
         text = f"{event.repo}: {amount(event.done)} of {amount(event.total)}; in all {share}%"
         return f"{text}, {pace}" if pace else text
 
     def _notice(self, event: Notice) -> None:
-        def write() -> None:
-            self._console.warn(event.message) if event.level == "warning" else self._console.note(event.message, "dim")
-
         if self._board is None:
-            write()
+            self._console.notify(event)
         else:
-            self._board.above(write)
+            self._board.hide()
+            self._console.notify(event)
             self._board.show(self.lines())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from dflash_local.app.attaching import running_server
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
@@ -23,11 +21,6 @@ COLUMNS = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("ps")(ps)
-
-
 def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
     """Show what a running dflash serve or dflash web keeps loaded on this machine."""
     call = Invocation.begin()
@@ -37,8 +30,7 @@ def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
     elif server is None:
         console.data("Nothing is being served; dflash serve MODEL or dflash web starts it.")
     else:
-        for line in lines(server, console.columns):
-            console.data(line)
+        console.lines(lines(server, console.columns))
         if server["state"] == "unknown":
             console.note("it wants a token: put it into DFLASH_TOKEN to see more")
 
@@ -74,7 +66,6 @@ def served(user: Settings) -> dict[str, Any] | None:
 
 
 def lines(server: dict[str, Any], width: int) -> list[str]:
-    """A table of one row."""
     from dflash_local.remote.attached import facts_of
 
     facts = facts_of(server)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_local.app.models import model_store
+from dflash_local.app.recommending import suited
 from dflash_local.app.resolve import Choice, choose, drafter_option, of_variant, wanted
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.fetch import PullOptions, fetch
+from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import VARIANT_HELP
 from dflash_local.errors import DownloadError, UsageError
-from dflash_local.load_config import LOAD_OPTIONS
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.tables import amount, in_gib, listing
 
 if TYPE_CHECKING:
@@ -37,17 +39,14 @@ Xet = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("pull")(pull)
-
-
 def pull(
     models: opt.Models,
     drafter: opt.Drafter = None,
-    variant: Annotated[str | None, typer.Option("--variant", metavar="NAME", help=VARIANT_HELP)] = None,
+    variant: Annotated[str | None, opt.named("--variant", "NAME", VARIANT_HELP)] = None,
     update: Annotated[bool, typer.Option("--update", help="Take the newest commit, not the one on record.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also what does not fit the memory here.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Own weights, also where they do not fit the memory here.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched.")] = False,
     yes: opt.Yes = False,
     allow_mismatch: AllowMismatch = False,
@@ -66,6 +65,9 @@ def pull(
     for choice in choices:
         _refuse_announced(choice)
         choice.announce(console.notify)
+    if not force and (store := model_store(user)) is not None:
+        suit = suited(LoadConfig(), user, console.notify)
+        choices = [suit(choice, store) for choice in choices]
     with_repos = [choice for choice in choices if choice.repos]
     if not as_json:
         for choice in choices:
@@ -74,8 +76,11 @@ def pull(
                     f"{choice.name} {'comes with the package' if choice.row else 'is a folder'}: nothing to pull"
                 )
     needs = tuple(dict.fromkeys(want for choice in with_repos for want in wanted(choice)))
-    options = PullOptions(update, force, yes, dry_run, allow_mismatch, xet)
-    done = fetch(needs, with_repos, user, console, options, quiet=as_json) if needs else None
+    done = None
+    if needs:
+        sure = force or yes
+        flags = {"dry_run": dry_run, "allow_mismatch": allow_mismatch, "xet": xet, "quiet": as_json}
+        done = fetch(needs, with_repos, user, console, update=update, force=sure, **flags)
     if as_json:
         console.json(_report(done, dry_run))
     elif done is not None and not dry_run:

@@ -1,28 +1,29 @@
-"""``dflash race``: one prompt with and without drafting on one loaded pair; side by side on a terminal."""
+"""``dflash race`` and ``dflash demo``: one prompt with and without drafting on a loaded pair, by figures of events."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
+from dflash_local import terminal
 from dflash_local.app.examples import TOY, built_in_prompt
 from dflash_local.app.loading import start_service
 from dflash_local.app.notices import Notify
-from dflash_local.catalog.bundled import Pair
+from dflash_local.app.reply_text import figures, histogram
+from dflash_local.catalog.bundled import BUNDLED, Pair, find
 from dflash_local.cli import options as opt
-from dflash_local.cli.demo import Show, run_in_lines
+from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.cli.reply import ReplyPrinter
+from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
 from dflash_local.errors import UsageError
-from dflash_local.events import Mode
+from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
@@ -30,14 +31,9 @@ from dflash_local.service.service import Service
 
 MAX_NEW_TOKENS = 256
 TITLES: dict[Mode, str] = {
-    "ar": "without drafting, one token at a time (ar):",
-    "dflash": "with the drafter (dflash):",
+    "ar": "without drafting, one token at a time (ar)",
+    "dflash": "with the drafter (dflash)",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "race", race)
 
 
 def race(
@@ -61,95 +57,50 @@ def race(
     text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip()) or built_in_prompt()
     request = user_request(
         text,
-        sampling=opt.sampling(SamplingParams(), temperature=temperature, seed=seed),
+        sampling=SamplingParams(temperature=temperature or 0.0, seed=seed),
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
     pair = call.pair(model or user.model or "demo", drafter, load)
     request = replace(request, thinking=call.thinks(pair, think))
-    contest = Contest(call, pair, load, request, text)
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(contest.on_screen(shown))
-    contest.in_lines(as_json)
+            raise typer.Exit(_on_screen(shown, call, pair, load, request, text))
+    with call.start(pair, load) as service:
+        racer = _racer(service, pair, request)
+        if not as_json:
+            console.data(f"{pair.label}: ", "bold", end="")
+            console.data_text(text, "bold")
+        result = run_in_lines(racer, None if as_json else Show(console, marked=False))
+    note = {"note": TOY} if pair.toy else {}
+    console.result({"pair": pair.name, "prompt": text, **note, **result.as_dict()}, _conclusion(result, pair), as_json)
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """What races, and how it is shown."""
+def _on_screen(
+    run: Callable[..., Any], call: Invocation, pair: Pair, load: LoadConfig, request: Request, prompt: str
+) -> int:
+    """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
+    draw_plainly()
+    with ExitStack() as stack:
 
-    call: Invocation
-    pair: Pair
-    load: LoadConfig
-    request: Request
-    prompt: str
+        def prepare(notify: Notify) -> Racer:
+            return _racer(stack.enter_context(start_service(pair, load, call.user, notify)), pair, request)
 
-    def in_lines(self, as_json: bool) -> None:
-        """Both replies one below the other and a table, or one JSON object.
-
-        Raises:
-            Interrupted: Ctrl-C. DFlashError: a reply failed.
-        """
-        console = self.call.console
-        with self.call.start(self.pair, self.load) as service:
-            racer = self._racer(service)
-            if not as_json:
-                console.data(f"{self.pair.label}: ", "bold", end="")
-                console.data_text(self.prompt, "bold")
-            result = run_in_lines(racer, None if as_json else PlainShow(console))
-        if as_json:
-            console.json({**self._about, **result.as_dict()})
-        else:
-            self._conclude(result)
-
-    def on_screen(self, run: Callable[..., Any]) -> int:
-        """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code.
-
-        Raises:
-            DFlashError: the pair could not be loaded, or a reply failed.
-        """
-        draw_plainly()
-        with ExitStack() as stack:
-
-            def prepare(notify: Notify) -> Racer:
-                return self._racer(stack.enter_context(start_service(self.pair, self.load, self.call.user, notify)))
-
-            code, result = run(self.pair.label, self.prompt, prepare)
-        if result is not None:
-            self._conclude(result)
-        return int(code)
-
-    @property
-    def _about(self) -> dict[str, Any]:
-        about: dict[str, Any] = {"pair": self.pair.name, "prompt": self.prompt}
-        return {**about, "note": TOY} if self.pair.toy else about
-
-    def _racer(self, service: Service) -> Racer:
-        if not service.facts.has_tokenizer:
-            raise UsageError(f"{self.pair.name} has no tokenizer, so it cannot read a prompt")
-        return Racer(service, self.request)
-
-    def _conclude(self, result: Race) -> None:
-        console = self.call.console
-        for line in table(result):
-            console.data(line)
-        console.data(result.verdict)
-        console.data(result.ratios)
-        if self.pair.toy:
-            console.data(f"({TOY})")
+        code, result = run(pair.label, prompt, prepare)
+    if result is not None:
+        call.console.lines(_conclusion(result, pair))
+    return int(code)
 
 
-class PlainShow(Show):
-    """Prints both replies, each under its title; the table comes after them."""
+def _racer(service: Service, pair: Pair, request: Request) -> Racer:
+    if not service.facts.has_tokenizer:
+        raise UsageError(f"{pair.name} has no tokenizer, so it cannot read a prompt")
+    return Racer(service, request)
 
-    with_figures = False
 
-    def begin(self, mode: Mode) -> ReplyPrinter:
-        """The title, and what prints the reply."""
-        self.console.data()
-        self.console.data(TITLES[mode], "bold")
-        return ReplyPrinter(self.console)
+def _conclusion(result: Race, pair: Pair) -> list[str]:
+    return [*table(result), result.verdict, result.ratios, *([f"({TOY})"] if pair.toy else [])]
 
 
 def table(result: Race) -> list[str]:
@@ -171,3 +122,123 @@ def table(result: Race) -> list[str]:
         row("acceptance length", acceptance),
         f"{'seed':20s}{result.seed:>24d}",
     ]
+
+
+def demo(
+    pair_name: Annotated[str, typer.Argument(metavar="[PAIR]", help=f"One of: {', '.join(BUNDLED)}.")] = "demo",
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Watch a toy pair write the same text without and with its drafter."""
+    call = Invocation.begin()
+    console = call.console
+    if pair_name not in BUNDLED:
+        raise UsageError(f"{pair_name!r} is not a bundled pair", f"one of: {', '.join(BUNDLED)}")
+    pair = find(pair_name)
+    prompt = built_in_prompt()
+    with call.start(pair, load) as service:
+        racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
+        if not as_json:
+            console.data(f"{pair.label}: {prompt}", "bold")
+        result = run_in_lines(racer, None if as_json else Show(console))
+    if as_json:
+        console.json({"pair": pair.name, "note": TOY, "prompt": prompt, **result.as_dict()})
+    else:
+        _conclude(console, result)
+
+
+class MarkedPrinter:
+    """Prints a reply with the target's own tokens in brackets, and in colour where there is any."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._filter = terminal.TerminalFilter()
+        self._open, self._close = ("‹", "›") if console.can_show("‹›") else ("[", "]")
+        self._line_end, self._space = ("↵", "␣") if console.can_show("↵␣") else ("\\n", " ")
+        self._ends_line = True
+
+    @property
+    def legend(self) -> str:
+        return f"drafted and accepted, {self._open}chosen by the target itself{self._close}"
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step):
+            for piece in event.pieces:
+                text = self._filter.feed(piece.text)
+                if text and piece.origin == "bonus":
+                    self._bonus(text)
+                elif text:
+                    self._put(text, "green")
+
+    def finish(self) -> None:
+        self._put(self._filter.finish(), "")
+        if not self._ends_line:
+            self._console.raw("\n")
+
+    def _bonus(self, text: str) -> None:
+        """Brackets stand around the visible part, or a sign for what has none, so that a line end stays one."""
+        core = text.strip()
+        before, _, after = text.partition(core) if core else ("", "", text)
+        if not core:
+            core, after = (self._line_end, text) if "\n" in text else (self._space, text[1:])
+        self._put(before, "")
+        self._put(f"{self._open}{core}{self._close}", "yellow")
+        self._put(after, "")
+
+    def _put(self, text: str, style: str) -> None:
+        if text:
+            self._console.raw(text, style)
+            self._ends_line = text.endswith("\n")
+
+
+def run_in_lines(racer: Racer, show: Show | None) -> Race:
+    """Run a race, printing its replies with ``show``; the first Ctrl-C ends it in order, as Interrupted."""
+    with first_interrupt(racer.cancel):
+        try:
+            return racer.run(show or (lambda _mode, _event: None))
+        finally:
+            if show is not None:
+                show.finish()
+
+
+class Show:
+    """Prints both replies under titles; ``marked``: over their figures, and with the target's own tokens marked."""
+
+    def __init__(self, console: Console, marked: bool = True) -> None:
+        self._console, self._marked = console, marked
+        self._mode: Mode | None = None
+        self._printer: ReplyPrinter | MarkedPrinter | None = None
+
+    def __call__(self, mode: Mode, event: Event) -> None:
+        if mode != self._mode or self._printer is None:
+            self.finish()
+            self._mode, self._printer = mode, self._begin(mode)
+        self._printer(event)
+        if isinstance(event, Finished):
+            self.finish()
+            if self._marked:
+                self._console.data(figures(event), "dim")
+
+    def _begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
+        self._console.data()
+        if mode == "dflash" and self._marked:
+            marks = MarkedPrinter(self._console)
+            self._console.data(f"{TITLES[mode]}; {marks.legend}:", "bold")
+            return marks
+        self._console.data(f"{TITLES[mode]}:", "bold")
+        return ReplyPrinter(self._console)
+
+    def finish(self) -> None:
+        if self._printer is not None:
+            self._printer.finish()
+            self._printer = None
+
+
+def _conclude(console: Console, result: Race) -> None:
+    """The histogram of the drafted reply and what came of both."""
+    console.data()
+    console.data("cycles by acceptance length (accepted drafts + 1):", "bold")
+    console.lines(histogram(result.dflash.finished, "█" if console.can_show("█") else "#"))
+    console.lines(["", result.verdict, result.ratios, f"({TOY})"])

@@ -12,7 +12,7 @@ from dflash_local.app.loading import named_when_missing
 from dflash_local.app.models import model_store
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run
 from dflash_local.cli.console import Console
-from dflash_local.cli.measuring import check_report_path, save_report
+from dflash_local.cli.measuring import check_report_path, conclude
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
@@ -98,52 +98,31 @@ def random_bench(
     if place.device.type == "cuda" and not pair.toy:
         _keep_speeds(pair, found, random_report.card(place), user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
-    if options.as_json:
-        console.json(report)
-    else:
-        for text in random_report.random_lines(pair, measures, place, found, stated, others, console.columns):
-            console.data(text)
-    if options.report is not None:
-        save_report(options.report, report, console)
+    lines = random_report.random_lines(pair, measures, place, found, stated, others, console.columns)
+    conclude(console, report, lines, options.as_json, options.report)
 
 
 def _keep_speeds(pair: RandomPair, found: Measured, card: str, user: Settings) -> None:
     """Let later plans for this card begin from what was measured."""
     from dflash_local.planner.load import Load
-    from dflash_local.planner.speed import times_on
+    from dflash_local.planner.speed import Times, times_on
     from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
     config, block = LoadConfig(drafter_precision=found.drafter_precision), pair.config.block_size
     stored = pair.model.quantization
+    weights = PLAIN_FORMAT if stored is None else stored.name
     kept = []
     for at in found.at:
         predicted = times_on(card, pair.model, pair.config, Load.of("cuda", config, at.context, block))
         cycle = at.cycle.get(block)
-        kept.append(
-            SpeedMeasurement(
-                card=card,
-                target=pair.target,
-                format=PLAIN_FORMAT if stored is None else stored.name,
-                drafter_precision=found.drafter_precision,
-                kv_cache=config.kv_cache,
-                context=at.context,
-                rows=block,
-                step_ms=at.step.ms,
-                cycle_ms=None if cycle is None else cycle.ms,
-                predicted_step_ms=None if predicted is None else predicted.step_ms,
-                predicted_cycle_ms=None if predicted is None else predicted.cycle_ms,
-            )
-        )
+        times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block)
+        kept.append(SpeedMeasurement.of(card, pair.target, weights, config, times, predicted))
     SpeedRecord(speeds_folder(user), card).add(kept)
 
 
 def acceptance_lengths(text: str | None) -> tuple[float, ...]:
-    """Tokens per cycle from ``3,5,7``.
-
-    Raises:
-        UsageError: an entry is not a number of at least 1.
-    """
+    """Tokens per cycle from ``3,5,7``; UsageError where an entry is not a number of at least 1."""
     if text is None:
         return ()
     found = []
@@ -188,8 +167,7 @@ def _known_shape(choice: Choice, role: str, part: Repo | Path | None, user: Sett
 
 def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ...]) -> Measures:
     """What is measured, every number checked against what both models were made for."""
-    from dflash_local.bench.random_run import Measures, rows_of
-    from dflash_local.bench.routing import Routing
+    from dflash_local.bench.random_run import Measures, Routing, rows_of
     from dflash_local.engine.drafter_precision import precision_of
 
     block = pair.config.block_size
@@ -219,11 +197,7 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
 def _check_fit(
     choice: Choice, user: Settings, pair: RandomPair, measures: Measures, machine: Machine, place: Place
 ) -> None:
-    """Ask the planner before anything is allocated.
-
-    Raises:
-        DoesNotFitError: what is needed, what is free, and what would fit.
-    """
+    """Whether it fits by the plan, before anything is allocated."""
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan
 

@@ -9,7 +9,7 @@ from dflash_local.app.chat_commands import ALIASES
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.reply_text import figures
 from dflash_local.cli.console import Console
-from dflash_local.cli.reply import ReplyPrinter, follow
+from dflash_local.cli.reply import print_reply
 from dflash_local.errors import DFlashError
 from dflash_local.service.conversation import Answer
 
@@ -23,11 +23,7 @@ class Quit(Exception):
 
 
 def repl(chat: ChatSession, console: Console) -> None:
-    """Talk until /quit, end of input or Ctrl-C twice.
-
-    Raises:
-        EngineError: the session broke; no further reply can come from it.
-    """
+    """Talk until /quit, end of input or Ctrl-C twice; EngineError where the session broke."""
     if console.interactive:
         _offer_line_editing()
     pressed = False  # Ctrl-C at the last prompt
@@ -62,11 +58,7 @@ def _act(message: str, chat: ChatSession, console: Console) -> None:
 
 
 def _execute(line: str, chat: ChatSession, console: Console) -> None:
-    """Run a command: the line chat's own, or one that every chat has.
-
-    Raises:
-        Quit: it was /quit. DFlashError: see ``ChatSession.execute``.
-    """
+    """Run a command: the line chat's own, or one that every chat has."""
     word, _, argument = line.partition(" ")
     name = ALIASES.get(word.lower(), word.lower())
     if name == "/quit":
@@ -96,11 +88,7 @@ def _help(chat: ChatSession, console: Console) -> None:
 def _show(answer: Answer, chat: ChatSession, console: Console) -> bool:
     """Print a reply to its end; False when Ctrl-C came before any text."""
     with answer:
-        printer = ReplyPrinter(console)
-        try:
-            follow(answer, printer)
-        finally:
-            printer.finish()
+        print_reply(answer, console)
     if answer.finished is None or answer.turn is None:
         return False
     if ending := answer.turn.ending:
@@ -110,11 +98,7 @@ def _show(answer: Answer, chat: ChatSession, console: Console) -> bool:
 
 
 def _read_message(console: Console) -> str:
-    """One line, or the lines between two marks of three quotes.
-
-    Raises:
-        EOFError: there is no more.
-    """
+    """One line, or the lines between two marks of three quotes."""
     line = _read_line(console, PROMPT)
     stripped = line.strip()
     if not stripped.startswith(FENCE):

@@ -1,4 +1,4 @@
-"""Follows one request from submit to end, for every command: text on its way out."""
+"""A reply on a terminal: its text as it comes, and what Ctrl-C means meanwhile."""
 
 from __future__ import annotations
 
@@ -6,35 +6,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.events import Channel, Event, Finished, Notice, Step
+from dflash_local.events import Channel, Event, Notice, Step
 
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What came of one request. ``stopped``: the user pressed Ctrl-C while it came."""
-
-    text: str
-    thinking: str
-    token_ids: tuple[int, ...]
-    finished: Finished
-    stopped: bool
-
-
-class Source(Protocol):
-    """A request on its way: a service's ticket or a conversation's answer."""
-
-    def events(self) -> Iterator[Event]: ...
-
-    def cancel(self) -> None: ...
-
-    @property
-    def cancelled(self) -> bool: ...
+if TYPE_CHECKING:
+    from dflash_local.service.conversation import Answer
 
 
 @contextmanager
@@ -62,27 +42,20 @@ def first_interrupt(act: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def follow(source: Source, show: Callable[[Event], None]) -> Reply:
-    """Show every event and gather the reply; Ctrl-C once ends it early, keeping what came.
+def print_reply(answer: Answer, console: Console) -> None:
+    """Print a reply as it comes; Ctrl-C once ends it early, keeping what came.
 
     Raises:
         DFlashError: the request failed.
         KeyboardInterrupt: Ctrl-C twice.
     """
-    texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
-    ids: list[int] = []
-    finished: Finished | None = None
-    with first_interrupt(source.cancel):
-        for event in source.events():
-            show(event)
-            if isinstance(event, Step):
-                ids.extend(event.token_ids)
-                for piece in event.pieces:
-                    texts[piece.channel].append(piece.text)
-            elif isinstance(event, Finished):
-                finished = event
-    assert finished is not None  # the service ends every ticket with Finished or an error
-    return Reply("".join(texts["final"]), "".join(texts["thinking"]), tuple(ids), finished, source.cancelled)
+    printer = ReplyPrinter(console)
+    try:
+        with first_interrupt(answer.cancel):
+            for event in answer:
+                printer(event)
+    finally:
+        printer.finish()
 
 
 class ReplyPrinter:
@@ -100,7 +73,7 @@ class ReplyPrinter:
                 self._switch(piece.channel)
                 self._put(self._filter.feed(piece.text))
         elif isinstance(event, Notice):
-            self._console.warn(event.message) if event.level == "warning" else self._console.note(event.message, "dim")
+            self._console.notify(event)
 
     def finish(self) -> None:
         """Show what was held back and end the line; also after an error."""

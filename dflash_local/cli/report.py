@@ -24,19 +24,10 @@ MOST_COMPILED = 6  # a kernel takes a second or two
 MOST_SHOWN = 12  # kernels and errors of a page; --json has all
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(report)
-
-
 def report(
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The archive; a name with the time if not given.")
-    ] = None,
+    out: Annotated[Path | None, opt.named("--out", "FILE", "The archive; a name with the time if not given.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print every part in full.")] = False,
-    replay: Annotated[
-        Path | None, typer.Option("--replay", metavar="FILE", help="Read a report, of any machine, instead.")
-    ] = None,
+    replay: Annotated[Path | None, opt.named("--replay", "FILE", "Read a report, of any machine, instead.")] = None,
     yes: opt.Yes = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -53,11 +44,6 @@ def report(
 
 
 def _target(out: Path | None) -> Path:
-    """Where the archive goes.
-
-    Raises:
-        UsageError: there is no such folder, or a folder has that name.
-    """
     path = out or Path(f"dflash-report-{datetime.now():%Y%m%d-%H%M%S}.zip")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(path.parent)!r}", "make it, or give --out another file")
@@ -76,7 +62,8 @@ def _write(path: Path, console: Console, user: settings.Settings, show: bool, ye
     descriptions = {name: words for name, (_, words) in report_parts.PARTS.items()}
     if not as_json:
         _show_parts(console, parts, sizes, descriptions, show)
-    if not yes and not (console.can_ask and console.ask(_question(path), default=False)):
+    question = f"{'Replace' if path.exists() else 'Write'} {path}?"
+    if not yes and not (console.can_ask and console.ask(question, default=False)):
         if console.can_ask:
             console.note("nothing was written")
             return
@@ -93,18 +80,13 @@ def _write(path: Path, console: Console, user: settings.Settings, show: bool, ye
         )
 
 
-def _question(path: Path) -> str:
-    return f"{'Replace' if path.exists() else 'Write'} {path}?"
-
-
 def _show_parts(
     console: Console, parts: Mapping[str, Any], sizes: Mapping[str, int], descriptions: Mapping[str, str], show: bool
 ) -> None:
     """The parts with their sizes, and what stands in them if that is wanted."""
     columns = (Column("PART"), Column("SIZE", right=True), Column("WHAT IT TELLS", shrinks=True))
     rows = [(f"{name}.json", amount(sizes[name]), descriptions[name]) for name in parts]
-    for line in table(columns, rows, console.columns):
-        console.data(line)
+    console.lines(table(columns, rows, console.columns))
     if not show:
         console.note("dflash report --show prints all of it")
         return
@@ -119,11 +101,7 @@ def _replay(path: Path, console: Console, user: settings.Settings, as_json: bool
 
     found = replay.replayed(archive.unpack(path), _known(user))
     _compile_again(found["kernels"], console)
-    if as_json:
-        console.json(found)
-        return
-    for line in replay_lines(found, console.columns):
-        console.data(line)
+    console.result(found, replay_lines(found, console.columns), as_json)
 
 
 def _compile_again(kernels: list[dict[str, Any]], console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,24 +30,15 @@ MAX_BYTES = 2**21  # of a JSON file that is taken up
 LOCAL = "local model"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What the parts are made from. Of ``user``, nothing but folders and load options reaches a part."""
-
-    user: Settings
-    created: str
-
-
 def collect(user: Settings) -> dict[str, Any]:
-    """Every part by its name, scrubbed; those that have nothing to tell are left out."""
-    source = Source(user, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    """Every part by its name, scrubbed; empty ones are left out. Of ``user`` only folders and load options count."""
     settings.quiet_libraries()
-    found = {name: make(source) for name, (make, _) in PARTS.items()}
+    found = {name: make(user) for name, (make, _) in PARTS.items()}
     secrets = secrets_of(user, _public_names(), _local_folders(user))
     return {name: scrubbed(part, secrets) for name, part in found.items() if part}
 
 
-def main_part(source: Source) -> dict[str, Any]:
+def main_part(user: Settings) -> dict[str, Any]:
     """When, by which version, on what machine: no host, no user."""
     from dflash_local.bench import provenance
 
@@ -55,21 +46,20 @@ def main_part(source: Source) -> dict[str, Any]:
     versions["revision"] = (versions["revision"] or "")[:SHORT_COMMIT] or None
     return {
         "schema": SCHEMA,
-        "created": source.created,
+        "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": versions,
         "machine": provenance.machine(),
-        "load_options": _changed(source.user.load_config),
+        "load_options": _changed(user.load_config),
     }
 
 
-def doctor_part(_source: Source) -> list[dict[str, Any]]:
-    """What ``dflash doctor`` says."""
+def doctor_part(_user: Settings) -> list[dict[str, Any]]:
     return [asdict(check) for check in doctor.checked()[1]]
 
 
-def kernels_part(source: Source) -> list[dict[str, Any]]:
+def kernels_part(user: Settings) -> list[dict[str, Any]]:
     """Verdicts on compiled kernels and the configurations chosen, of each card; those that are right only counted."""
-    folder = cubins_folder(source.user)
+    folder = cubins_folder(user)
     found = []
     for path in sorted(folder.glob(KERNEL_RECORD.format("*"))) if folder else ():
         content = _json_of(path)
@@ -91,15 +81,15 @@ def kernels_part(source: Source) -> list[dict[str, Any]]:
     return found
 
 
-def plans_part(source: Source) -> list[dict[str, Any]]:
+def plans_part(user: Settings) -> list[dict[str, Any]]:
     """The plan of each pair that is here, by its repository; the user's own rows are local models."""
     try:
-        store, rows = model_store(source.user), registry(source.user).rows
-        where = fitting.machine(source.user, device=source.user.load_config.device)
+        store, rows = model_store(user), registry(user).rows
+        where = fitting.machine(user, device=user.load_config.device)
     except DFlashError as error:
         return [{"model": None, "error": error.kind}]
     here = [row for row in rows if install_status(row, store).state in ("bundled", "local")]
-    return [_planned(row, where, source.user) for row in here]
+    return [_planned(row, where, user) for row in here]
 
 
 def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
@@ -118,20 +108,18 @@ def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
     return {"model": model, **asked, "plan": fitting.as_json(found)}
 
 
-def check_part(source: Source) -> list[Any]:
-    """What the last checks of pairs found."""
-    folder = source.user.cache_dir / CHECKS if source.user.cache_dir else None
+def check_part(user: Settings) -> list[Any]:
+    folder = user.cache_dir / CHECKS if user.cache_dir else None
     files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime) if folder else []
     return [content for file in files[-MOST_CHECKS:] if (content := _json_of(file)) is not None]
 
 
-def errors_part(source: Source) -> list[dict[str, Any]]:
-    """The last errors, without what they said."""
-    return errors_log.read(source.user.state_dir) if source.user.state_dir else []
+def errors_part(user: Settings) -> list[dict[str, Any]]:
+    return errors_log.read(user.state_dir) if user.state_dir else []
 
 
 # A further part is a function and its line here: the name of its file, and what it tells.
-PARTS: Mapping[str, tuple[Callable[[Source], Any], str]] = {
+PARTS: Mapping[str, tuple[Callable[[Settings], Any], str]] = {
     "report": (main_part, "versions, system, card and driver; options of yours for loading"),
     "doctor": (doctor_part, "what dflash doctor says"),
     "kernels": (kernels_part, "compiled kernels: which failed, which were chosen"),

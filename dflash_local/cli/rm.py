@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 COLUMNS = (Column("REPOSITORY", shrinks=True), Column("SIZE", right=True), Column("", shrinks=True))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("rm")(rm)
-
-
 def rm(
     models: opt.Models,
     everything: Annotated[
@@ -87,11 +82,7 @@ def _summary(item: RepoRemoval) -> str:
 
 
 def _agreed(console: Console, plan: Removal, everything: bool, yes: bool) -> tuple[RepoRemoval, ...]:
-    """The repositories whose removal the user agreed to.
-
-    Raises:
-        UsageError: nobody can be asked, and ``--yes`` was not given.
-    """
+    """The repositories whose removal the user agreed to."""
     plain, other = easy(plan.repos), delicate(plan.repos)
     if yes:
         return (*plain, *(other if everything else ()))

@@ -6,8 +6,9 @@ import io
 import os
 import stat
 import sys
+from collections import deque
 from dataclasses import asdict, replace
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -16,20 +17,18 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
-from dflash_local.cli.reply import Reply, ReplyPrinter, follow
+from dflash_local.cli.reply import first_interrupt, print_reply
+from dflash_local.cli.server_options import Engine, Url, origin
 from dflash_local.errors import Interrupted, UsageError
+from dflash_local.events import Finished
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
-from dflash_local.service.service import Service
+
+if TYPE_CHECKING:
+    from dflash_local.service.conversation import Answer
 
 MAX_NEW_TOKENS = 512
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "run", run)
 
 
 def run(
@@ -37,58 +36,53 @@ def run(
     prompt: Annotated[str, typer.Argument(help="The prompt; piped input is appended to it.")] = "",
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
-    prompt_ids: Annotated[
-        str | None, typer.Option("--prompt-ids", metavar="1,2,3", help="Token ids instead of a prompt.")
-    ] = None,
+    prompt_ids: Annotated[str | None, opt.named("--prompt-ids", "1,2,3", "Token ids instead of a prompt.")] = None,
     max_new_tokens: opt.MaxNewTokens = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.RepetitionPenalty = None,
-    presence_penalty: opt.PresencePenalty = None,
-    frequency_penalty: opt.FrequencyPenalty = None,
-    seed: opt.Seed = None,
+    *,
+    sampling: dict[str, float | int],
     block_size: opt.BlockSize = None,
     think: opt.Think = None,
     system: opt.System = "",
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")
-    ] = None,
+    stop: Annotated[list[str] | None, opt.named("--stop", "TEXT", "End before this text; repeatable.")] = None,
     as_json: opt.Json = False,
+    url: Url = None,
+    engine: Engine = None,
     debug: opt.Debug = False,
-    *,
     load: LoadConfig,
 ) -> None:
     """Answer one prompt. Greedy unless --temperature is given."""
+    from dflash_local.service.conversation import Answer
+
     call, load = Invocation.begin(), opt.drafting(load, mode)
     user, console = call.user, call.console
     request = _request(
         prompt,
         opt.parse_ids(prompt_ids) if prompt_ids is not None else (),
         system,
-        sampling=opt.sampling(
-            SamplingParams(temperature=user.temperature or 0.0),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            seed=seed,
-        ),
+        sampling=SamplingParams(**{"temperature": user.temperature or 0.0, **sampling}),  # type: ignore[arg-type]
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS), tuple(stop or ())),
         mode=opt.mode_name(mode),
         block_size=block_size,
     )
-    pair = call.pair(model, drafter, load)
+    source = origin(call, model, drafter, load, engine, url)
+    pair = source.pair
     request = replace(request, thinking=call.thinks(pair, think))
-    with call.start(pair, load) as service:
+    with source.service(call) as service:
         if request.messages and not service.facts.has_tokenizer:
             raise UsageError(f"{pair.name} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
-        reply = _as_json(service, request, console) if as_json else _as_text(service, request, console, pair)
-    if reply.stopped:
+        with Answer(request, service.submit) as answer:
+            if as_json:
+                with first_interrupt(answer.cancel):
+                    deque(answer, maxlen=0)
+            else:
+                print_reply(answer, console)
+        finished, facts = answer.finished, service.facts
+        assert finished is not None  # a reply ends with Finished or an error
+        if not as_json:
+            _conclude(answer, finished, facts, pair, console)
+        elif not answer.cancelled:
+            console.json(report(answer, finished, facts))
+    if answer.cancelled:
         raise Interrupted("interrupted")
 
 
@@ -128,37 +122,22 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _as_text(service: Service, request: Request, console: Console, pair: Pair) -> Reply:
-    printer = ReplyPrinter(console)
-    try:
-        reply = follow(service.submit(request), printer)
-    finally:
-        printer.finish()
-    facts, stats = service.facts, reply.finished.stats
+def _conclude(answer: Answer, finished: Finished, facts: SessionFacts, pair: Pair, console: Console) -> None:
+    stats = finished.stats
     if not facts.has_tokenizer:
-        console.data(",".join(map(str, reply.token_ids)))
-    console.note(
-        f"{pair.label}, {stats.mode}, block {stats.block_size}, {facts.loaded_as}, seed {stats.seed}",
-        "dim",
-    )
-    console.note(figures(reply.finished), "dim")
-    return reply
+        console.data(",".join(map(str, answer.token_ids)))
+    block = stats.block_size or "-"
+    console.note(f"{pair.label}, {stats.mode}, block {block}, {facts.loaded_as}, seed {stats.seed}", "dim")
+    console.note(figures(finished), "dim")
 
 
-def _as_json(service: Service, request: Request, console: Console) -> Reply:
-    reply = follow(service.submit(request), lambda _event: None)
-    if not reply.stopped:
-        console.json(report(reply, service.facts))
-    return reply
-
-
-def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
+def report(answer: Answer, finished: Finished, facts: SessionFacts) -> dict[str, Any]:
     """The JSON object of ``dflash run``. Text is null for a folder without a tokenizer."""
-    stats, usage = reply.finished.stats, reply.finished.usage
+    stats, usage = finished.stats, finished.usage
     return {
-        "text": reply.text if facts.has_tokenizer else None,
-        "thinking": reply.thinking if facts.has_tokenizer else None,
-        "token_ids": list(reply.token_ids),
+        "text": "".join(answer.texts["final"]) if facts.has_tokenizer else None,
+        "thinking": answer.thinking if facts.has_tokenizer else None,
+        "token_ids": answer.token_ids,
         "acceptance_lengths": list(stats.acceptance_lengths),
         "mean_acceptance_length": stats.mean_acceptance_length,
         "turn_acceptance_length": stats.turn_acceptance_length,
@@ -166,7 +145,7 @@ def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
         "mean_verify_rows": stats.mean_verify_rows,
         "undrafted_cycles": stats.undrafted_cycles,
         "distinct_experts": dict(stats.distinct_experts),
-        "finish_reason": reply.finished.reason,
+        "finish_reason": finished.reason,
         "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
         "timing": {
             "prefill_s": stats.prefill_s,
@@ -182,7 +161,7 @@ def report(reply: Reply, facts: SessionFacts) -> dict[str, Any]:
         "drafter": facts.drafter,
         "block_size": stats.block_size,
         "seed": stats.seed,
-        "dtype": facts.dtype,
+        "dtype": facts.dtype or None,
         "device": facts.device,
         "load": asdict(facts.load),
     }

@@ -66,11 +66,7 @@ def application(console: Console, run: str = "run") -> Any | None:
 
 
 def show(run: Any, chat: ChatSession, greeting: str) -> int:
-    """Run the screen to its end and give the model back.
-
-    Raises:
-        DFlashError: the pair could not be loaded, or is broken at the end.
-    """
+    """Run the screen to its end and give the model back; DFlashError where the pair cannot be loaded or is broken."""
     draw_plainly()
     try:
         code = run(chat, greeting)

@@ -1,46 +1,36 @@
-"""``dflash serve``: one pair kept in memory behind an OpenAI-compatible endpoint on this machine.
+"""``dflash serve`` and ``dflash web``: one pair in memory behind an OpenAI-compatible endpoint, alone or with a page.
 
-The command's options; the server itself is imported when it runs.
+The commands' options; the server and the page are imported when one runs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_local import settings
 from dflash_local.app.loading import named_when_missing
+from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
-from dflash_local.cli.address import (
-    HOST,
-    AllowHostOption,
-    HostOption,
-    KeepAliveOption,
-    TokenFileOption,
-    TokenOption,
-    address_of,
-    parse_duration,
-)
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import add_command
 from dflash_local.load_config import LoadConfig
 
-PORT = 8000
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "serve", serve)
+    from dflash_local.service.resident import Resident
+    from dflash_local.ui.web.mount import Page
 
 
 def serve(
     model: opt.Model,
-    host: HostOption = HOST,
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = PORT,
-    token: TokenOption = None,
-    token_file: TokenFileOption = None,
-    allow_host: AllowHostOption = None,
-    keep_alive: KeepAliveOption = "30m",
+    host: at.Host = at.HOST,
+    port: at.Port = 8000,
+    token: at.Token = None,
+    token_file: at.TokenFile = None,
+    allow_host: at.AllowHost = None,
+    keep_alive: at.KeepAlive = "30m",
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     think: opt.Think = None,
@@ -50,9 +40,43 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
-    address = address_of(host, port, token, token_file, allow_host, call.user)
-    seconds = parse_duration(keep_alive)
+    address = at.address_of(host, port, token, token_file, allow_host, call.user)
+    seconds = at.parse_duration(keep_alive)
     pair = call.pair(model, drafter, load)
     with named_when_missing():
         from dflash_local.cli.serving import Serving
     Serving(call, pair, load, call.thinks(pair, think)).run(address, seconds)
+
+
+def web(
+    model: opt.ModelOrDemo = None,
+    host: at.Host = at.HOST,
+    port: at.Port = 7860,
+    token: at.Token = None,
+    token_file: at.TokenFile = None,
+    allow_host: at.AllowHost = None,
+    keep_alive: at.KeepAlive = "30m",
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+    drafter: opt.Drafter = None,
+    think: opt.Think = None,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
+    call = Invocation.begin()
+    user = call.user
+    address = at.address_of(host, port, token, token_file, allow_host, user)
+    seconds = at.parse_duration(keep_alive)
+    settings.quiet_libraries()
+    with named_when_missing():
+        from dflash_local.ui.web.page import page as page_of
+    pair = call.pair(model or user.model or "demo", drafter, load)
+    with named_when_missing():
+        from dflash_local.app.served_pair import ServedPair
+        from dflash_local.cli.serving import Serving
+
+    def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
+        return page_of(ServedPair(resident, pair, load, user, url), ending)
+
+    Serving(call, pair, load, call.thinks(pair, think), page, open_browser).run(address, seconds)

@@ -61,7 +61,7 @@ class Serving:
         address = replace(address, port=sock.getsockname()[1])
         metrics = Metrics()
         self._url = address.url
-        model = self._model(self._pair, self._thinking)
+        model = self._model(self._pair, self._thinking, self._load)
         resident = Resident(model, self._find, keep_alive_s, metrics.observe)
         with ExitStack() as stack:
             stack.callback(sock.close)
@@ -69,23 +69,11 @@ class Serving:
             stack.callback(send_lines_to(self._console.note))
             endpoint = Endpoint(resident, metrics, lambda: installed(self._user))
             page = self._page(resident, address.url, lambda: endpoint.draining) if self._page is not None else None
-            app = guarded_app(
-                endpoint,
-                rules_for(address),
-                page.routes if page is not None else (),
-                page.lifespan if page is not None else None,
-            )
+            routes, lifespan = ((), None) if page is None else (page.routes, page.lifespan)
+            app = guarded_app(endpoint, rules_for(address), routes, lifespan)
             server = Server(app, endpoint, ready=lambda: self._begin(server, resident, address, keep_alive_s))
-            stack.enter_context(
-                recorded(
-                    self._user,
-                    address.url,
-                    model.name,
-                    host=address.host,
-                    port=address.port,
-                    token=address.token is not None,
-                )
-            )
+            facts = {"host": address.host, "port": address.port, "token": address.token is not None}
+            stack.enter_context(recorded(self._user, address.url, model.name, **facts))
             run(server, sock)
             broken = resident.status.error
         if self._failed is not None:
@@ -120,15 +108,16 @@ class Serving:
 
         threading.Thread(target=load, name="dflash-first-load", daemon=True).start()
 
-    def _find(self, name: str) -> Model:
+    def _find(self, name: str, load: LoadConfig | None) -> Model:
         """Another model that is on this machine; its drafter decides whether it thinks."""
-        pair = resolve(name, None, self._user, self._console.notify, draft=self._load.draft)
-        return self._model(pair, default_thinking(pair))
+        load = load or self._load
+        pair = resolve(name, None, self._user, self._console.notify, draft=load.draft)
+        return self._model(pair, default_thinking(pair), load)
 
-    def _model(self, pair: Pair, thinking: bool) -> Model:
+    def _model(self, pair: Pair, thinking: bool, load: LoadConfig) -> Model:
         """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
         attach_from = self._url if self._page is not None else None
-        return model_of(pair, self._load, self._user, self._console.notify, thinking, attach_from)
+        return model_of(pair, load, self._user, self._console.notify, thinking, attach_from)
 
 
 def rules_for(address: Address) -> Rules:

@@ -11,9 +11,8 @@ EXACT = ("hidden_size", "tie_word_embeddings", "layers", "norm_plus_one", "embed
 
 
 def same_architecture(one: ModelConfig, other: ModelConfig) -> bool:
-    """True for equal layers, norms, head and positions, and vocabularies that differ by padding rows alone.
-
-    Names, number formats and the context may differ. ``rms_norm_eps`` and ``rope`` need to agree where both are known.
+    """True for equal layers, norms, head and positions (names, formats and context may differ) and one vocabulary but
+    for padding. ``rms_norm_eps`` and ``rope`` need to agree where both are known.
     """
     return (
         all(getattr(one, name) == getattr(other, name) for name in EXACT)
@@ -25,10 +24,7 @@ def same_architecture(one: ModelConfig, other: ModelConfig) -> bool:
 
 
 def padding_only(one: int, other: int) -> bool:
-    """True for sizes of one vocabulary: at most 1024 rows and 1 % of the larger apart, and that a multiple of 64.
-
-    Qwen3 has 151669 ids and 151936 rows.
-    """
+    """True for sizes that padding sets apart: at most 1024 rows and 1 %, to a multiple of 64 (Qwen3's)."""
     small, large = sorted((one, other))
     gap = large - small
     return gap == 0 or (gap <= MAX_PADDING_ROWS and 100 * gap <= large and large % PADDING_MULTIPLE == 0)

@@ -1,7 +1,4 @@
-"""What a DFlash drafter is, read from its raw config.json or the registry's copy of one; every number bounded.
-
-Both schemas. Owns the list of tensors such a drafter must have; nothing here allocates.
-"""
+"""What a DFlash drafter is and which tensors it must have, read from a config.json; every number bounded."""
 
 from __future__ import annotations
 
@@ -74,12 +71,7 @@ class DrafterConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], source: Path | str) -> DrafterConfig:
-        """Read a drafter's ``config.json``; every key is looked up in ``dflash_config`` first.
-
-        Raises:
-            UnknownValue: a needed key is missing.
-            CheckpointError: naming ``source``, the key and its value.
-        """
+        """Read a ``config.json``; ``dflash_config`` comes first. Raises UnknownValue, CheckpointError."""
         where = str(source)
         check_architecture(config, where)
         nested = Fields(config, where).inner("dflash_config")
@@ -115,13 +107,7 @@ class DrafterConfig:
 
     @classmethod
     def from_shape(cls, shape: Mapping[str, Any], source: str) -> DrafterConfig:
-        """Read what the registry keeps of a ``config.json``, or one itself: what its sizes are, not whether it loads.
-
-        Nulls are "not known"; ``_inferred`` holds likely values of them.
-
-        Raises:
-            as ``from_json``.
-        """
+        """Read sizes of the registry's copy; ``_inferred`` has likely values. Raises as ``from_json``."""
         known, inferred = fill(shape)
         if not any(known.get(key) for key in ("rope_theta", "rope_parameters")):
             known |= PLAIN_ROPE
@@ -129,7 +115,6 @@ class DrafterConfig:
 
     @property
     def mlp(self) -> MLPConfig:
-        """The gated feed-forward part of every layer."""
         return MLPConfig(self.intermediate_size)
 
     def attention(self, layer: int) -> AttentionConfig:
@@ -196,7 +181,7 @@ class DrafterConfig:
 
 
 def check_architecture(config: Mapping[str, Any], where: str) -> None:
-    """Refuse anything but a DFlash drafter, by name; ``auto_map`` plays no part."""
+    """Refuse anything but a DFlash drafter by ``architectures``; ``auto_map`` plays no part."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if name in ARCHITECTURES:
@@ -258,12 +243,9 @@ def _taps(fields: Fields) -> tuple[int, ...]:
 def _attention_pattern(
     fields: Fields, top: Fields, nested: Fields, layers: int
 ) -> tuple[tuple[str, ...], tuple[int | None, ...], tuple[bool, ...]]:
-    """Layer types, windows and causality.
-
-    Causality: top-level ``is_causal``, else ``dflash_config.causal``, else by type: a sliding layer is
-    causal inside the block, a full one is not. ``layer_types`` missing with ``use_swa``: all sliding,
-    none causal. With ``layer_types`` given the window is read from the raw JSON whatever
-    ``use_sliding_window`` says, since transformers' Qwen3Config drops it.
+    """Layer types, windows and causality. Causality: top-level ``is_causal``, else ``dflash_config.causal``, else by
+    type: a sliding layer is causal inside the block. ``use_swa`` without ``layer_types``: all sliding, none causal.
+    With ``layer_types`` the window counts whatever ``use_sliding_window`` says: transformers' Qwen3Config drops it.
     """
     given = fields.optional_list("layer_types", MAX_LAYERS)
     windowed = given is None and bool(fields.optional_flag("use_swa"))

@@ -1,7 +1,4 @@
-"""What the name of an architecture means: the one table from published names to features of layers.
-
-A new family is one entry here. Nobody else reads a feature off a name.
-"""
+"""The one table from published architectures to features of layers; nobody else reads a feature off a name."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from dflash_local.errors import PairError
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # The first layer that slides where a configuration does not say: Qwen3Config's default.
 FIRST_SLIDING = 28
+SHARED = "shared_expert_intermediate_size"
 
 # The kinds of so many layers where a configuration does not list them; given the text model's values, of which
 # ``sliding_window`` is None where windows are switched off.
@@ -23,7 +21,6 @@ Pattern = Callable[[Mapping[str, Any], int], tuple[str, ...]]
 
 
 def all_full(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Full attention throughout."""
     return (FULL,) * layers
 
 
@@ -132,103 +129,48 @@ class Family:
 TABLE = (
     Family("llama", ("LlamaForCausalLM",), ("llama",), mlp_bias=True, kv_heads_required=False),
     Family(
-        "mistral",
-        ("MistralForCausalLM",),
-        ("mistral",),
-        layer_types=(FULL, SLIDING),
-        pattern=all_sliding,
+        "mistral", ("MistralForCausalLM",), ("mistral",), layer_types=(FULL, SLIDING), pattern=all_sliding,
         attention_bias=None,
     ),
     Family(
-        "gemma2",
-        ("Gemma2ForCausalLM",),
-        ("gemma2",),
-        layer_types=(FULL, SLIDING),
-        pattern=alternating,
-        norm_plus_one=True,
-        sandwich_norms=True,
-        tied=True,
-        activation=("hidden_activation", "gelu_pytorch_tanh"),
-        scaled_embedding=True,
-        soft_caps=(50.0, 30.0),
-        score_scalar=256,
+        "gemma2", ("Gemma2ForCausalLM",), ("gemma2",), layer_types=(FULL, SLIDING), pattern=alternating,
+        norm_plus_one=True, sandwich_norms=True, tied=True, activation=("hidden_activation", "gelu_pytorch_tanh"),
+        scaled_embedding=True, soft_caps=(50.0, 30.0), score_scalar=256,
     ),
     Family(
-        "qwen3",
-        ("Qwen3ForCausalLM",),
-        ("qwen3",),
-        layer_types=(FULL, SLIDING),
-        pattern=last_sliding,
-        window_flag=True,
-        qk_norm=True,
+        "qwen3", ("Qwen3ForCausalLM",), ("qwen3",), layer_types=(FULL, SLIDING), pattern=last_sliding,
+        window_flag=True, qk_norm=True,
     ),
     Family(
-        "qwen3_moe",
-        ("Qwen3MoeForCausalLM",),
-        ("qwen3_moe",),
-        layer_types=(FULL, SLIDING),
-        pattern=all_sliding,
-        window_flag=True,
-        qk_norm=True,
-        experts=Experts(sparse_step=True, norm_topk_prob=False),
+        "qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), layer_types=(FULL, SLIDING), pattern=all_sliding,
+        window_flag=True, qk_norm=True, experts=Experts(sparse_step=True, norm_topk_prob=False),
     ),
     Family(
-        "qwen3_next",
-        ("Qwen3NextForCausalLM",),
-        ("qwen3_next",),
-        layer_types=(FULL, LINEAR),
-        pattern=fourth_full,
-        qk_norm=True,
-        gated=True,
-        partial_rotary_factor=0.25,
-        split_projections=False,
-        experts=Experts(
-            shared="shared_expert_intermediate_size", shared_gate=True, sparse_step=True, norm_topk_prob=True
-        ),
+        "qwen3_next", ("Qwen3NextForCausalLM",), ("qwen3_next",), layer_types=(FULL, LINEAR), pattern=fourth_full,
+        qk_norm=True, gated=True, partial_rotary_factor=0.25, split_projections=False, norm_plus_one=True,
+        experts=Experts(shared=SHARED, shared_gate=True, sparse_step=True, norm_topk_prob=True),
+    ),
+    Family(
+        "qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_text", "qwen3_5"),
+        layer_types=(FULL, LINEAR), pattern=fourth_full, qk_norm=True, gated=True, partial_rotary_factor=0.25,
         norm_plus_one=True,
     ),
     Family(
-        "qwen3_5",
-        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
-        ("qwen3_5_text", "qwen3_5"),
-        layer_types=(FULL, LINEAR),
-        pattern=fourth_full,
-        qk_norm=True,
-        gated=True,
-        partial_rotary_factor=0.25,
-        norm_plus_one=True,
+        "qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        ("qwen3_5_moe_text", "qwen3_5_moe"), layer_types=(FULL, LINEAR), pattern=fourth_full, qk_norm=True, gated=True,
+        partial_rotary_factor=0.25, norm_plus_one=True, experts=Experts(shared=SHARED, shared_gate=True),
     ),
     Family(
-        "qwen3_5_moe",
-        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-        ("qwen3_5_moe_text", "qwen3_5_moe"),
-        layer_types=(FULL, LINEAR),
-        pattern=fourth_full,
-        qk_norm=True,
-        gated=True,
-        partial_rotary_factor=0.25,
-        experts=Experts(shared="shared_expert_intermediate_size", shared_gate=True),
-        norm_plus_one=True,
-    ),
-    Family(
-        "gpt_oss",
-        ("GptOssForCausalLM",),
-        ("gpt_oss",),
-        layer_types=(FULL, SLIDING),
-        pattern=alternating,
-        window=128,
-        sinks=True,
-        attention_bias=True,
+        "gpt_oss", ("GptOssForCausalLM",), ("gpt_oss",), layer_types=(FULL, SLIDING), pattern=alternating, window=128,
+        sinks=True, attention_bias=True,
         experts=Experts(width="intermediate_size", bias=True, interleaved=True, router="router", clamped_swiglu=True),
     ),
     Family(
-        "deepseek_v3",
-        ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        ("deepseek_v3", "kimi_k2", "kimi_k25"),
-        latent=True,
+        "deepseek_v3", ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        ("deepseek_v3", "kimi_k2", "kimi_k25"), latent=True,
         experts=Experts(shared="n_shared_experts", first_dense=True, scoring="sigmoid", norm_topk_prob=True),
     ),
-)
+)  # fmt: skip
 
 NAMED = {family.name: family for family in TABLE}
 ARCHITECTURES = {architecture: family for family in TABLE for architecture in family.architectures}
@@ -240,11 +182,7 @@ def of_model_type(model_type: str) -> Family | None:
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:
-    """The family of a ``config.json``.
-
-    Raises:
-        PairError: its first architecture is none of the table.
-    """
+    """The family of a ``config.json``. Raises PairError: its first architecture is none of the table."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if isinstance(name, str) and name in ARCHITECTURES:

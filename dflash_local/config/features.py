@@ -1,4 +1,4 @@
-"""A target's text model as features: of the whole, and of each layer. Names follow the published configurations.
+"""A target's text model as features of the whole and of each layer, named as in published configurations.
 
 Building, planning and loading a layer read its features; the family's name decides nothing behind ``read_model``.
 """
@@ -71,11 +71,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttentionConfig:
-    """Multi-head latent attention (DeepSeek-V3): ranks of the projections and parts of a head.
-
-    Attributes:
-        q_lora_rank: None where queries are projected at once. bias: of the projections to the ranks and of o_proj.
-    """
+    """Multi-head latent attention (DeepSeek-V3). ``q_lora_rank``: None where queries are projected at once."""
 
     num_heads: int
     q_lora_rank: int | None
@@ -149,11 +145,7 @@ Scoring = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiGLU:
-    """gpt-oss's: ``(up + 1) * gate * sigmoid(alpha * gate)``.
-
-    Attributes:
-        alpha, limit: ``swiglu_alpha`` and ``swiglu_limit``; gate is clamped to the limit from above, up on both sides.
-    """
+    """gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, gate clamped to ``limit`` from above, up on both sides."""
 
     alpha: float = 1.702
     limit: float = 7.0
@@ -194,11 +186,7 @@ FeedForward = MLPConfig | MoEConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """A decoder layer: what mixes tokens, then what works on each.
-
-    Attributes:
-        sandwich_norms: the results of both parts are normed before they are added (Gemma 2).
-    """
+    """A decoder layer. ``sandwich_norms``: results of both parts are normed before they are added (Gemma 2)."""
 
     mixer: Mixer
     mlp: FeedForward
@@ -241,7 +229,7 @@ class ModelConfig:
 
     @cached_property
     def _hash(self) -> int:
-        """Of all fields, once: a plan looks a model of many layers up thousands of times."""
+        """Once: a plan looks a model of many layers up thousands of times."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -255,22 +243,14 @@ class ModelConfig:
 
     @property
     def norm_eps(self) -> float:
-        """``rms_norm_eps``, for who must compute with it.
-
-        Raises:
-            UnknownValue: it is not given.
-        """
+        """``rms_norm_eps``. Raises UnknownValue: it is not given."""
         if self.rms_norm_eps is None:
             raise UnknownValue("rms_norm_eps", self.source)
         return self.rms_norm_eps
 
     @property
     def rotation(self) -> RopeParameters:
-        """``rope``, for who must compute with it.
-
-        Raises:
-            UnknownValue: it is not given, or of a kind that only transformers computes.
-        """
+        """``rope``. Raises UnknownValue: it is not given, or of a kind that only transformers computes."""
         if self.rope is None:
             raise UnknownValue("rope_theta", self.source)
         return self.rope

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import get_args
 
 from dflash_local.config.features import (
@@ -25,11 +24,12 @@ ACTIVATION = "silu"
 
 def fused_refusal(model: ModelConfig) -> str:
     """Why the fused engine cannot run a target; empty when it can. What no source states is no reason."""
-    if reason := _first(_unknown_kind, model):
-        return reason
+    if any(isinstance(layer.mixer, LatentAttentionConfig) for layer in model.layers):
+        return "its attention is latent"
     if model.quantization is not None and model.quantization.unread:
         return f"its weights are in the format {model.quantization.unread}"
-    if reason := _first(_unknown_variant, model) or _crossed_blocks(model) or _unjoined_experts(model):
+    variants = (reason for layer in model.layers if (reason := _unknown_variant(layer)))
+    if reason := next(variants, "") or _crossed_blocks(model) or _unjoined_experts(model):
         return reason
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         return "it has no attention"
@@ -38,26 +38,15 @@ def fused_refusal(model: ModelConfig) -> str:
     return ""
 
 
-def _first(why: Callable[[LayerConfig], str], model: ModelConfig) -> str:
-    return next((reason for layer in model.layers if (reason := why(layer))), "")
-
-
-def _unknown_kind(layer: LayerConfig) -> str:
-    if isinstance(layer.mixer, LatentAttentionConfig):
-        return "its attention is latent"
-    return ""
-
-
 def _unknown_variant(layer: LayerConfig) -> str:
     mixer, mlp = layer.mixer, layer.mlp
-    attention = mixer if isinstance(mixer, AttentionConfig) else None
     if isinstance(mlp, MLPConfig) and mlp.bias:
         return "its feed-forward projections have biases"
     if isinstance(mlp, MoEConfig) and (reason := _unknown_mixture(mlp)):
         return reason
     if mlp.activation != ACTIVATION and not isinstance(mlp.activation, ClampedSwiGLU):
         return f"its activation is {mlp.activation}"
-    if attention is not None and attention.logit_softcap is not None:
+    if isinstance(mixer, AttentionConfig) and mixer.logit_softcap is not None:
         return "its attention scores have a soft cap"
     if isinstance(mixer, GatedDeltaNetConfig) and mixer.conv_kernel_size != CONV_KERNEL_SIZE:
         return f"its convolution is {mixer.conv_kernel_size} wide, {CONV_KERNEL_SIZE} is known"

@@ -1,7 +1,6 @@
-"""Which format each matrix of a checkpoint is stored in, module by module.
+"""Which format each matrix of a checkpoint is stored in, by its ``quantization_config`` (``quantizers`` reads it).
 
-``quantizers`` reads it from a ``quantization_config``. What a file holds decides too, where there is one
-(``models.stored_formats``).
+What a file holds decides too, where there is one (``models.stored_formats``).
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ class StoredFp8:
 
     @property
     def codes(self) -> tuple[str, str]:
-        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
         return "weight", "F8_E4M3"
 
 
@@ -107,17 +105,14 @@ class StoredFp4:
 
     @property
     def group_size(self) -> int:
-        """Elements along the input that share a scale."""
         return FP4_GROUP_SIZES[self.dialect]
 
     @property
     def scale_names(self) -> tuple[str, ...]:
-        """What the tensor of scales is called below a module."""
         return ("weight_scale",)
 
     @property
     def codes(self) -> tuple[str, str]:
-        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
         return ("weight" if self.dialect == "nvfp4" else "weight_packed"), "U8"
 
 
@@ -189,11 +184,7 @@ class Quantization:
         return self.method if self.method in BITSANDBYTES else None
 
     def stored(self, module: str) -> StoredFormat | None:
-        """What a module's matrix is likely stored in; None for the plain dtype.
-
-        Args:
-            module: its name, below any of ``PREFIXES``.
-        """
+        """What a matrix is likely stored in, by its module's name below any of ``PREFIXES``; None: plain."""
         return None if module.rpartition(".")[2] in (*DECAY, *ROUTERS) else self.rule(module)
 
     def rule(self, module: str) -> StoredFormat | None:
@@ -226,12 +217,11 @@ class Quantization:
 
     @cached_property
     def _ruled(self) -> dict[str, StoredFormat | None]:
-        """What ``rule`` has found: a plan asks for the same modules many times."""
         return {}
 
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
-    """The format that an engine keeps a target in as it is published; None for plain and for decoded weights."""
+    """The format that an engine keeps a published target in; None for plain and for decoded weights."""
     if quantization is None or quantization.at_load:
         return None
     return quantization.name if engine == "fused" or quantization.bitsandbytes else None
@@ -239,11 +229,7 @@ def kept_format(quantization: Quantization | None, engine: str) -> str | None:
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression.
-
-    Raises:
-        re.error: it is none.
-    """
+    """A regular expression. Raises re.error."""
     return re.compile(pattern)
 
 

@@ -58,11 +58,7 @@ class _Unread(Exception):
 
 
 def read_quantization(settings: Fields) -> Quantization | None:
-    """A ``quantization_config``; None when there is none. What is not read here is said in ``unread``.
-
-    Raises:
-        CheckpointError: a value is of the wrong type or out of its bounds.
-    """
+    """A ``quantization_config``; None when there is none. Raises CheckpointError: a value is wrong."""
     if not settings.values:
         return None
     method = settings.values.get("quant_method") or "unknown"
@@ -169,7 +165,6 @@ def _awq(settings: Fields) -> Quantization:
 
 
 def _int(settings: Fields, method: str, dialect: IntDialect) -> StoredInt:
-    """The numbers of GPTQ, AutoRound and AWQ."""
     bits = settings.integer("bits", 1, 32)
     if bits not in ((4,) if dialect == "awq" else (4, 8)):
         raise _Unread(f"{method} in {bits} bits")
@@ -233,7 +228,6 @@ def _compressed_tensors(settings: Fields) -> Quantization:
 
 
 def _usual_layout(weights: Fields, activations: bool) -> str:
-    """Of a group that does not say its own."""
     kind, bits = weights.values.get("type", "int"), weights.integer("num_bits", 1, 32)
     if kind == "float" and bits == 4:
         return "nvfp4-pack-quantized" if weights.values.get("group_size") == 16 else "mxfp4-pack-quantized"
@@ -243,7 +237,6 @@ def _usual_layout(weights: Fields, activations: bool) -> str:
 
 
 def _compressed_int(weights: Fields, layout: str) -> StoredInt:
-    """Packed into words, or a byte each."""
     bits, packed = weights.integer("num_bits", 1, 32), layout == "pack-quantized"
     if bits not in ((4, 8) if packed else (8,)) or weights.values.get("type", "int") != "int":
         raise _Unread(f"compressed-tensors {layout} in {bits} bits")
@@ -384,11 +377,7 @@ def _wildcard(settings: Fields, wildcard: str) -> str:
 
 
 def _pattern(settings: Fields, pattern: str) -> str:
-    """A regular expression of a configuration that is known to compile, and to end.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """The pattern, known to compile and to end. Raises CheckpointError: it is not."""
     where = f"{settings.where}: the pattern {shown(pattern)} of quantization_config"
     repeats = len(re.findall(r"(?<!\\)[+*{]", pattern))
     if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or _may_not_end(pattern):

@@ -69,7 +69,7 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def _quantization(settings: Fields, family: Family) -> Quantization | None:
-    """What is said of quantised weights; MXFP4 by that name alone is how experts are stored that gpt-oss has."""
+    """MXFP4 by that name alone is how gpt-oss stores its experts: not read for other families."""
     found = read_quantization(settings)
     if found is not None and found.method == MXFP4 and not (family.experts and family.experts.interleaved):
         return replace(found, unread=MXFP4)
@@ -77,11 +77,6 @@ def _quantization(settings: Fields, family: Family) -> Quantization | None:
 
 
 def quantization_settings(top: Fields, text: Fields) -> Fields:
-    """Of weights that are published quantised; empty for plain ones.
-
-    Raises:
-        CheckpointError: they are no object.
-    """
     return Fields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
 
 
@@ -175,7 +170,7 @@ def _attention_bias(values: Values, family: Family) -> bool:
 
 
 def _latent_attention(values: Values, family: Family) -> LatentAttentionConfig:
-    is_null = "q_lora_rank" in values.values and values.values["q_lora_rank"] is None
+    is_null = values.values.get("q_lora_rank", 0) is None
     return LatentAttentionConfig(
         num_heads=values.needed("num_attention_heads"),
         q_lora_rank=None if is_null else values.needed("q_lora_rank"),
@@ -195,11 +190,12 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
         bias = family.mlp_bias and bool(values.get("mlp_bias"))
         return MLPConfig(values.needed("intermediate_size"), activation, bias)
     width = values.needed(experts.width)
+    shared = 0 if experts.shared is None else int(values.get(experts.shared, 0))
     return MoEConfig(
         num_experts=_experts(values),
         num_experts_per_tok=values.get("num_experts_per_tok"),
         intermediate_size=width,
-        shared_intermediate_size=_shared(experts, values, width),
+        shared_intermediate_size=shared * width if experts.shared == "n_shared_experts" else shared,
         shared_gate=experts.shared_gate,
         expert_bias=experts.bias,
         router_bias=experts.bias,
@@ -229,10 +225,3 @@ def _has_experts(layer: int, experts: Experts, values: Values) -> bool:
 def _experts(values: Values) -> int:
     """Their number; transformers writes that of Qwen3-MoE under another key than its publisher."""
     return values.needed(next((key for key in EXPERT_COUNTS if values.values.get(key) is not None), EXPERT_COUNTS[0]))
-
-
-def _shared(experts: Experts, values: Values, width: int) -> int:
-    if experts.shared is None:
-        return 0
-    value = int(values.get(experts.shared, 0))
-    return value * width if experts.shared.startswith("n_") else value

@@ -16,10 +16,8 @@ RopeKind = Literal["default", "linear", "yarn", "llama3"]
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """Everything that decides the angle of a position.
-
-    ``attention_factor`` multiplies cos and sin (YaRN; 1.0 otherwise). ``original_positions`` is the
-    context the model was first trained at, 0 where the kind does not use it.
+    """What decides a position's angle. ``attention_factor`` multiplies cos and sin (YaRN). ``original_positions``: the
+    context trained at first, 0 where the kind does not use it.
     """
 
     theta: float
@@ -35,11 +33,7 @@ class RopeParameters:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], where: str) -> RopeParameters:
-        """Read ``rope_parameters`` (second schema) or ``rope_theta`` and ``rope_scaling`` (first).
-
-        Raises:
-            CheckpointError: no theta, an unknown kind, or a number out of bounds.
-        """
+        """Read ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``. Raises CheckpointError."""
         merged = _merged(Fields(config, where))
         fields = Fields(merged, f"{where}: rope")
         theta = fields.number("rope_theta", 1.0 + 1e-6, 1e12)
@@ -78,10 +72,9 @@ def _original_positions(fields: Fields) -> int:
 
 
 def _yarn(fields: Fields, theta: float) -> RopeParameters:
-    """YaRN as transformers reads it (arXiv 2309.00071 and DeepSeek's mscale pair).
-
-    Kimi-K2.5's drafter carries mscale = mscale_all_dim = 1, from which transformers derives 1.0,
-    but was trained with 0.1 ln(factor) + 1: that is what the load option ``attention_factor`` is for.
+    """YaRN as transformers reads it (arXiv 2309.00071 and DeepSeek's mscale pair). Kimi-K2.5's drafter has mscale =
+    mscale_all_dim = 1, of which transformers makes 1.0, but was trained with 0.1 ln(factor) + 1: hence the load option
+    ``attention_factor``.
     """
     original = _original_positions(fields)
     if fields.present("factor"):

@@ -9,10 +9,7 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 
 
 def fill(config: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """A configuration with likely values in place of its nulls, and the keys that hold one.
-
-    Copies of the registry have them under ``_inferred``; dotted names reach into nested objects.
-    """
+    """A configuration whose nulls have the values of its ``_inferred`` (dotted: in nested objects), and their keys."""
     known = dict(config)
     inferred = known.pop("_inferred", None)
     keys: set[str] = set()
@@ -26,11 +23,7 @@ def fill(config: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 class Values:
-    """Checked values of one configuration.
-
-    Args:
-        values: as ``text_config.text_values`` gives them. inferred: names of those that no source quotes.
-    """
+    """Checked values of ``text_config.text_values``. ``inferred``: names of those that no source quotes."""
 
     def __init__(self, values: Mapping[str, Any], source: str, inferred: frozenset[str] = frozenset()) -> None:
         self.values = values
@@ -40,7 +33,7 @@ class Values:
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """Names of the values that were requested and are inferred."""
+        """Names of inferred values that were used."""
         return tuple(sorted(self._used))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -52,11 +45,7 @@ class Values:
         return found
 
     def needed(self, name: str) -> int:
-        """A whole number.
-
-        Raises:
-            UnknownValue: it is not given.
-        """
+        """A whole number. Raises UnknownValue."""
         found = self.get(name)
         if found is None:
             raise UnknownValue(name, self.source)

@@ -13,12 +13,7 @@ from dflash_local.models.target_facts import TargetFacts
 
 @dataclass(frozen=True, slots=True)
 class CheckedPair:
-    """What is to be loaded.
-
-    Attributes:
-        drafter_files, contract: None without a drafter. where: device and dtypes, no longer ``auto``.
-        context: tokens to make room for.
-    """
+    """What is to be loaded. ``drafter_files``, ``contract``: None without a drafter. ``where``: no longer ``auto``."""
 
     target_files: Checkpoint
     drafter_files: Checkpoint | None

@@ -21,9 +21,7 @@ class Snapshot(Protocol):
 @dataclass(frozen=True, slots=True)
 class Cycle:
     """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
-
-    ``likelihoods`` belong to ``ids`` when they were requested. ``experts``: different routed experts of a layer that
-    the rows took, the mean of all layers; None where that was not looked at.
+    ``experts``: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
     """
 
     ids: tuple[int, ...]
@@ -47,9 +45,7 @@ class PrefillStep:
 
 
 def chunks(start: int, total: int, stable: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts in which a prompt is processed from ``start`` on, none longer than ``size``; one ends at ``stable``, if
-    that lies inside.
-    """
+    """The parts of a prompt from ``start`` on, none longer than ``size``; one ends at ``stable``, if that is inside."""
     while start < total:
         end = min(start + size, total)
         end = stable if start < stable < end else end

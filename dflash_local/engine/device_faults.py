@@ -34,10 +34,7 @@ def first_line(error: BaseException) -> str:
 
 
 def smaller_context(context: int, held: int) -> int:
-    """The context after memory ran out with so many tokens held: it leaves a reserve.
-
-    A fault with few tokens held has another cause than the context, which then stays.
-    """
+    """The context after memory ran out, with a reserve; the same where too little was held to be the cause."""
     if held < LEAST_CONTEXT:
         return context
     return min(context, max(LEAST_CONTEXT, held * KEPT[0] // KEPT[1]))

@@ -1,7 +1,4 @@
-"""The precision that drafts are computed with: weights that make them cheaper and can change no reply.
-
-Every draft is verified by the target's own weights and head, so all that it touches is how many are accepted.
-"""
+"""The precision that drafts are computed with: it changes how many are accepted, never a reply, as all are verified."""
 
 from __future__ import annotations
 
@@ -62,11 +59,7 @@ class ChosenPrecision:
 
 
 def precision_of(name: str, vocab_size: int) -> DrafterPrecision | None:
-    """The precision of that name for a target with so many ids; None for ``auto``.
-
-    Raises:
-        UsageError: not for this target.
-    """
+    """That precision for a target with so many ids; None for ``auto``. Raises UsageError: not for this target."""
     if name == "auto":
         return None
     if DRAFTER_PRECISIONS[name].head == "frequent" and vocab_size <= FREQUENT:
@@ -108,9 +101,8 @@ def choose_precision(
 
 
 def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
-    """Draft with that precision from now on. What it takes from the drafter's matrices cannot be brought back.
-
-    The products are the library's until they are chosen. Nothing may have been recorded yet.
+    """Draft with that precision from now on, by the library's products until others are chosen. What it takes from the
+    drafter's matrices cannot be brought back. Nothing may have been recorded yet.
     """
     if precision.weights == "8bit":
         drafter.quantize()

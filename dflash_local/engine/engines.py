@@ -78,9 +78,5 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
 
 
 def chosen_engine(pair: CheckedPair) -> str:
-    """The name of the requested engine, or of the one that ``auto`` takes.
-
-    Raises:
-        UsageError: none of the requested ones takes the pair; says why.
-    """
+    """The requested engine, or the one ``auto`` takes. Raises UsageError: none takes the pair; says why."""
     return engine_rule.choose(pair.config.engine, [engine.candidate(pair) for engine in ENGINES.values()])

@@ -1,7 +1,4 @@
-"""What a cycle costs where its layers are mixtures of experts: more, the more different experts its rows take.
-
-Pure arithmetic. Knows no tensors, no requests, no clock.
-"""
+"""What a cycle of a mixture of experts costs: more, the more different experts its rows take. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -35,26 +32,21 @@ class MeasuredExperts:
 class ExpertCosts:
     """Costs measured at load, corrected by the experts that a session's own cycles take.
 
-    A cycle reads each expert that any of its rows takes once, so its time is a part that depends on its rows alone and
-    one in proportion to the number of different experts. It costs what was measured, plus the time of the
-    experts that its rows take more than they did then, or less. What an expert costs is measured by itself, with two
-    routings of the same rows: across numbers of rows, other work grows along with the experts.
+    A cycle reads each expert that any of its rows takes once: it costs what was measured, plus the time of the experts
+    that its rows take more than they did then, or less. What an expert costs is measured with two routings of the same
+    rows: across numbers of rows, other work grows along with the experts.
 
-    k M^alpha is how many experts M rows take, with alpha about 0.75 where it was measured of text. Where a number of
-    rows was not seen, alpha is the mean of those that were, and uniform routing is the most.
+    M rows take k M^alpha experts, with alpha about 0.75 where it was measured of text. Where a number of rows was not
+    seen, alpha is the mean of those that were, and uniform routing is the most.
     """
 
     def __init__(self, costs: Mapping[int, float], measured: MeasuredExperts) -> None:
-        """Of nothing seen yet: the measured costs.
-
-        Args:
-            costs: milliseconds of a whole cycle by its verified rows, each one of ``measured.distinct``.
-        """
+        """``costs``: milliseconds of a whole cycle by its verified rows, each one of ``measured.distinct``."""
         self._costs, self._measured = dict(costs), measured
         self._seen: dict[int, tuple[float, float]] = {}  # mean, and the cycles that it counts for
 
     def add(self, rows: int, experts: float) -> None:
-        """A cycle of so many rows took so many different experts of a layer, the mean of all layers."""
+        """Of a cycle: different experts of a layer, the mean of all layers."""
         if rows > 1:  # one row takes the same number always
             mean, count = self._seen.get(rows, (0.0, 0.0))
             count = min(count + 1.0, MEMORY)

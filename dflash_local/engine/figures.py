@@ -13,11 +13,7 @@ ALARM_CYCLES = 64  # acceptance is judged over this many cycles
 
 
 def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, ...]:
-    """Share of the cycles that drafted slot k (1-based) in which it was accepted.
-
-    Args:
-        cycles: (drafted, accepted) of each.
-    """
+    """Share of the ``cycles`` (drafted, accepted) that drafted slot k (1-based) in which it was accepted."""
     widest = max((drafted for drafted, _ in cycles), default=0)
     shares = []
     for slot in range(1, widest + 1):
@@ -30,11 +26,7 @@ class Figures:
     """Running figures; ``stats()`` freezes them."""
 
     def __init__(self, engine: str, mode: Mode, block: int, seed: int, *, whole_only: bool = False) -> None:
-        """Figures of nothing yet.
-
-        Args:
-            whole_only: acceptance is judged by cycles that verified the whole block, since shorter ones are chosen.
-        """
+        """``whole_only``: acceptance is judged by cycles of the whole block, since shorter ones are chosen."""
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
         self.misses = 0  # drafting cycles in a row that accepted nothing
         self._judged_rows = block if whole_only else 0

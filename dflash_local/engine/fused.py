@@ -1,7 +1,7 @@
 """The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late.
 
-A ``Runner`` as that of ``engine.reference`` is, which it is compared with. Without CUDA the same list of launches runs
-eagerly through the kernels' PyTorch references, so that its logic is tested everywhere.
+Without CUDA the same launches run eagerly through the kernels' PyTorch references, so that its logic is tested
+everywhere.
 """
 
 from __future__ import annotations
@@ -51,13 +51,7 @@ class CycleKey:
 
 
 class FusedRunner:
-    """Holds the token sequence as the host knows it: ``ids``, of which all but the last are committed.
-
-    Attributes:
-        costs: milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured.
-        experts: see ``Runner.experts``.
-        drafter_precision: what drafts are computed with, see ``engine.drafter_precision``.
-    """
+    """Holds the token sequence as the host knows it; see ``Runner``."""
 
     name = "fused"
     drafter_precision = "full"
@@ -103,9 +97,11 @@ class FusedRunner:
 
     @property
     def num_experts(self) -> float | None:
+        """Routed experts of a layer, the mean of those that are mixtures; None when none is."""
         return _mean([part.weights.config.num_experts for part in self.target.mixtures])
 
     def distinct_experts(self, rows: int) -> float | None:
+        """Of the last block, which had so many rows, what ``Cycle.experts`` is; waits for the device."""
         return _mean(self.target.distinct_of(rows))
 
     @property
@@ -127,11 +123,7 @@ class FusedRunner:
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs; see ``Runner.begin``.
-
-        Raises:
-            EngineError: the model has more stop ids than the device has room for.
-        """
+        """See ``Runner.begin``. Raises EngineError: more stop ids than the device has room for."""
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
@@ -151,23 +143,15 @@ class FusedRunner:
         self.end_at(self.context, exactly=False)
 
     def end_at(self, length: int, exactly: bool) -> None:
-        """The reply ends when the sequence has ``length`` ids, at the latest.
-
-        Args:
-            exactly: it may end at a token that only the host can tell, and the caches must follow.
-        """
         self._limit = min(length, self.context) - 1
         self.progress.limit.fill_(self._limit)
         self._ahead = 0 if exactly and self.target.is_recurrent else AHEAD
 
     def notice(self) -> str:
-        fault, before = self._graphs.fault, self._reported_fault
-        self._reported_fault = fault
-        return (
-            ""
-            if fault == before
-            else f"no CUDA graph could be recorded ({fault}): replies are slower than they could be"
-        )
+        if self._graphs.fault == self._reported_fault:
+            return ""
+        self._reported_fault = self._graphs.fault
+        return f"no CUDA graph could be recorded ({self._graphs.fault}): replies are slower than they could be"
 
     def set_block(self, block: int) -> None:
         self._block = block
@@ -201,7 +185,6 @@ class FusedRunner:
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def launch(self) -> None:
-        """Send one cycle to the device; ``collect`` hands it out when it is known."""
         rows = max(1, self._block)
         drafting = rows > 1 and self._with_taps
         # What is on its way may have moved on by a whole block each.
@@ -222,6 +205,7 @@ class FusedRunner:
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
+        """Within, ``replay`` runs cycles behind these committed ids; they emit nothing and move nothing."""
         prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
         sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
         self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
@@ -234,15 +218,18 @@ class FusedRunner:
             self.restart(0, None)
 
     def set_anchor(self, token: int) -> None:
+        """Let the next cycles begin with an id."""
         self.progress.tokens[:1] = token
 
     def replay(self, rows: int) -> None:
+        """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
         key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
         self._graphs.run((self._replayed, key), lambda: self._cycle(key))
 
     @contextmanager
     def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:
+        """Within, ``replay`` runs cycles of so many rows whose experts are drawn."""
         self._replayed = routing
         try:
             with fixed_routing(self.target.mixtures, rows, routing):
@@ -260,19 +247,12 @@ class FusedRunner:
     def _cycle(self, key: CycleKey) -> None:
         """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
         rows, tokens = key.rows, self.progress.tokens
-        if key.drafting:
-            self._draft(key)
-            self._choose(self._drafts(rows), tokens[1:rows], key, self._draft_chooser)
+        if key.drafting and self.proposer is not None:
+            self.proposer.block(key.max_seq_len)
+            self._choose(self.proposer.drafts[: rows - 1], tokens[1:rows], key, self._draft_chooser)
         self.target.block(rows, key.max_seq_len, key.taps)
         self._choose(self.target.logits[:rows], self.progress.chosen[:rows], key, self._chooser)
         self._close(key)
-
-    def _draft(self, key: CycleKey) -> None:
-        if self.proposer is not None:
-            self.proposer.block(key.max_seq_len)
-
-    def _drafts(self, rows: int) -> torch.Tensor:
-        return self.target.logits[:0] if self.proposer is None else self.proposer.drafts[: rows - 1]
 
     def _close(self, key: CycleKey) -> None:
         if key.taps and self.proposer is not None:
@@ -290,9 +270,10 @@ class FusedRunner:
         rows, tokens, start = key.rows, self.progress.tokens, len(self.ids) - 1
         noise = self._sampler.noise(start + 1, rows)
         drafts = tokens[1:rows]
-        if key.drafting:
-            self._graphs.run(("draft", key), lambda: self._draft(key))
-            drafts.copy_(self._sampler.draft(self._drafts(rows), None if noise is None else noise[: rows - 1]))
+        if key.drafting and (proposer := self.proposer) is not None:
+            self._graphs.run(("draft", key), lambda: proposer.block(key.max_seq_len))
+            noisy = None if noise is None else noise[: rows - 1]
+            drafts.copy_(self._sampler.draft(proposer.drafts[: rows - 1], noisy))
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
@@ -301,8 +282,7 @@ class FusedRunner:
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
         self._graphs.run(("close", key), lambda: self._close(key))
         self._send(key)
-        cycle = self._receive()
-        if cycle is not None:
+        if (cycle := self._receive()) is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
             self._ready.append(replace(cycle, likelihoods=likelihoods(logits, emitted, self._top)))
@@ -310,8 +290,7 @@ class FusedRunner:
     def collect(self) -> list[Cycle]:
         """Cycles that have become known: all but the last few that were launched."""
         while len(self._records) > self._ahead:
-            cycle = self._receive()
-            if cycle is not None:
+            if (cycle := self._receive()) is not None:
                 self._ready.append(cycle)
         cycles, self._ready = self._ready, []
         return cycles
@@ -335,11 +314,7 @@ class FusedRunner:
         return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0, experts=experts)
 
     def rewind(self, length: int) -> None:
-        """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
-
-        A recurrent target can go back by the rows of its last cycle; where more was committed it stays so, and
-        the next prompt begins at a snapshot.
-        """
+        """A recurrent target goes back by its last cycle's rows at most; else the next prompt finds a snapshot."""
         self._drain()
         back = len(self.committed) - (length - 1)
         if self.target.is_recurrent and back > 0:
@@ -367,7 +342,6 @@ class FusedRunner:
         self._ready.clear()
 
     def restart(self, length: int, point: TargetSnapshot | None) -> None:
-        """Keep the first ``length`` committed tokens; a recurrent target needs their snapshot."""
         self._drain()
         if point is not None:
             self.target.restore(point)
@@ -379,7 +353,6 @@ class FusedRunner:
         self._set_length(length)
 
     def planted(self, text: Sequence[int]) -> Planted:
-        """A proposer that knows a text of prompt and reply and is wrong now and then."""
         return Planted(self.target, text)
 
     def close(self) -> None:

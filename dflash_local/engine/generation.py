@@ -104,7 +104,8 @@ class Generation:
                 reason = yield from self._emit(cycle)
             yield from self._watch()
         self.runner.rewind(len(prompt) + self.emitted)
-        yield from self._flush()
+        if self.stream is not None and (held_back := self.stream.finish()):  # for a stop string or a split character
+            yield Step(held_back, (), 0, 0, 0, self.figures.elapsed())
         yield self._finish(reason)
 
     def _prefill(self, reused: int) -> Generator[Event, None, Cycle | None]:
@@ -156,12 +157,6 @@ class Generation:
         top = tuple((token, text(token), value) for token, value in found.top)
         return TokenLogprob(found.token_id, text(found.token_id), found.logprob, top)
 
-    def _flush(self) -> Iterator[Event]:
-        """Text that was held back for a stop string or a split character."""
-        pieces = self.stream.finish() if self.stream is not None else ()
-        if pieces:
-            yield Step(pieces, (), 0, 0, 0, self.figures.elapsed())
-
     def _watch(self) -> Iterator[Event]:
         """Alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""
         if found := self.runner.notice():
@@ -183,7 +178,6 @@ class Generation:
             yield Notice(f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; {self._causes()}", "warning")
 
     def _causes(self) -> str:
-        """Why acceptance may be low, in words."""
         templated = bool(self.request.messages)
         found = likely_causes(self.session.facts, self.request.thinking if templated else None, templated)
         return f"likely causes: {'; '.join((*found, 'text unlike its training'))}"

@@ -9,10 +9,8 @@ import torch
 
 
 class Graphs:
-    """Work recorded once and replayed; the same work run eagerly where there is nothing to record with.
-
-    A shape's first run is eager: it compiles kernels and gives the result of its cycle. The second records.
-    Where recording fails the work goes on eagerly, and ``fault`` says why.
+    """Work recorded once and replayed; run eagerly where nothing can record it, for the reason ``fault``. A shape's
+    first run is eager, since it compiles kernels; the second records.
     """
 
     def __init__(self, on_gpu: bool) -> None:

@@ -51,10 +51,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
 
 
 def why_slow(device: str, dense: bool) -> str:
-    """Why its kernels do not run on a device, with what to install; empty where they do.
-
-    A mixture's are compiled by NVRTC, which the card and the installed libraries must have.
-    """
+    """Why its kernels do not run here, with what to install; empty where they do. A mixture's are compiled by NVRTC."""
     why = why_no_kernels(device)
     if why:
         return why
@@ -83,8 +80,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fus
 
 
 def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
-    facts, contract = pair.facts, pair.contract
-    config = pair.config
+    facts, contract, config = pair.facts, pair.contract, pair.config
+    draft = None if contract is None else contract.drafter.with_attention_factor(config.attention_factor)
     device, dtype = torch.device(pair.where.device), pair.where.dtype
     precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
     offloaded = OFFLOADS.get(config.offload, ())
@@ -93,7 +90,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     parts: DrafterWeights | None = None
     if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
         progress("drafter", 0.05)
-        parts = coded(_drafter_weights(pair, device, dtype, notices))
+        parts = coded(_drafter_weights(pair, draft, device, dtype, notices))
         if device.type == "cuda":
             torch.cuda.empty_cache()
     weights = target_weights.read_weights(
@@ -105,25 +102,17 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         host_embedding="embedding" in offloaded,
     )
     settle_torch(target_parameters(facts.model).total, device)
-    block = contract.drafter.block_size if contract is not None else 1
-    taps = contract.drafter.taps if contract is not None else ()
+    block, taps = (1, ()) if draft is None else (draft.block_size, draft.taps)
     kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
     target = FusedTarget(
-        weights,
-        facts.model,
-        taps,
-        pair.context,
-        block,
-        exact=config.exact,
-        cache_dtype=kind,
-        offloaded=offloaded,
+        weights, facts.model, taps, pair.context, block, exact=config.exact, cache_dtype=kind, offloaded=offloaded
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if contract is not None and pair.drafter_files is not None:
+    if draft is not None:
         progress("drafter", 0.7)
-        parts = parts or _drafter_weights(pair, device, dtype, notices)
-        drafter = FusedDrafter(_drafter_config(pair), parts, target, config.draft_window)
+        parts = parts or _drafter_weights(pair, draft, device, dtype, notices)
+        drafter = FusedDrafter(draft, parts, target, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     progress("measuring", 0.85)
@@ -137,11 +126,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(
-            drafter,
-            config.drafter_precision,
-            target.rows,
-            lambda text, part: progress(text, 0.88 + 0.02 * part),
-            timer,
+            drafter, config.drafter_precision, target.rows, lambda text, part: progress(text, 0.88 + 0.02 * part), timer
         )
         runner.drafter_precision = chosen.name
         notices += [chosen.notice] if chosen.fault else []
@@ -152,16 +137,12 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     return runner, tuple(notices)
 
 
-def _drafter_config(pair: CheckedPair) -> DrafterConfig:
-    if pair.contract is None:
+def _drafter_weights(
+    pair: CheckedPair, config: DrafterConfig | None, device: torch.device, dtype: torch.dtype, notices: list[str]
+) -> DrafterWeights:
+    if pair.drafter_files is None or config is None:
         raise ValueError("a pair without a drafter")
-    return pair.contract.drafter.with_attention_factor(pair.config.attention_factor)
-
-
-def _drafter_weights(pair: CheckedPair, device: torch.device, dtype: torch.dtype, notices: list[str]) -> DrafterWeights:
-    if pair.drafter_files is None:
-        raise ValueError("a pair without a drafter")
-    return drafter_weights.read_weights(pair.drafter_files, _drafter_config(pair), device, dtype, notices.append)
+    return drafter_weights.read_weights(pair.drafter_files, config, device, dtype, notices.append)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

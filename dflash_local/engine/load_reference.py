@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.proposer import DFlashProposer
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
 from dflash_local.engine.torch_switches import settle_torch
-from dflash_local.load_config import LoadConfig
 from dflash_local.models.drafter import Drafter, drafter_dtype
 from dflash_local.models.load_target import load_target
 from dflash_local.models.transformers_target import TransformersTarget
@@ -36,11 +34,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         attention_factor=pair.config.attention_factor,
     )
     proposer = DFlashProposer(drafter, target, pair.config.draft_window)
-    return ReferenceRunner(target, proposer, pair.context), (*drafter.notices, *_passed_over(pair.config))
-
-
-def _passed_over(config: LoadConfig) -> tuple[str, ...]:
-    """A notice where the reference engine leaves out what was asked for; no reply depends on it."""
-    if config.drafter_precision in ("auto", "full"):
-        return ()
-    return (f"drafts are computed in full: --drafter-precision {config.drafter_precision} is of the fused engine",)
+    notices, precision = drafter.notices, pair.config.drafter_precision
+    if precision not in ("auto", "full"):
+        notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
+    return ReferenceRunner(target, proposer, pair.context), notices

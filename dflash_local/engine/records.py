@@ -33,18 +33,10 @@ class Record(Generic[Mark]):
 
 
 class Records(Generic[Mark]):
-    """Cycles under way, oldest first.
-
-    Attributes:
-        cycle: cycles sent so far.
-    """
+    """Cycles under way, oldest first. ``cycle``: cycles sent so far."""
 
     def __init__(self, progress: Progress, experts: torch.Tensor | None = None) -> None:
-        """Of no cycles yet.
-
-        Args:
-            experts: int32 that each cycle overwrites, what ``send`` may copy too.
-        """
+        """``experts``: int32 that each cycle overwrites, what ``send`` may copy too."""
         self._ring = progress.record_ring
         self._on_gpu = self._ring.is_cuda
         self._host = torch.zeros(self._ring.shape, dtype=torch.int32, pin_memory=self._on_gpu)
@@ -60,11 +52,7 @@ class Records(Generic[Mark]):
         return len(self._sent)
 
     def send(self, mark: Mark, with_experts: bool = False) -> None:
-        """Have the record of the cycle that was just launched copied to the host, behind it in the stream.
-
-        Args:
-            with_experts: its counts of experts as well, a copy of its own; the host waits for nothing more.
-        """
+        """Copy the last cycle's record to the host, behind it in the stream, perhaps with its counts of experts."""
         slot = self.cycle % len(self._ring)
         self.cycle += 1
         self._host[slot].copy_(self._ring[slot], non_blocking=True)

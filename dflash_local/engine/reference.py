@@ -1,7 +1,7 @@
-"""The reference runner: draft, verify, accept, commit, eagerly, one cycle at a time.
+"""The reference runner: draft, verify, accept, commit, eagerly, one cycle at a time; decoding without drafts is the
+same.
 
-Exact and slow; the oracle of the fused runner. Autoregressive decoding is the same cycle with no
-drafts. Knows ids and positions, nothing of text, requests or events.
+Exact and slow; the oracle of the fused runner. Knows ids and positions, nothing of text, requests or events.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
+from dflash_local.models.drafter import Drafter
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
 
 
 class Proposer(Protocol):
-    """What a runner needs of a drafter (``engine.proposer`` wraps the real one; tests plant others)."""
+    """What a runner needs of a drafter: ``DFlashProposer``, or what tests plant."""
 
     @property
     def length(self) -> int:
@@ -37,6 +38,40 @@ class Proposer(Protocol):
         """``count`` drafted ids for the positions after ``start``, where the anchor stands."""
 
 
+class DFlashProposer:
+    """A drafter with its context cache, bound to the target whose embedding and head it borrows. It drafts its trained
+    size, since bidirectional layers see all of the block; a shorter request takes the first slots.
+    """
+
+    def __init__(self, drafter: Drafter, target: TransformersTarget, draft_window: int | None = None) -> None:
+        self.drafter, self.target = drafter, target
+        self._cache = drafter.new_cache(draft_window=draft_window)
+        # The mask row never changes: embed the whole block once, then only the anchor's row.
+        ids = torch.full((drafter.config.block_size,), drafter.config.mask_token_id, device=target.device)
+        self._block = target.embed(ids).to(drafter.dtype).clone()
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def extend(self, taps: torch.Tensor, start: int) -> None:
+        """Write the context K/V of newly committed tokens, once."""
+        self.drafter.write_context(self._cache, taps.to(self.drafter.dtype), start)
+
+    def truncate(self, length: int) -> None:
+        if length < self._cache.length:
+            self._cache.truncate(length)
+
+    def propose(
+        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
+    ) -> torch.Tensor:
+        anchor_id = torch.tensor([anchor], device=self.target.device)
+        self._block[:1] = self.target.embed(anchor_id)
+        hidden = self.drafter.draft_hidden(self._cache, self._block, start)
+        logits = self.target.head(hidden[1 : count + 1].to(self.target.dtype))
+        return sampler.draft(logits, None if noise is None else noise[:count])
+
+
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
     """Number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
 
@@ -49,10 +84,8 @@ def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
 
 
 class ReferenceRunner:
-    """Holds the token sequence: ``ids``, of which all but the last (the anchor) get committed.
-
-    A cycle's rows are committed when the next one starts, or by ``rewind``: so a stop string found
-    late is undone exactly, for recurrent targets too.
+    """Holds the token sequence; see ``Runner``. A cycle's rows are committed when the next one starts, or by
+    ``rewind``: so a stop string found late is undone exactly, for recurrent targets too.
     """
 
     name = "reference"
@@ -179,10 +212,7 @@ class ReferenceRunner:
         return cycles
 
     def rewind(self, length: int) -> None:
-        """Cut the sequence to ``length`` ids, of which the last stays uncommitted.
-
-        Reaches back to the start of the last cycle, not further.
-        """
+        """Reaches back to the start of the last cycle, not further."""
         if length < len(self.committed):
             raise EngineError(f"cannot rewind to {length}, {len(self.committed)} tokens are committed")
         del self.ids[length:]
@@ -200,7 +230,6 @@ class ReferenceRunner:
         self.committed += self.ids[start:length]
 
     def restart(self, length: int, point: TargetSnapshot | None) -> None:
-        """Keep the first ``length`` committed tokens; a recurrent target needs their snapshot."""
         self._pending = None
         if point is not None:
             self.target.restore(point)
@@ -214,11 +243,6 @@ class ReferenceRunner:
         self.ids = list(self.committed)
 
     def planted(self, text: Sequence[int]) -> Proposer:
-        """There is none yet.
-
-        Raises:
-            UsageError: always.
-        """
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
 
     def close(self) -> None:

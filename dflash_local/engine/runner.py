@@ -1,8 +1,4 @@
-"""What a session needs of a runner: the seam between requests and engines.
-
-A runner holds one token sequence: ``ids``, of which all but the last (the anchor) get committed. It returns
-cycles one by one and may be ahead of what it has returned. Nothing here says where the target lives.
-"""
+"""What a session needs of a runner: the seam between requests and engines. Nothing here says where the target lives."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ from dflash_local.models.transformers_target import Forward
 
 
 class Target(Protocol):
-    """A target in this process, so that a text can be scored with it row by row (``bench.replay``).
-
-    Attributes:
-        prefill_chunk: tokens of a prompt that are processed at once.
-    """
+    """A target in this process, with which a text can be scored row by row (``bench.certify``)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -102,17 +94,12 @@ class Runner(Protocol):
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken.
-
-        ``top`` asks for log-probabilities, with that many rivals beside each emitted token.
+        """Set what the next request needs. ``block`` 1 proposes nothing; without drafts taps are not taken. ``top``
+        asks for log-probabilities, with that many rivals beside each emitted token.
         """
 
     def end_at(self, length: int, exactly: bool) -> None:
-        """The reply ends when the sequence has ``length`` ids, at the latest.
-
-        Args:
-            exactly: it may end at a token that only the host can tell, and the caches must follow.
-        """
+        """The reply ends at ``length`` ids or before. ``exactly``: perhaps at a token that only the host can tell."""
 
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
@@ -138,18 +125,10 @@ class Runner(Protocol):
         """Cut the sequence to ``length`` ids, of which the last stays uncommitted."""
 
     def restart(self, length: int, point: Any) -> None:
-        """Keep the first ``length`` committed tokens.
-
-        Args:
-            point: their snapshot, one that this runner made (hence the type), or None; a recurrent target needs it.
-        """
+        """Keep the first ``length`` committed tokens; ``point``: their snapshot, which a recurrent target needs."""
 
     def planted(self, text: Sequence[int]) -> Any:
-        """A proposer that knows a text of prompt and reply and is wrong now and then, for certificates.
-
-        Raises:
-            UsageError: there is none for this runner.
-        """
+        """A proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none here."""
 
     def close(self) -> None:
         """Drop the models."""

@@ -1,7 +1,6 @@
 """How a token is chosen from logits: penalties, temperature, filters, shared noise.
 
-The drafter and the verifier use the same noise, so the same seed gives the same text with any
-drafter, any block length, or none. Knows rows of logits, nothing of models.
+Drafter and verifier use the same noise: one seed gives one text with any drafter, any block length, or none.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from dflash_local.request import SamplingParams
 
 
 def log_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Log-probabilities [M, V] float32 after temperature, top-k, top-p and min-p; -inf where filtered.
-
-    The filters act one after the other, each on what the one before left, renormalised; tokens that
-    tie with the last one kept are kept too. Every filter keeps at least the best token.
+    """Log-probabilities [M, V] float32 after temperature, top-k, top-p and min-p; -inf where filtered. Each filter acts
+    on what the one before left, renormalised, keeps what ties with the last one kept, and at least one.
     """
     scaled = logits.float() / params.temperature
     vocab = scaled.shape[-1]
@@ -60,10 +57,7 @@ def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> 
 
 
 class Penalties:
-    """Token counts of the prompt and the reply, and the logit changes they cause.
-
-    Repetition (CTRL, arXiv 1909.05858) counts prompt and reply; presence and frequency the reply only.
-    """
+    """Repetition (CTRL, arXiv 1909.05858) counts prompt and reply, presence and frequency the reply only."""
 
     def __init__(self, params: SamplingParams, vocab: int, prompt: torch.Tensor) -> None:
         self._params = params
@@ -129,10 +123,7 @@ class Sampler:
     def scores(
         self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None, first: int = 0
     ) -> torch.Tensor:
-        """Perturbed scores [M, V] whose argmax is the target's choice in each row.
-
-        Row i assumes that the first ``first`` + i of ``drafts`` were emitted.
-        """
+        """Perturbed scores [M, V], whose argmax is chosen; row i follows the ``first`` + i first ``drafts``."""
         if self._penalties is not None:
             logits = self._penalties.apply(logits, drafts, first)
         if noise is None:

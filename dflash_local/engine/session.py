@@ -1,12 +1,10 @@
-"""A loaded pair: what it is, which prompt tokens its caches can keep, and ``generate``.
-
-One request at a time. Knows the runner and the tokenizer, nothing of queues or screens.
-"""
+"""A loaded pair: what it is, which prompt tokens its caches can keep, and ``generate``, one request at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
@@ -28,11 +26,7 @@ class Session:
     """A target, its drafter and their caches, ready to answer one request after another."""
 
     def __init__(
-        self,
-        runner: Runner,
-        facts: SessionFacts,
-        tokenizer: Tokenizer | None,
-        stop_ids: frozenset[int],
+        self, runner: Runner, facts: SessionFacts, tokenizer: Tokenizer | None, stop_ids: frozenset[int]
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
@@ -87,11 +81,7 @@ class Session:
             yield from self._shrink(held)
 
     def _shrink(self, held: int) -> Iterator[Event]:
-        """Go on with less after memory ran out while so many tokens were held.
-
-        Raises:
-            DoesNotFitError: always, after a notice where the context became smaller.
-        """
+        """Go on with less after memory ran out. Raises DoesNotFitError: always, after a notice of a smaller context."""
         device_faults.give_memory_back(self.runner.device)
         before = self.facts.context
         context = device_faults.smaller_context(before, held)
@@ -104,10 +94,8 @@ class Session:
         )
 
     def render(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Rendered:
-        """The prompt's ids: the chat template's, or those of the text or the ids given.
-
-        A ``prompt`` is its author's own, who may have applied the template to it: control texts are control tokens
-        there. In the contents of ``messages`` they are text.
+        """The prompt's ids: the chat template's, or those of the text or the ids given. Control texts are control
+        tokens in a ``prompt``, to which a template may have been applied; in ``messages`` they are text.
         """
         ids, context = request.prompt_ids, self.facts.context
         if not ids and self.tokenizer is None:
@@ -148,17 +136,13 @@ class Session:
                 )
 
     def reuse(self, ids: tuple[int, ...], with_drafts: bool) -> int:
-        """Keep what the caches hold of a new prompt; returns the number of its tokens kept.
-
-        A KV-only target keeps the longest common prefix; a recurrent one the longest snapshot (or the
-        present state) within it. At least the prompt's last token is always processed again.
+        """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run
+        again. A KV-only target keeps the longest common prefix, a recurrent one the longest snapshot (or present state)
+        in it.
         """
         runner = self.runner
-        common = 0
-        for held, wanted in zip(runner.committed, ids[:-1], strict=False):
-            if held != wanted:
-                break
-            common += 1
+        pairs = zip(runner.committed, ids[:-1], strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if with_drafts and runner.proposer is not None:
             common = min(common, runner.proposer.length)
         point: Snapshot | None = None

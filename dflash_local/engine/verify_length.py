@@ -1,7 +1,4 @@
-"""How many rows the next cycle verifies: what most tokens per millisecond are expected of.
-
-Pure arithmetic on measured costs and observed acceptance. Knows no tensors, no requests, no clock.
-"""
+"""How many rows the next cycle verifies: what most tokens per millisecond are expected of. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -87,11 +84,7 @@ class VerifyLength:
         return self._probing
 
     def add(self, rows: int, accepted: int, experts: float | None = None) -> None:
-        """Learn from a cycle that verified ``rows`` and accepted that many drafts.
-
-        Args:
-            experts: see ``Cycle.experts``.
-        """
+        """Learn from a cycle that verified ``rows`` and accepted that many drafts. ``experts``: of ``Cycle``."""
         if experts is not None and self._expert_costs is not None:
             self._expert_costs.add(rows, experts)
             self.costs, self._stale = self._expert_costs.current(), True
@@ -112,14 +105,13 @@ class VerifyLength:
         return tokens
 
     def rival(self) -> int:
-        """The best length that drafts, whether it pays or not; 1 where only the plain step is known."""
+        """The best length that drafts, paying or not; 1 where only the plain step is known."""
         return max(self.costs, key=lambda rows: (rows > 1, self._rate(rows), rows))
 
     def _rate(self, rows: int) -> float:
         return self.expected(rows) / self.costs[rows]
 
     def _best(self) -> int:
-        """The length of the highest rate, the longest of several."""
         return max(self.costs, key=lambda rows: (self._rate(rows), rows))
 
     def _learn(self, first: int, end: int, accepted: int, memory: float) -> None:

@@ -1,6 +1,6 @@
 """The end of a cycle on the device: how many drafts were right, what is emitted, where the next cycle begins.
 
-Everything the next cycle needs stays on the device; the host reads a record per cycle when it likes.
+The host reads a record per cycle when it likes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ class Progress:
         tokens: torch.Tensor,
         buffers: tuple[torch.Tensor, ...],
     ) -> Progress:
-        """At the beginning of nothing.
-
-        Args:
-            start, kept, cycle, tokens: the target's own. buffers: of ``layout.cycle.progress_buffers``, zeroed.
-        """
+        """At the beginning. ``start`` to ``tokens``: the target's own. ``buffers``: of ``progress_buffers``, zeroed."""
         limit, done, chosen, stops, records = buffers
         limit.fill_(2**31 - 1)
         stops.fill_(-1)
@@ -58,31 +54,16 @@ class Progress:
 
 
 def accept(progress: Progress, rows: int) -> None:
-    """Close a cycle of ``rows`` verified rows: write its record (ids up to a stop id), move on, at most to the limit.
-
-    A cycle after the end (``done``) emits nothing and moves nothing.
+    """Close a cycle of ``rows`` rows: write its record (ids up to a stop id), move on, at most to the limit. A cycle
+    after the end (``done``) emits nothing and moves nothing.
     """
     if not runs_kernels(progress.tokens):
         return accept_reference(progress, rows)
     _accept_kernel[(1,)](
-        progress.start,
-        progress.limit,
-        progress.done,
-        progress.kept,
-        progress.cycle,
-        progress.tokens,
-        progress.chosen,
-        progress.stops,
-        progress.record_ring,
-        rows,
-        progress.record_ring.shape[0],
-        progress.record_ring.shape[1],
-        power_of_two(rows),
-        MAX_STOP_IDS,
-        RECORD_HEADER,
-        num_warps=1,
-        **overlapping(progress.tokens),
-    )
+        progress.start, progress.limit, progress.done, progress.kept, progress.cycle, progress.tokens, progress.chosen,
+        progress.stops, progress.record_ring, rows, *progress.record_ring.shape, power_of_two(rows), MAX_STOP_IDS,
+        RECORD_HEADER, num_warps=1, **overlapping(progress.tokens),
+    )  # fmt: skip
 
 
 def accept_reference(progress: Progress, rows: int) -> None:

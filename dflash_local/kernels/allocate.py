@@ -14,10 +14,8 @@ UNIT = 512  # bytes; torch's allocator gives multiples of so many
 
 
 class Tensors:
-    """Tensors by the buffers that describe them.
-
-    ``joined``: they live and die together, so they share one piece of memory. Torch's allocator takes a large tensor
-    from the device in units of 2 MiB, which costs a quantised target of 64 layers 2 %.
+    """Tensors by the buffers that describe them. ``joined``: they share one piece of memory, as torch's allocator takes
+    a large tensor from the device in units of 2 MiB, which costs a quantised target of 64 layers 2 %.
     """
 
     def __init__(self, buffers: Iterable[Buffer], device: torch.device, joined: bool = False) -> None:
@@ -34,7 +32,6 @@ class Tensors:
         return name in self._tensors
 
     def take(self, buffers: Iterable[Buffer]) -> tuple[torch.Tensor, ...]:
-        """The tensors of these buffers, in their order."""
         return tuple(self._tensors[buffer.name] for buffer in buffers)
 
 

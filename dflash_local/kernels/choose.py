@@ -1,7 +1,4 @@
-"""From logits to ids on the device: the argmax of each row, or the noisy argmax that is a sample.
-
-The noise is ``kernels.noise``'s, drawn where it is used: a function of seed, position and token id alone.
-"""
+"""From logits to ids on the device: each row's argmax, or the noisy argmax that is a sample (``kernels.noise``)."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ import torch
 
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.jit import jit, overlapping, runs_kernels, start_next_kernel, tl, wait_for_earlier_kernels
+from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
+Noise = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, seed, start: of ``Chooser.sample``
 
 
 class Chooser:
@@ -29,14 +28,13 @@ class Chooser:
 
     @classmethod
     def allocate(cls, rows: int, vocab_size: int, device: torch.device, not_finite_id: int = NOT_FINITE) -> Chooser:
-        """With room for so many rows of so many logits."""
         buffers = choice_buffers("", rows, vocab_size)
         values, ids = Tensors(buffers, device).take(buffers)
         return cls(values, ids, not_finite_id)
 
     def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` [M] int64 becomes the argmax of each row of ``logits`` [M, V]; the first of equal ones."""
-        self._run(logits, out, None, None, None)
+        self._run(logits, out, None)
 
     def sample(
         self,
@@ -46,60 +44,31 @@ class Chooser:
         seed: torch.Tensor,
         start: torch.Tensor,
     ) -> None:
-        """Each row's sample at a temperature, by the shared noise.
+        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
+        self._run(logits, out, (temperature, seed, start))
 
-        Args:
-            temperature: [1] float32. seed: [1] int64. start: [1] int32; row i draws for position start + 1 + i.
-        """
-        self._run(logits, out, temperature, seed, start)
-
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        temperature: torch.Tensor | None,
-        seed: torch.Tensor | None,
-        start: torch.Tensor | None,
-    ) -> None:
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
         if not runs_kernels(logits):
-            return _reference(logits, out, temperature, seed, start, self._not_finite_id)
+            return _reference(logits, out, noise, self._not_finite_id)
         rows, vocab = logits.shape
         blocks = self._values.shape[1]
-        noisy = temperature is not None
+        temperature, seed, start = noise or (logits, out, out)
         _block_argmax_kernel[(rows, blocks)](
-            logits,
-            logits if temperature is None else temperature,
-            out if seed is None else seed,
-            out if start is None else start,
-            self._values,
-            self._ids,
-            vocab,
-            blocks,
-            CHOICE_BLOCK,
-            noisy,
+            logits, temperature, seed, start, self._values, self._ids, vocab, blocks, CHOICE_BLOCK, noise is not None,
             num_warps=4,
-        )
+        )  # fmt: skip
         wide = 1 << (blocks - 1).bit_length()
         _argmax_kernel[(rows,)](
             self._values, self._ids, out, blocks, wide, self._not_finite_id, num_warps=1, **overlapping(logits)
         )
 
 
-def _reference(
-    logits: torch.Tensor,
-    out: torch.Tensor,
-    temperature: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    start: torch.Tensor | None,
-    not_finite_id: int,
-) -> None:
-    """The same in plain PyTorch."""
+def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not_finite_id: int) -> None:
     scores = logits.float()
-    if temperature is not None and seed is not None and start is not None:
-        from dflash_local.kernels.noise import gumbel
-
-        noise = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
-        scores = scores / temperature + noise
+    if noise is not None:
+        temperature, seed, start = noise
+        drawn = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
+        scores = scores / temperature + drawn
     out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), not_finite_id))
 
 

@@ -1,6 +1,6 @@
 """Kernels that are not Triton's: loaded and launched through the CUDA driver, on torch's current stream.
 
-A launch copies its arguments, so that a captured graph needs nothing of the call but the memory that pointers name.
+A launch copies its arguments, so a captured graph needs nothing of the call but the memory that pointers name.
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class Kernel:
-    """A kernel of a cubin on one device.
-
-    Args:
-        shared_bytes: of dynamic shared memory that a block takes.
-
-    Raises:
-        RuntimeError: the driver refuses it, or a graph is being captured, when nothing may be loaded.
-    """
+    """A cubin's kernel on a device; ``shared_bytes``: dynamic, of a block. Raises RuntimeError: also in a capture."""
 
     def __init__(self, cubin: bytes, name: str, threads: int, shared_bytes: int, device: torch.device) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -99,11 +92,7 @@ def driver_version() -> int:
 
 
 def check(result: int) -> None:
-    """Raise for what the driver answers.
-
-    Raises:
-        torch.OutOfMemoryError: the device has none left. RuntimeError: anything else.
-    """
+    """Raises torch.OutOfMemoryError: the device has none left. RuntimeError: what else the driver answers."""
     if result:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(result, ctypes.byref(text))
@@ -112,9 +101,5 @@ def check(result: int) -> None:
 
 
 def cubin(source: str, options: Sequence[str], device: torch.device) -> bytes:
-    """What a source is compiled to for a device, see ``nvrtc.cubin``.
-
-    Args:
-        options: of the compiler's command line, but for the card.
-    """
+    """``nvrtc.cubin`` of a source for a device. ``options``: of the compiler's command line, but for the card."""
     return nvrtc.cubin(source, options, torch.cuda.get_device_capability(device), driver_version())

@@ -1,8 +1,7 @@
 """Attention of a few rows over a long KV cache whose length only the device knows: split-KV, two launches.
 
-The first attends over the splits of the cache, a program for each; the second combines the partial results in order.
-A row's result depends on the splits, never on the other rows or on its place among them. The splits are even, or
-fixed once for all lengths (``SplitKV``).
+The first attends over the splits of the cache, a program for each; the second combines partial results in order. A
+row's result depends on the splits, never on other rows; splits are even, or fixed for all lengths (``SplitKV``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Products of a few rows with a quantised weight in Triton: decoded in registers, multiplied, in one fixed order.
 
-What takes over where ``few_row_gemm`` cannot be compiled or is not right: any packed format, any shape, on every card
-that Triton knows. Reads every byte of the weight once; its decoding is what makes it slow.
+For any packed format and shape where ``few_row_gemm`` cannot be compiled or is not right; slow, for its decoding.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ from dflash_local.kernels.skinny_gemm import MIN_ROWS, gated, row_stride
 def linear(
     x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``out = x @ weight.T (+ residual)``, the product rounded once.
-
-    Args:
-        x: [M, K], M <= 64. out: [M, N], perhaps a part of wider rows; may be ``residual``.
-    """
+    """``out`` [M, N] = x @ weight.T (+ residual), rounded once, M <= 64; perhaps in wider rows, or ``residual``."""
     if not runs_kernels(x):
         return few_row_gemm.linear_reference(x, weight, out, residual)
     few_row_gemm.multiply_tail(x, weight, out, residual)
@@ -37,11 +32,7 @@ def linear(
 
 
 def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
-    """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
-
-    Args:
-        x: [M, K], M <= 64. weight: [2 I, K], the gate's rows first. out: [M, I].
-    """
+    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each product rounded; ``weight``: [2 I, K], the gate first."""
     return gated(linear(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 

@@ -1,7 +1,7 @@
-"""Gated-DeltaNet for a prompt's rows, as many as there are: four launches, chunks of 64, committed at once.
+"""Gated-DeltaNet for a prompt's rows: four launches, chunks of 64, committed at once; only the chunks' scan is
+sequential.
 
-Only the scan over the chunks is sequential. Factors that are float32 go through bfloat16 tensor cores in pieces, so
-that nothing is rounded below float32. Knows nothing of layers; a block with rollback is ``delta_step``'s.
+Float32 factors go through bfloat16 tensor cores in pieces, so that nothing is rounded below float32.
 """
 
 from __future__ import annotations

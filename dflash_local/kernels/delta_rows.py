@@ -1,7 +1,6 @@
 """What a long run of Gated-DeltaNet rows brings: convolution, norms and gates, all rows at once.
 
-Queries, keys and values stay as the convolution rounds them, with their norms beside them as factors: a bfloat16
-model's tensor cores can then multiply them without any further rounding. Knows nothing of chunks' products or states.
+Norms stand beside queries and keys as factors, so that tensor cores multiply bfloat16 without further rounding.
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ class Rows:
 def read_rows(
     projected: torch.Tensor, weights: GatedDeltaWeights, conv_state: torch.Tensor, shape: GatedDeltaNetConfig
 ) -> Rows:
-    """Convolution, norms and gates of a prompt's rows.
-
-    Args:
-        projected: [M, projection_size]: queries, keys, values before the convolution, z, b, a.
-        conv_state: [conv_kernel_size - 1, conv_dim], the inputs before them.
-    """
+    """Of ``projected`` [M, projection_size]. ``conv_state``: [conv_kernel_size - 1, conv_dim], inputs before them."""
     if not runs_kernels(projected):
         return _read_rows_reference(projected, weights, conv_state, shape)
     count = len(projected)

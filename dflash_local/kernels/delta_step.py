@@ -1,9 +1,9 @@
 """Gated-DeltaNet for a block of rows with exact rollback, as three launches a layer.
 
-What a cycle read is kept raw (the recurrent log). The next cycle first commits the rows that were kept to the state,
-one by one, then runs its own rows in registers and stores nothing of them but their log. So the state is read once
-and written once a cycle, and changes only by committed rows. Which half of the log is written follows from the
-cycle's number, how many rows of the other half are committed from the device's count: the host decides nothing.
+A cycle's inputs are logged raw. The next cycle first commits the rows that were kept to the state, one by one, then
+runs its own in registers and stores only their log: the state is read and written once a cycle, and changes only by
+committed rows. Which half of the log is written follows from the cycle's number, how many rows are committed from the
+device's count: the host decides nothing.
 """
 
 from __future__ import annotations
@@ -198,12 +198,7 @@ def gated_norm(
     shape: GatedDeltaNetConfig,
     to: torch.Tensor,
 ) -> None:
-    """``to = norm(out) * silu(z)``, head by head.
-
-    Args:
-        out: [>= M, value heads, value head dim] float32. projected: [M, projection_size], of which z is a part.
-        to: [M, value_size].
-    """
+    """``to`` [M, value_size] = norm(out) * silu(z) by heads. ``out``: [>= M, value heads, value head dim] float32."""
     rows = len(to)
     if not runs_kernels(out):
         z = projected[:, shape.conv_dim : shape.conv_dim + shape.value_size].reshape(rows, -1, shape.value_head_dim)

@@ -1,4 +1,4 @@
-"""Whether kernels of a mixture of experts give PyTorch's numbers, with rows and routings that would show mistakes.
+"""Whether experts' kernels give PyTorch's numbers, tried with rows and routings that would show mistakes.
 
 Letters as in ``expert_gemm``: M rows, E experts, S experts of a row, H wide, I wide inside.
 """
@@ -66,11 +66,7 @@ def routings(mixture: Mixture, rows: int, device: torch.device) -> Iterator[torc
 
 
 class _Case(NamedTuple):
-    """Rows of a product, what it is in float32, and how far a result may be from that.
-
-    Attributes:
-        x: [M, H]; of down [M, S, I]. want, bound: [M, S, I]; of down [M, H].
-    """
+    """Rows ``x`` [M, H] (of down [M, S, I]), their float32 product and its bound, [M, S, I] (of down [M, H])."""
 
     x: torch.Tensor
     routed: Routed
@@ -79,11 +75,7 @@ class _Case(NamedTuple):
 
 
 class ExpertCheck:
-    """A weight of all experts, and cases of rows; which of the two products it is of, its configurations say.
-
-    Args:
-        weight: in fragments. gate_up: it is the first product's. rows: of a launch, 8 or 16; the last case has fewer.
-    """
+    """All experts' weight in fragments, and cases of ``rows`` (8 or 16; the last: fewer) for one of the products."""
 
     def __init__(self, weight: ExpertWeight, mixture: Mixture, gate_up: bool, rows: int) -> None:
         self._weight, self._mixture, self._gate_up = weight, mixture, gate_up
@@ -93,11 +85,7 @@ class ExpertCheck:
         self._cases = list(self._made(rows))
 
     def passes(self, config: ExpertConfig) -> bool:
-        """True where a configuration is right, twice the same, and writes to no more than its results.
-
-        Raises:
-            RuntimeError: a fault of the device. MissingDependencyError: there is no compiler.
-        """
+        """True where it is right, twice the same, and writes only its results. Raises as ``Trial.passes``."""
         seen = torch.ones((), dtype=torch.bool, device=self._device)
         for case in self._cases:
             if self._gate_up:
@@ -174,7 +162,6 @@ class ExpertCheck:
 
 
 def activation_of(mixture: Mixture) -> Activation:
-    """What its kernels do between the products."""
     if mixture.clamp is None:
         return "silu"
     limit, alpha = mixture.clamp
@@ -187,11 +174,7 @@ def routing_options(mixture: Mixture, bias: torch.Tensor | None) -> RoutingOptio
 
 
 class RouteCheck:
-    """Logits of rows, and what they take.
-
-    Args:
-        biased: the router has a bias.
-    """
+    """Logits of rows, and what they take."""
 
     def __init__(self, mixture: Mixture, biased: bool, device: torch.device) -> None:
         self._mixture, self._device = mixture, device
@@ -199,11 +182,7 @@ class RouteCheck:
         self._options = routing_options(mixture, self._bias)
 
     def passes(self, most: int) -> bool:
-        """True where rows take what they should, up to so many of them at a time, and nothing is written beside.
-
-        Raises:
-            RuntimeError: a fault of the device. MissingDependencyError: there is no compiler.
-        """
+        """True where up to ``most`` rows take what they should, and no more is written. Raises as ``Trial.passes``."""
         columns = self._mixture.experts + (self._mixture.shared == 2)
         blocks = [_logits(rows, columns, seed, self._device) for seed, rows in enumerate((most, most - 3, 1))]
         blocks += [torch.zeros_like(blocks[0]), blocks[0].roll(1, 1), blocks[0][:1].expand(most, -1)]
@@ -216,8 +195,7 @@ class RouteCheck:
             logits,
             self._options,
             Routing(
-                torch.empty(rows, slots, device=device),
-                torch.empty(rows, slots, device=device, dtype=torch.int32),
+                torch.empty(rows, slots, device=device), torch.empty(rows, slots, device=device, dtype=torch.int32)
             ),
         )
         weights = torch.full((rows + 2, slots), float("nan"), device=device)

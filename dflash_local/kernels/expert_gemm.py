@@ -1,7 +1,7 @@
 """A mixture of experts for a few rows, by CUDA C++: which experts they take (``route.cu``), and what those make of them
-(``expert_gate_up.cu``, ``expert_down.cu``). Each byte of an expert that occurs is read once for up to 16 rows.
+(``expert_gate_up.cu``, ``expert_down.cu``). Each byte of an expert that occurs is read once for up to 16 rows; which do
+stands in a list on the device.
 
-Nothing is read by the host: the experts that occur stand in a list on the device, which the products go through.
 Letters: M rows, E experts (a shared one is the last), S experts of a row, H wide, I wide inside.
 """
 
@@ -57,12 +57,10 @@ class Mixture(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Experts of a row."""
         return self.top_k + (self.shared > 0)
 
     @property
     def all_experts(self) -> int:
-        """With a shared one."""
         return self.experts + (self.shared > 0)
 
     def most(self, rows: int) -> int:
@@ -76,11 +74,7 @@ class Mixture(NamedTuple):
 
 
 def fragment_format(weight: ExpertWeight) -> FragmentFormat:
-    """Of the kernels' codes.
-
-    Raises:
-        ValueError: they do not take the weight; says why.
-    """
+    """Of the kernels' codes. Raises ValueError: they do not take the weight; says why."""
     if isinstance(weight.weight, FragmentWeight):
         kind = weight.weight.format
     elif isinstance(weight.weight, torch.Tensor) and weight.weight.dtype == torch.bfloat16:
@@ -104,7 +98,6 @@ class GateUpConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
         return self.warps_k * self.warps_n * WARP_SIZE
 
     @property
@@ -122,7 +115,6 @@ class GateUpConfig:
         return rows * (all_k * 2 + 64) + group_sums + sums + (words + 3) // 4 * 16
 
     def constants(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
-        """What the kernel is compiled for."""
         return {
             **fragment_constants(kind, in_features, self.tiles),
             "WARPS_K": self.warps_k,
@@ -149,12 +141,10 @@ class DownConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
         return self.warps * WARP_SIZE
 
     @property
     def tiles(self) -> int:
-        """Of a warp."""
         return 1
 
     def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
@@ -163,7 +153,6 @@ class DownConfig:
         return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 2 + 3 * slots) * 4
 
     def constants(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> dict[str, int]:
-        """What the kernel is compiled for."""
         sizes = fragment_constants(kind, in_features, self.tiles)
         return {**sizes, "WARPS": self.warps, "K_PARTS": self.k_parts, "SHARES_TILES": int(self.shares_tiles)}
 
@@ -245,11 +234,7 @@ def gate_up(
     intermediate: torch.Tensor,
     config: GateUpConfig,
 ) -> torch.Tensor:
-    """``intermediate`` [M, S, I] = act(x @ gate.T) * (x @ up.T) by the experts of a list's rows.
-
-    Args:
-        x: [M, H], M at most ``SLICE_ROWS``.
-    """
+    """``intermediate`` [M, S, I] = act(x @ gate.T) * (x @ up.T) by the list's experts; M at most ``SLICE_ROWS``."""
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
     codes, scales, zeros, row_scales = _operands(weight)
@@ -309,11 +294,7 @@ def _operands(
 
 
 class KernelSpec(NamedTuple):
-    """All that a product's kernel is compiled for, but for the card.
-
-    Attributes:
-        format, in_features: of the weight. biased: it has a bias. rows: that a launch takes at most, 8 or 16.
-    """
+    """All that a product's kernel is compiled for, but for the card. ``rows``: of a launch at most, 8 or 16."""
 
     format: FragmentFormat
     in_features: int
@@ -324,17 +305,14 @@ class KernelSpec(NamedTuple):
 
     @property
     def name(self) -> Name:
-        """Of its source."""
         return "expert_gate_up" if isinstance(self.config, GateUpConfig) else "expert_down"
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
         return self.config.shared_bytes(self.format, self.in_features, self.mixture, self.rows)
 
     @property
     def options(self) -> list[str]:
-        """The compiler's command line."""
         return defined(
             **self.config.constants(self.format, self.in_features, self.mixture, self.rows),
             ROW_TILES=self.rows // ROW_TILE,
@@ -348,12 +326,10 @@ class KernelSpec(NamedTuple):
 
 
 def spec_of(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> KernelSpec:
-    """Of the kernel that multiplies a weight."""
     return KernelSpec(fragment_format(weight), weight.in_features, weight.bias is not None, mixture, config, rows)
 
 
 def route_options(mixture: Mixture, bias: bool) -> list[str]:
-    """The same for the router."""
     return defined(
         EXPERTS=mixture.experts,
         TOP_K=mixture.top_k,
@@ -391,15 +367,12 @@ def source_of(name: str) -> str:
 def make_kernel(
     source: str, options: list[str], name: str, threads: int, shared_bytes: int, device: torch.device
 ) -> cuda_driver.Kernel:
-    """Compiled, or from the disk, and loaded."""
     return cuda_driver.Kernel(cuda_driver.cubin(source, options, device), name, threads, shared_bytes, device)
 
 
 def compiled(device: torch.device, spec: KernelSpec) -> bytes:
-    """The cubin of a product's kernel, as ``nvrtc.cubin`` has it."""
     return cuda_driver.cubin(source_of(spec.name), spec.options, device)
 
 
 def compiled_route(device: torch.device, mixture: Mixture, biased: bool) -> bytes:
-    """The cubin of the router, as ``nvrtc.cubin`` has it."""
     return cuda_driver.cubin(source_of("route"), route_options(mixture, biased), device)

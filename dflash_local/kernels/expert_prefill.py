@@ -1,12 +1,11 @@
 """A mixture of experts for a prompt's rows: each expert's rows together, by grouped products of the library.
 
-Shapes: M rows of S experts each, R = M * S of them by their experts, H wide, I wide inside. How many rows are taken at
-a time, and what they take meanwhile, ``layout.moe`` says; beside it coded experts are decoded a slice at a time.
+M rows of S experts each, R = M * S, H wide, I wide inside. ``layout.moe`` says how many rows are taken at a time, and
+what they take; beside it coded experts are decoded a slice at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,11 +19,7 @@ from dflash_local.layout.moe import prefill_rows
 
 
 class Groups(NamedTuple):
-    """Rows by their experts.
-
-    Attributes:
-        experts: [R] int32, of each row, ascending. ends: [E] int32, behind the last row of each expert.
-    """
+    """Rows by experts. ``experts``: [R] int32, ascending. ``ends``: [E] int32, behind each expert's last row."""
 
     experts: torch.Tensor
     ends: torch.Tensor
@@ -97,7 +92,9 @@ def _by_expert(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> tor
 def _decoded_products(x: torch.Tensor, weight: ExpertWeight, coded: FragmentWeight, ends: torch.Tensor) -> torch.Tensor:
     """Without the bias. Experts that nobody takes are not decoded; the host reads which."""
     out, limits = x.new_empty(len(x), weight.out_features), [0, *ends.tolist()]
-    for experts in _slices(weight):
+    step = max(1, DECODED_SLICE // (weight.out_features * weight.in_features))  # experts that are decoded at a time
+    for first in range(0, weight.experts, step):
+        experts = slice(first, min(first + step, weight.experts))
         begin, end = limits[experts.start], limits[experts.stop]
         if begin < end:
             matrices = _decoded(weight, coded, experts, x.dtype)
@@ -106,15 +103,7 @@ def _decoded_products(x: torch.Tensor, weight: ExpertWeight, coded: FragmentWeig
     return out
 
 
-def _slices(weight: ExpertWeight) -> Iterator[slice]:
-    """As many experts as are decoded at a time."""
-    step = max(1, DECODED_SLICE // (weight.out_features * weight.in_features))
-    for first in range(0, weight.experts, step):
-        yield slice(first, min(first + step, weight.experts))
-
-
 def _decoded(weight: ExpertWeight, coded: FragmentWeight, experts: slice, dtype: torch.dtype) -> torch.Tensor:
-    """Their matrices [n, N, K]."""
     rows = slice(experts.start * weight.out_features, experts.stop * weight.out_features)
     room = torch.empty(rows.stop - rows.start, weight.in_features, device=coded.device, dtype=dtype)
     return fragment_decode.decode(coded, rows, room).view(-1, weight.out_features, weight.in_features)

@@ -28,69 +28,53 @@ class RouteTrial:
 
     @property
     def kernel(self) -> str:
-        """What it is compiled with."""
         return " ".join(["route", *expert_gemm.route_options(self.mixture, self.biased)])
 
     @property
     def configuration(self) -> object:
-        """The only one."""
         return self
 
     @property
     def group(self) -> object:
-        """Itself alone."""
         return self
 
     def compile(self, device: torch.device) -> None:
-        """See ``kernel_trial.Trial``."""
         expert_gemm.compiled_route(device, self.mixture, self.biased)
 
     def prepare(self, device: torch.device) -> None:
         """Nothing."""
 
     def passes(self, device: torch.device) -> bool:
-        """See ``kernel_trial.Trial``."""
         return RouteCheck(self.mixture, self.biased, device).passes(SLICE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTrial:
-    """A product's kernel, tried with fewer experts than a model's, and fewer features where these take much memory.
-
-    Attributes:
-        spec: of the kernel, whose mixture has no more experts than its rows can take: that changes none of its options.
-        features: N of each expert.
-    """
+    """A product's kernel, tried with fewer experts and perhaps features: that changes none of its options."""
 
     spec: KernelSpec
     features: int
 
     @property
     def kernel(self) -> str:
-        """What it is compiled with, and how many features it multiplies."""
         return " ".join([self.spec.name, *self.spec.options, f"N={self.features}"])
 
     @property
     def configuration(self) -> object:
-        """Of any number of rows."""
         mixture, config = self.spec.mixture, self.spec.config
         return config, self.group, mixture.slots, mixture.clamp, self.spec.biased, self.spec.in_features
 
     @property
     def group(self) -> object:
-        """All of a product and a format."""
         return self.spec.name, self.spec.format
 
     def compile(self, device: torch.device) -> None:
-        """See ``kernel_trial.Trial``."""
         expert_gemm.compiled(device, self.spec)
 
     def prepare(self, device: torch.device) -> None:
-        """See ``kernel_trial.Trial``."""
         self._check(device)
 
     def passes(self, device: torch.device) -> bool:
-        """See ``kernel_trial.Trial``."""
         return self._check(device).passes(self.spec.config)
 
     def _check(self, device: torch.device) -> ExpertCheck:
@@ -102,11 +86,7 @@ class ExpertTrial:
 
 
 def trial_of(weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int) -> ExpertTrial:
-    """Of the kernel that multiplies a weight.
-
-    Args:
-        rows: of a launch, 8 or 16.
-    """
+    """Of the kernel that multiplies a weight. ``rows``: of a launch, 8 or 16."""
     few = mixture._replace(experts=mixture.most(rows) - (mixture.shared > 0))
     spec = spec_of(weight, few, config, rows)
     block_rows = spec.format.block[0] if spec.format.block else 1

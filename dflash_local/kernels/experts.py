@@ -1,7 +1,7 @@
-"""Products of a mixture of experts: which experts each row takes, and what they make of it.
+"""Products of a mixture of experts in plain PyTorch, for CPUs: the host reads which experts occur.
 
-Plain PyTorch, for CPUs: the host reads which experts occur. Shapes: M rows, E experts, S slots: experts of a row. H
-wide, I wide inside. An expert that every row takes may be among the E, as their last one; a row's last slot is its.
+M rows, E experts, S slots (experts of a row), H wide, I wide inside. An expert that every row takes may be the last of
+the E; a row's last slot is its.
 """
 
 from __future__ import annotations
@@ -49,12 +49,7 @@ class RoutingOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """One matrix of every expert.
-
-    Attributes:
-        weight: [E * N, K], one expert's rows below the other's; of gate and up the gate's rows above up's.
-        bias: [E, N], of the activations' dtype.
-    """
+    """Every expert's matrix. ``weight``: [E * N, K]; of gate and up the gate's rows above up's. ``bias``: [E, N]."""
 
     weight: StackedWeight
     experts: int
@@ -62,12 +57,10 @@ class ExpertWeight:
 
     @property
     def out_features(self) -> int:
-        """N."""
         return self.weight.shape[0] // self.experts
 
     @property
     def in_features(self) -> int:
-        """K."""
         return self.weight.shape[1]
 
     def rows(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -121,9 +114,8 @@ def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routin
 def experts_swiglu(
     x: torch.Tensor, gate_up: ExpertWeight, routing: Routing, intermediate: torch.Tensor, activation: Activation
 ) -> torch.Tensor:
-    """``intermediate`` [M, S, I]: x @ gate.T and x @ up.T, gated, of a few rows ``x`` [M, H] by their experts.
-
-    One row at a time, so that its bits do not depend on which others chose its expert.
+    """``intermediate`` [M, S, I]: x @ gate.T and x @ up.T, gated, of a few rows ``x`` [M, H] by their experts; one row
+    at a time, so that its bits do not depend on which others chose its expert.
     """
     for row, chosen in enumerate(routing.experts.tolist()):
         for slot, expert in enumerate(chosen):
@@ -138,13 +130,7 @@ def experts_down(
     out: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out`` [M, H] = the weighed sum of a few rows' experts (+ residual); ``out`` may be the residual.
-
-    The sum is float32 and goes by slots; one row at a time, see ``experts_swiglu``.
-
-    Args:
-        intermediate: [M, S, I].
-    """
+    """``out`` [M, H] = the weighed float32 sum by slots of ``intermediate`` [M, S, I] (+ residual), row by row."""
     for row, chosen in enumerate(routing.experts.tolist()):
         total = torch.zeros(out.shape[1], device=out.device, dtype=torch.float32)
         for slot, expert in enumerate(chosen):

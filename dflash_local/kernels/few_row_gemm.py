@@ -1,7 +1,7 @@
 """Products of a few rows with a weight, quantised or not, by ``few_row_gemm.cu``: its every byte is read once.
 
-Configurations are chosen by measurement (``models.fused.kernel_choice``). Sums are float32 in an order that the
-configuration fixes, so a row's result does not depend on the other rows.
+Configurations are chosen by measurement (``models.fused.kernel_choice``). Each fixes the order of the float32 sums, so
+a row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class FewRowConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
         return self.warps_k * self.warps_n * WARP_SIZE
 
     @property
@@ -89,11 +88,7 @@ class FewRowConfig:
 
 
 def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
-    """Configurations worth measuring for a weight, on a device with so many bytes of shared memory for a block.
-
-    Args:
-        paired: gate and up, which are multiplied with each other.
-    """
+    """Configurations worth measuring where a block has so much shared memory; ``paired``: gate and up."""
     if paired and weight.shape[0] % (2 * TILE_N):
         return []
     steps = weight.steps
@@ -144,11 +139,7 @@ def linear(
 
 
 def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig | None) -> torch.Tensor:
-    """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
-
-    Args:
-        x: [M, K]. weight: [2 I, K], the gate's rows first; I is a multiple of 16. out: [M, I].
-    """
+    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded. ``weight``: [2 I, K], gate first, 16 divides I."""
     if config is None or not _runs(x):
         return swiglu_reference(x, weight, out)
     _launch(x, weight, out, config, None, paired=True)
@@ -158,7 +149,7 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: F
 def linear_reference(
     x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same in plain PyTorch, for any number of rows, a slice of the weight at a time."""
+    """In plain PyTorch, for any number of rows, a slice of the weight at a time."""
     product = out if residual is None else torch.empty_like(out)
     for _, rows in weight.slices():
         product[:, rows] = torch.mm(x, weight.dequantized(rows).to(x.dtype).t())
@@ -178,19 +169,16 @@ def multiply_tail(
 
 
 def swiglu_reference(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
-    """The same in plain PyTorch, for any number of rows."""
     return gated(linear_reference(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 
 def source_text(source: Path) -> str:
-    """What is compiled of a source whose weights lie in fragments."""
     return "".join(path.read_text(encoding="utf-8") for path in (FRAGMENTS, source))
 
 
 def compile_options(
     weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> list[str]:
-    """The compiler's command line for a kernel, but for the card."""
     return defined(
         **fragment_constants(weight_format, in_features, config.tiles),
         ROW_TILES=row_tiles(rows),
@@ -206,11 +194,7 @@ def compile_options(
 
 
 def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: int) -> dict[str, int]:
-    """What ``fragments.cu`` is compiled for.
-
-    Args:
-        tiles: of 16 features, of a warp.
-    """
+    """What ``fragments.cu`` is compiled for. ``tiles``: of 16 features, of a warp."""
     block, plain = weight_format.block, weight_format == PLAIN
     scale_type = NO_SCALE if plain else SCALE_TYPES[weight_format.scales]
     row_scale_type = SCALE_TYPES[torch.float32] if weight_format.row_scales else NO_SCALE
@@ -227,7 +211,6 @@ def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: i
 
 
 def defined(**constants: int) -> list[str]:
-    """The compiler's command line that defines them."""
     return ["--std=c++17", *(f"-D{name}={value}" for name, value in constants.items())]
 
 
@@ -304,11 +287,7 @@ def _kernel(
 def compiled(
     device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
 ) -> bytes:
-    """The cubin of a kernel, as ``nvrtc.cubin`` has it.
-
-    Args:
-        rows: of x that a launch takes at most, a multiple of 8.
-    """
+    """The cubin of a kernel, see ``nvrtc.cubin``. ``rows``: of x that a launch takes at most, a multiple of 8."""
     options = compile_options(weight_format, in_features, config, rows, paired)
     return cuda_driver.cubin(source_text(SOURCE), options, device)
 

@@ -18,11 +18,7 @@ MAX_CODES = 2**27  # of a weight that is tried: rows beyond are left out
 
 @dataclass(frozen=True, slots=True)
 class FewRowTrial:
-    """One kernel, and the product that it is tried with; see ``kernel_trial.Trial``.
-
-    Attributes:
-        format, shape: of the weight, [N, K]. paired: gate and up. rows: that a launch takes at most.
-    """
+    """One kernel, and the product of ``shape`` [N, K] that it is tried with. ``rows``: that a launch takes at most."""
 
     format: FragmentFormat
     shape: tuple[int, int]
@@ -32,30 +28,24 @@ class FewRowTrial:
 
     @property
     def kernel(self) -> str:
-        """What it is compiled with, and how many rows it multiplies."""
         options = few_row_gemm.compile_options(self.format, self.shape[1], self.config, self.rows, self.paired)
         return " ".join([*options, f"N={self.shape[0]}", f"TAIL={self.format.tail}"])
 
     @property
     def configuration(self) -> object:
-        """Of any number of rows."""
         return replace(self, rows=0)
 
     @property
     def group(self) -> object:
-        """All of a format."""
         return self.format
 
     def compile(self, device: torch.device) -> None:
-        """See ``kernel_trial.Trial``."""
         few_row_gemm.compiled(device, self.format, self.shape[1], self.config, self.rows, self.paired)
 
     def prepare(self, device: torch.device) -> None:
-        """See ``kernel_trial.Trial``."""
         self._check(device)
 
     def passes(self, device: torch.device) -> bool:
-        """See ``kernel_trial.Trial``."""
         return self._check(device).passes(self.config, self.rows)
 
     def _check(self, device: torch.device) -> ProductCheck:

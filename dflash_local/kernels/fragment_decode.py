@@ -47,12 +47,7 @@ CONFIG = LaunchConfig()
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: LaunchConfig | None = None) -> torch.Tensor:
-    """What some coded rows of a weight stand for, in the dtype of ``out``.
-
-    Args:
-        rows: from a tile's first to a tile's last or the last of all. out: [>= n, K] contiguous; its first n are
-            written.
-    """
+    """What coded rows, from a tile's first to a tile's last or the end, stand for: the first of ``out`` [>= n, K]."""
     begin, end, _ = rows.indices(weight.coded_rows)
     part = out[: end - begin]
     if not runs_kernels(weight):
@@ -73,11 +68,7 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
 
 
 def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
-    """``x @ weight.T`` for many rows, a slice of the weight at a time.
-
-    Args:
-        x: [M, K].
-    """
+    """``x`` [M, K] ``@ weight.T`` for many rows, a slice of the weight at a time."""
     n, k = weight.coded_rows, weight.shape[1]
     step = slice_rows(n, k)
     out, room = x.new_empty(len(x), weight.shape[0]), x.new_empty(min(step, n), k)
@@ -123,7 +114,6 @@ def launch_constants(n: int, k: int, config: LaunchConfig) -> dict[str, Any]:
 
 
 def tile_constants(kind: FragmentFormat) -> dict[str, Any]:
-    """What ``load_runs`` and ``decoded_runs`` are compiled for."""
     fields = NIBBLES.get(kind.codes, ())
     places = [sum(place << 8 * operand for operand, place in enumerate(field[2])) for field in fields]
     return {
@@ -187,18 +177,13 @@ def _decode_kernel(
     tl.store(places, lower.to(out.dtype.element_ty), mask=(inside & ((row + 8 < features) | WHOLE))[:, None])
 
 
+# fmt: off
 @jit
 def load_runs(
-    codes,
-    tile,
-    first,
-    steps,
-    RUN_WORDS: tl.constexpr,
-    RUNS: tl.constexpr,
-    ACROSS: tl.constexpr,
-    STREAMED: tl.constexpr,
-    WHOLE: tl.constexpr,
+    codes, tile, first, steps, RUN_WORDS: tl.constexpr, RUNS: tl.constexpr, ACROSS: tl.constexpr,
+    STREAMED: tl.constexpr, WHOLE: tl.constexpr,
 ):
+    # fmt: on
     """Codes of some runs of a tile from a step on; g of each run, and its first column from that step's on.
 
     A run is eight columns of features g and g + 8 (``fragment_packing``). A step of 128 columns has 128 of them. Codes
@@ -272,15 +257,13 @@ def decoded_runs(
     return values
 
 
+# fmt: off
 @jit
 def _value(
-    word,
-    CODES: tl.constexpr,
-    PLACES: tl.constexpr,
-    SIGN_PLACES: tl.constexpr,
-    OPERAND: tl.constexpr,
+    word, CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, OPERAND: tl.constexpr,
     ELEMENT: tl.constexpr,
 ):
+    # fmt: on
     """A code of a word as float32; OPERAND: h of a byte, h + 2 pair of four bits."""
     PLACE: tl.constexpr = ((PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
     SIGN: tl.constexpr = ((SIGN_PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT

@@ -64,12 +64,10 @@ class FragmentFormat:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
         return {"int4": 4, "e2m1": 4, "bfloat16": 16}.get(self.codes, 8)
 
     @property
     def step_words(self) -> int:
-        """Words of 32 bits that the codes of a tile and step are."""
         return self.bits * TILE_N * STEP_K // (8 * WORD_BYTES)
 
     @property
@@ -79,12 +77,10 @@ class FragmentFormat:
 
     @property
     def step_group(self) -> int:
-        """Columns of a step that share a scale."""
         return STEP_K if self.block is None or STEP_K % self.block[1] else self.block[1]
 
     @property
     def group_steps(self) -> int:
-        """Steps that share a scale."""
         return 1 if self.block is None else -(-self.block[1] // STEP_K)
 
     @property
@@ -119,26 +115,19 @@ class FragmentWeight(CodedWeight):
 
     @property
     def coded_rows(self) -> int:
-        """Its rows but for the tail's."""
         return self.shape[0] - self.format.tail
 
     @property
     def tiles(self) -> int:
-        """Of 16 coded rows."""
         return -(-self.coded_rows // TILE_N)
 
     @property
     def steps(self) -> int:
-        """Of 128 columns."""
         return -(-self.shape[1] // STEP_K)
 
     @classmethod
     def plain(cls, weight: torch.Tensor) -> FragmentWeight:
-        """A matrix [N, K] in bfloat16 as it lies.
-
-        Raises:
-            ValueError: the kernels do not take it; says why.
-        """
+        """A matrix [N, K] in bfloat16 as it lies. Raises ValueError: the kernels do not take it; says why."""
         if weight.dtype != torch.bfloat16 or not weight.is_contiguous() or weight.shape[1] % LANE_COLUMNS:
             raise ValueError(f"rows are no multiples of {LANE_COLUMNS} bfloat16, one behind the other")
         return cls(weight, weight, None, None, weight.shape, PLAIN, weight.dtype)
@@ -195,7 +184,6 @@ class FragmentWeight(CodedWeight):
         return replace(self, shape=shape, format=replace(self.format, tail=n), tail=tail)
 
     def tail_rows(self) -> torch.Tensor:
-        """The rows [n, K] of its tail, in bfloat16; none where it has none."""
         if self.tail is None:
             return torch.empty(0, self.shape[1], dtype=torch.bfloat16, device=self.device)
         return _bfloat16_rows(self.tail)[: self.format.tail, : self.shape[1]].contiguous()
@@ -208,11 +196,7 @@ class FragmentWeight(CodedWeight):
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.coded_rows))
 
     def first_rows(self, stop: int) -> FragmentWeight:
-        """Its first coded rows, over the same memory.
-
-        Raises:
-            ValueError: they do not consist of tiles.
-        """
+        """Its first coded rows, over the same memory. Raises ValueError: they do not consist of tiles."""
         if stop % TILE_N or stop > self.coded_rows:
             raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
         tiles = slice(stop // TILE_N)
@@ -272,15 +256,11 @@ class FragmentWeight(CodedWeight):
 
 
 def is_whole(weight: Codable) -> bool:
-    """True where a weight consists of whole tiles and steps."""
     return weight.shape[0] % TILE_N == 0 and weight.shape[1] % STEP_K == 0
 
 
 def has_room(weight: Codable) -> bool:
-    """True where a weight may be packed in place: what it lacks of its last tile and step can lie behind it.
-
-    Weights of ``layout``'s buffers have that room; of another it is seen by the end of its memory.
-    """
+    """True where a weight may be packed in place: what its last tile and step lack can lie behind it."""
     if is_whole(weight):
         return True
     n, k = weight.shape
@@ -307,11 +287,7 @@ def _over(tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
 
 
 def fragment_format(weight: Codable) -> FragmentFormat:
-    """What the fragments of a weight will be.
-
-    Raises:
-        ValueError: the kernel does not take it; says why.
-    """
+    """What the fragments of a weight will be. Raises ValueError: the kernel does not take it; says why."""
     k = weight.shape[1]
     if k % LANE_COLUMNS:
         raise ValueError(f"{k} columns are no multiple of {LANE_COLUMNS}")

@@ -1,9 +1,7 @@
-"""Gated delta rule in plain PyTorch: the block form, the one-by-one commit, the chunked prefill.
+"""Gated delta rule in plain PyTorch (the CPU path, and the reference of faster kernels): block form, commit, prefill.
 
-These are the CPU path and the reference of every faster kernel. Knows nothing of layers or caches.
-
-Recurrence per head (Yang et al., Gated Delta Networks, arXiv 2412.06464), state S [dk, dv]:
-``S <- e^g S ; d = beta (v - S^T k) ; S <- S + k d^T ; o = S^T q``.
+Recurrence per head (Yang et al., Gated Delta Networks, arXiv 2412.06464), state S [dk, dv]: ``S <- e^g S ; d = beta (v
+- S^T k) ; S <- S + k d^T ; o = S^T q``.
 """
 
 from __future__ import annotations

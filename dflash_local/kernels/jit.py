@@ -50,11 +50,9 @@ def wait_for_earlier_kernels():
 
 
 def overlapping(tensor: Placed) -> dict[str, bool]:
-    """Launch options of a kernel that begins with ``wait_for_earlier_kernels``: it is set up while the one before it
-    runs (programmatic dependent launch), where card and driver have that.
-
-    Not for a kernel of many programs behind one that fills the multiprocessors: all of them would crowd on the first
-    few multiprocessors that become free.
+    """Launch options of a kernel with ``wait_for_earlier_kernels``: it is set up while the one before it runs
+    (programmatic dependent launch). Not for many programs behind a kernel that fills the multiprocessors: all would
+    crowd on the first few that become free.
     """
     return {"launch_pdl": True} if tensor.is_cuda and _overlaps(torch.cuda.current_device()) else {}
 

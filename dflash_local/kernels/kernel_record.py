@@ -1,8 +1,6 @@
-"""What is known of the few-row kernels on one card, those of experts among them: which are right, and which was the
-fastest for a product and in what time.
+"""What is known of the few-row kernels on one card, those of experts among them: which are right, which is the fastest.
 
-One JSON file beside the compiled kernels for each card, driver, version of NVRTC and source. Where it cannot be
-written, all is found out again at the next start.
+One JSON file beside the compiled kernels for each card, driver, NVRTC and source; else found out again at each start.
 """
 
 from __future__ import annotations
@@ -44,11 +42,7 @@ class Choice(NamedTuple):
 
 
 class KernelRecord:
-    """Verdicts and choices by the names of kernels and products.
-
-    Args:
-        folder: where it is kept; None: nowhere. facts: what it holds for, JSON-able.
-    """
+    """Verdicts and choices by the names of kernels and products. ``folder``: None: nowhere. ``facts``: for JSON."""
 
     def __init__(self, folder: Path | None, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -63,7 +57,6 @@ class KernelRecord:
         self._read()
 
     def is_right(self, kernel: str) -> bool:
-        """True for a kernel that was tried and found right."""
         return self.verdicts.get(kernel) == "right"
 
     def chosen(self, product: str) -> Choice | None:
@@ -74,7 +67,6 @@ class KernelRecord:
         return Choice(self.choices[product], self.microseconds[product])
 
     def choose(self, product: str, config: str, us: float) -> None:
-        """Keep the fastest configuration of a product, which takes so many microseconds."""
         self.choices[product], self.microseconds[product] = config, round(us, 2)
         self.save()
 
@@ -135,9 +127,7 @@ def forget_all() -> None:
 
 
 def card_facts(device: torch.device | str) -> dict[str, Any]:
-    """What verdicts and choices hold for. Without NVRTC there are choices all the same, of Triton's and the library's
-    products.
-    """
+    """What verdicts and choices hold for. Without NVRTC there are choices of Triton's and the library's products."""
     try:
         version = list(nvrtc.nvrtc().version)
     except MissingDependencyError:

@@ -1,9 +1,7 @@
-"""The first use of few-row kernels, those of experts too, on a card, in a child process: what is wrong, faults or hangs
-there does no harm.
+"""The first use of few-row kernels, experts' too, on a card, in a child process, where faults and hangs do no harm.
 
-A fault of CUDA cannot be caught in the process that holds the model, and a kernel that does not end cannot be ended
-but with its process. A child compiles the kernels and tries them one after the other (``trial_worker``); when it dies
-or is late, the kernel at hand has its verdict and a new child goes on with the next.
+A fault of CUDA cannot be caught, nor a kernel ended, but with its process. A child compiles the kernels and tries one
+after the other (``trial_worker``); when it dies or is late, the kernel has its verdict and a new child goes on.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ class Trial(Protocol):
         """Equal for kernels of a product and a format: the rest is left out once ``MAX_FAILURES`` of them failed."""
 
     def compile(self, device: torch.device) -> None:
-        """Have it compiled, and kept where there is a disk for it.
-
-        Raises:
-            RuntimeError: the compiler refuses it. MissingDependencyError: there is no compiler.
-        """
+        """Compile it. Raises RuntimeError: the compiler refuses it. MissingDependencyError: there is no compiler."""
 
     def passes(self, device: torch.device) -> bool:
         """True where it gives PyTorch's numbers, twice the same, and writes to no more memory than its results.
@@ -70,12 +64,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the child is to compile or try.
-
-    Attributes:
-        few_row: source of the few-row kernels. experts: sources of the experts'.
-        compile_only: to compile all trials' kernels; else the one trial is to be tried.
-    """
+    """What the child is to do. ``few_row``, ``experts``: sources. ``compile_only``: compile all, else try the one."""
 
     few_row: Path
     experts: Mapping[str, Path]
@@ -85,7 +74,6 @@ class Request:
 
     @classmethod
     def of(cls, device: torch.device, trials: tuple[Trial, ...], compile_only: bool) -> Request:
-        """With the sources that this process has."""
         return cls(few_row_gemm.SOURCE, dict(expert_gemm.SOURCES), str(device), trials, compile_only)
 
 
@@ -94,20 +82,9 @@ class TrialsImpossibleError(Exception):
 
 
 def try_kernels(
-    trials: Iterable[Trial],
-    device: torch.device,
-    record: KernelRecord,
-    progress: Progress,
-    handler: Path = HANDLER,
+    trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress, handler: Path = HANDLER
 ) -> None:
-    """Enter a verdict for every kernel that has none.
-
-    Args:
-        progress: called with what is done, and the share that is done. handler: what the child runs.
-
-    Raises:
-        TrialsImpossibleError: the child cannot use the device.
-    """
+    """Enter verdicts for kernels without. ``progress``: what is done, its share. Raises TrialsImpossibleError."""
     new = tuple({trial.kernel: trial for trial in trials if trial.kernel not in record.verdicts}.values())
     if not new:
         return

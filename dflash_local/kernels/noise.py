@@ -22,10 +22,7 @@ LARGEST = 1.0 - 2.0**-24
 
 
 def _product(a: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a * multiplier for int64 tensors that hold 32-bit words.
-
-    Done in two halves: the whole product can pass 2^63, and arithmetic shifts are the only ones.
-    """
+    """High and low 32 bits of a * multiplier for int64 tensors of 32-bit words, by halves: it can pass 2^63."""
     low = (a & 0xFFFF) * multiplier
     high = (a >> 16) * multiplier + (low >> 16)
     return (high >> 16) & MASK, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -1,7 +1,4 @@
-"""CUDA C++ compiled at run time by NVRTC, the compiler that comes with torch's own CUDA: no toolkit is needed.
-
-What was compiled is kept on disk, so that each kernel is compiled once for a card, a driver and a version of NVRTC.
-"""
+"""CUDA C++ compiled at run time by NVRTC of torch's own CUDA, and kept on disk for each card, driver and NVRTC."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from dflash_local.store.paths import cubins_folder
 
 
 class Nvrtc:
-    """One NVRTC library.
-
-    Attributes:
-        version: major and minor, those of its CUDA.
-    """
+    """One NVRTC library. ``version``: major and minor, those of its CUDA."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -43,14 +36,7 @@ class Nvrtc:
         return tuple(found)
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
-        """The cubin of a source, and what the compiler said.
-
-        Args:
-            options: as of its command line; one is ``--gpu-architecture=sm_XX``.
-
-        Raises:
-            RuntimeError: with the compiler's words.
-        """
+        """The cubin and the compiler's words; ``options``: one is ``--gpu-architecture=sm_XX``. Raises RuntimeError."""
         program = ctypes.c_void_p()
         text = source.encode()
         self._check(self._library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
@@ -82,11 +68,7 @@ class Nvrtc:
 
 @cache
 def nvrtc() -> Nvrtc:
-    """The NVRTC of torch's CUDA; that of any CUDA where torch has none.
-
-    Raises:
-        MissingDependencyError: there is none; names the wheel.
-    """
+    """The NVRTC of torch's CUDA, or of any where torch has none. Raises MissingDependencyError: names the wheel."""
     wanted = torch.version.cuda.split(".")[0] if torch.version.cuda else None
     names = sorted(path for path in nvrtc_files.installed() if wanted in (None, nvrtc_files.major_of(path.name)))
     found = [str(path) for path in names]
@@ -102,7 +84,6 @@ def nvrtc() -> Nvrtc:
 
 
 def _wheel(major: str | None) -> str:
-    """Of a CUDA."""
     return f"nvidia-cuda-nvrtc-cu{major}" if major in ("11", "12") else "nvidia-cuda-nvrtc"
 
 

@@ -15,11 +15,7 @@ PORTABLE, MAPPED = 1, 2  # cudaHostRegister's flags: for every context, and at a
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor on the host that CUDA kernels can read; given back with its last view.
-
-    Raises:
-        DoesNotFitError: the host does not give so much memory that stays in place.
-    """
+    """A host tensor that CUDA kernels can read, given back with its last view. Raises DoesNotFitError: no room."""
     size = dtype.itemsize * torch.Size(shape).numel()
     try:
         pages = _pages(size)

@@ -1,7 +1,4 @@
-"""Attention of a prompt's many rows over the cache: the library's, which knows nothing of a cache's own format.
-
-Nor of sinks, which it does not know: a key of its own stands for them, with a value of zero.
-"""
+"""Attention of a prompt's many rows over the cache by the library, which knows neither fp8 caches nor sinks."""
 
 from __future__ import annotations
 
@@ -103,10 +100,8 @@ def _attended(
 
 
 def _lower_right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """The last row sees all keys, each one before it one less: ``torch.nn.attention.bias.causal_lower_right``.
-
-    Importing that brings torch's compiler, two seconds of every start: where it would call the flash kernel, that is
-    called, and on a CPU it makes a mask, as is done here.
+    """The last row sees all keys, each before it one less: ``torch.nn.attention.bias.causal_lower_right``, whose import
+    brings torch's compiler, two seconds of every start. Flash kernels and CPUs do without.
     """
     rows, length = q.shape[2], k.shape[2]
     if q.device.type == "cpu":

@@ -18,11 +18,7 @@ KINDS_OF_ROWS = 4  # that ``mixed_rows`` has by turns
 
 
 class ProductCheck:
-    """A weight, rows of activations, and what their product is in float32.
-
-    Args:
-        paired: gate and up, which are multiplied with each other. x: [M, K], bfloat16.
-    """
+    """A weight, bfloat16 rows ``x`` [M, K], and their product in float32. ``paired``: gate and up."""
 
     def __init__(self, weight: FragmentWeight, paired: bool, x: torch.Tensor) -> None:
         self._weight, self._paired, self._x = weight, paired, x
@@ -37,11 +33,7 @@ class ProductCheck:
         self._bound = error * (self._want.abs() + self._want.square().mean(1, keepdim=True).sqrt() / 2)
 
     def passes(self, config: FewRowConfig, rows: int) -> bool:
-        """True where a configuration, given so many rows at a time, is right, twice the same, and writes no more.
-
-        Raises:
-            RuntimeError: a fault of the device. MissingDependencyError: there is no compiler.
-        """
+        """True where it is right for so many rows, twice the same, and writes no more. Raises as ``Trial.passes``."""
         seen = torch.ones((), dtype=torch.bool, device=self._x.device)
         for begin in range(0, len(self._x), rows):
             part = slice(begin, begin + rows)

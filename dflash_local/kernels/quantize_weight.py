@@ -15,10 +15,7 @@ STARTS = (1.0, 0.91, 0.82, 0.73, 0.64, 0.55)
 
 
 def quantize(plain: torch.Tensor, weight: IntWeight | Fp8Weight) -> None:
-    """Fill a weight with what comes nearest to a matrix [N, K] of any floating dtype, wherever that lies.
-
-    The codes are the nearest ones for the scales as they are stored. Beside both a slice is held in float32.
-    """
+    """Fill a weight with what comes nearest to a matrix [N, K] anywhere; beside both a float32 slice is held."""
     for rows in row_slices(weight, weight.block[0] if isinstance(weight, Fp8Weight) else 1):
         part = plain[rows].to(weight.device).float()
         if isinstance(weight, IntWeight):

@@ -1,7 +1,6 @@
-"""Quantised weights as they lie in memory, whatever dialect of a checkpoint they came from, and what they stand for.
+"""Quantised weights as they lie in memory, and what they stand for: row-major along K, one order of codes for all.
 
-Row-major along K, one order of codes for all: the dialects of checkpoints are undone where they are read, and what a
-kernel wants is packed from here.
+Dialects of checkpoints are undone where they are read, and what a kernel wants is packed from here.
 """
 
 from __future__ import annotations
@@ -37,22 +36,18 @@ class CodedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
         return self.codes.device
 
     @property
     def is_cuda(self) -> bool:
-        """True on a GPU."""
         return self.codes.is_cuda
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
         values = (getattr(self, each.name) for each in fields(self))
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def numel(self: _Shaped) -> int:
-        """How many weights."""
         return self.shape.numel()
 
 
@@ -83,7 +78,6 @@ class IntWeight(GroupedWeight):
 
     @property
     def shape(self) -> torch.Size:
-        """[N, K]."""
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // self.bits))
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -110,7 +104,6 @@ class Fp8Weight(CodedWeight):
 
     @property
     def shape(self) -> torch.Size:
-        """[N, K]."""
         return self.codes.shape
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -138,7 +131,6 @@ class Fp4Weight(GroupedWeight):
 
     @property
     def shape(self) -> torch.Size:
-        """[N, K]."""
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // 4))
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -158,7 +150,6 @@ def row_slices(weight: _Shaped, multiple: int = 1) -> Iterator[slice]:
 
 
 def slices(rows: int, columns: int, multiple: int = 1) -> Iterator[slice]:
-    """As ``row_slices``, of a matrix of these sizes."""
     step = max(1, DEQUANTIZED_SLICE // max(columns, 1) // multiple) * multiple
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))

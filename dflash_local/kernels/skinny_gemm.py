@@ -1,8 +1,7 @@
 """Products of a few rows with a large weight matrix: every byte of the weight is read once, in order.
 
-At up to 64 rows the time is that of the weight's bytes; configurations are chosen by measurement
-(``models.fused.linear``). Sums are float32 over all of K in one program, so a row's result does not depend on the
-other rows.
+Configurations are chosen by measurement (``models.fused.kernel_choice``). Sums are float32 over all of K in one
+program, so a row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -45,20 +44,10 @@ def linear(
         return linear_reference(x, weight, out, residual)
     rows = x.shape[0]
     _linear_kernel[(weight.shape[0] // config.block_n,)](
-        x,
-        weight,
-        out,
-        out if residual is None else residual,
-        rows,
-        row_stride(out, residual),
-        x.shape[1],
-        max(MIN_ROWS, power_of_two(rows)),
-        config.block_n,
-        config.block_k,
-        residual is not None,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        x, weight, out, out if residual is None else residual, rows, row_stride(out, residual), x.shape[1],
+        max(MIN_ROWS, power_of_two(rows)), config.block_n, config.block_k, residual is not None,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
     return out
 
 
@@ -78,27 +67,14 @@ def linear_reference(
 
 
 def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: GemmConfig) -> torch.Tensor:
-    """``out = silu(x @ gate.T) * (x @ up.T)``, each product rounded as a layer of its own would be.
-
-    Args:
-        x: [M, K]. gate_up: [2 I, K], the gate's rows first. out: [M, I].
-    """
+    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each product rounded; ``gate_up``: [2 I, K], the gate first."""
     if not runs_kernels(x):
         return swiglu_reference(x, gate_up, out)
     rows, intermediate_size = x.shape[0], out.shape[1]
     _swiglu_kernel[(intermediate_size // config.block_n,)](
-        x,
-        gate_up,
-        out,
-        rows,
-        intermediate_size,
-        x.shape[1],
-        max(MIN_ROWS, power_of_two(rows)),
-        config.block_n,
-        config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        x, gate_up, out, rows, intermediate_size, x.shape[1], max(MIN_ROWS, power_of_two(rows)), config.block_n,
+        config.block_k, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
     return out
 
 

@@ -40,11 +40,7 @@ CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What launches and their timing depend on.
-
-    Attributes:
-        shared_memory: bytes of a program. num_sms: multiprocessors. l2_cache_size: bytes.
-    """
+    """What launches depend on. ``shared_memory``: bytes of a program. ``l2_cache_size``: bytes."""
 
     shared_memory: int
     num_sms: int
@@ -54,17 +50,15 @@ class DeviceProperties:
 
 @cache
 def device_properties(device: torch.device) -> DeviceProperties:
-    """A CUDA device's."""
     found = torch.cuda.get_device_properties(device)
     shared = int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
     return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor), found.L2_cache_size)
 
 
 def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
-    """The configuration for caches of ``itemsize`` bytes a number; made smaller where it exceeds the shared memory.
-
-    A program holds its queries [block_m, head_dim] and, for each stage, a step's keys and values. Fewer stages are
-    tried before fewer keys, and two stages are kept.
+    """The configuration for caches of ``itemsize`` bytes a number, smaller where it exceeds the shared memory: a
+    program holds its queries and, for each stage, a step's keys and values. Fewer stages (at least two) come before
+    fewer keys.
     """
     config = CONFIGS[(min(itemsize, 2), 128 if head_dim <= 128 else 256)]
     block_kv, num_stages = config.block_kv, config.num_stages

@@ -1,6 +1,4 @@
-"""How long work on a CUDA device takes, launches left out; and products as decoding finds them: with clocks that are
-up, and weights that no cache holds.
-"""
+"""How long work on a CUDA device takes, launches left out; products with clocks that are up and weights in no cache."""
 
 from __future__ import annotations
 
@@ -22,10 +20,7 @@ LEAST_CHANGE_US = 3.0  # of one product, which a launch may vary by
 
 
 class KernelTimer:
-    """Times products on one device, and compares them with what they took when they were chosen. One for each load.
-
-    Clocks are warmed up once, and only where something is to be chosen or a time is in doubt.
-    """
+    """Times products on one device against what they took when chosen; clocks are warmed up once, where needed."""
 
     def __init__(self) -> None:
         self._warm = False
@@ -63,11 +58,7 @@ class KernelTimer:
         return 1e3 * replay_ms(work, REPLAYS, lambda: [part.amax() for part in parts]) / products
 
     def agrees(self, chosen_us: float, work: Callable[[], object], measure: Callable[[], float]) -> bool:
-        """True where a product takes about as long as when it was chosen; in doubt it is measured with warm clocks.
-
-        Args:
-            work: the product, to warm up with. measure: its microseconds now.
-        """
+        """True where a product takes about as long as when chosen; in doubt ``work`` warms the clocks first."""
         if _is_near(chosen_us, measure()):
             return True
         self.warm_up(work)
@@ -84,7 +75,6 @@ def _is_near(one_us: float, other_us: float) -> bool:
 
 
 def largest_tensor(weight: torch.Tensor | CodedWeight) -> torch.Tensor:
-    """Of what a weight lies in."""
     return weight if isinstance(weight, torch.Tensor) else weight.codes
 
 
@@ -108,11 +98,7 @@ def repeat(work: Callable[[], object], seconds: float) -> None:
 
 
 def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], object] = lambda: None) -> float:
-    """Milliseconds of one run of the work, which is recorded as a graph; the median of so many replays.
-
-    Args:
-        before: done before each replay, and not timed.
-    """
+    """Milliseconds of the work recorded as a graph, the median of replays; ``before``: done before each, not timed."""
     replay, spans = Replay(work), []
     for _ in range(replays):
         before()
@@ -121,10 +107,9 @@ def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], obj
 
 
 class Replay:
-    """Work recorded as a CUDA graph. It runs once before, since it may have to be compiled.
-
-    The events that time it are part of the graph: between one in front of the graph and the graph's first kernel lie
-    the microseconds, more on a busy host, that a launch takes, which are as long as a small product.
+    """Work recorded as a CUDA graph, after one run that compiles it. The events that time it are part of the graph:
+    between one in front of it and its first kernel lie the microseconds of a launch, which are as long as a small
+    product.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:

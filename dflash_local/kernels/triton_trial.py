@@ -32,11 +32,7 @@ def _add_one(numbers):
 
 @cache
 def why_not(device: str) -> KernelError | None:
-    """Why Triton's kernels do not run on a device, with what to install; None where they do. Tried once a process.
-
-    Raises:
-        torch.OutOfMemoryError, torch.AcceleratorError: the device itself failed.
-    """
+    """Why Triton's kernels do not run here, with what to install, or None. Raises torch's faults of the device."""
     try:
         with torch.cuda.device(torch.device(device) if device.startswith("cuda") else -1):
             numbers = torch.full((1,), 41, dtype=torch.int32, device=device)
@@ -68,11 +64,7 @@ def explained(error: Exception) -> KernelError:
 
 @contextmanager
 def named_compile_errors() -> Iterator[None]:
-    """Around work that launches Triton's kernels.
-
-    Raises:
-        KernelError: one of them could not be compiled.
-    """
+    """Around work that launches Triton's kernels. Raises KernelError: one of them could not be compiled."""
     try:
         yield
     except COMPILE_ERRORS as error:

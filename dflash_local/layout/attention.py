@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
-from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
+from dflash_local.layout.buffer import ITEM_BYTES, Buffer
 from dflash_local.layout.linear import LinearSpec, Part
-from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.layout.split_kv import even_splits, fixed_splits
 
@@ -34,7 +34,7 @@ class AttentionVectors(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayout:
+class AttentionLayout(PartLayout):
     config: AttentionConfig
     module: str = "self_attn"
     title: str = "attention"
@@ -52,7 +52,6 @@ class AttentionLayout:
         yield from self.vectors(at, spec).all()
 
     def vectors(self, at: str, spec: WeightSpec) -> AttentionVectors:
-        """Norms, biases and sinks."""
         config = self.config
         names = ("q_norm", "k_norm") if config.qk_norm else ()
 
@@ -78,26 +77,20 @@ class AttentionLayout:
         return partial_buffers(owner, config.num_heads, config.head_dim, spec.rows, spec.capacity, spec.exact)
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """A block's rows, and the partial results of split-KV attention."""
         yield from block_buffers(owner, self.config, spec.rows, spec.dtype)
         yield from self.partials(owner, spec)
         yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """The projection and the queries, the output, a gate and the gated output; and a float32 a row and head.
-
-        With a window a mask besides, and what the library makes of it.
-        """
+        """The projection, queries, output, a gate and the gated output; a float32 a row and head; a window's mask."""
         config = self.config
         kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
         mask = 0 if config.sliding_window is None else (rows + config.sliding_window) * (1 + item_bytes)
         return rows * (kept * item_bytes + 4 * config.num_heads + mask)
 
     def prefill_copy_bytes(self, rows: int, spec: EngineSpec) -> int:
-        """What a prompt's rows take beside ``prefill_bytes`` where the library takes no cache as it is.
-
-        Keys and values of one KV head in the activations' dtype; with sinks they are wider, and so are the queries and
-        one group's result.
+        """What a prompt takes beside ``prefill_bytes`` where the library takes no cache as it is: one KV head's keys
+        and values in the activations' dtype; with sinks wider ones, so the queries and one group's result too.
         """
         config, item = self.config, ITEM_BYTES[spec.dtype]
         if not config.sinks and spec.cache_dtype == spec.dtype:
@@ -107,13 +100,6 @@ class AttentionLayout:
             return 2 * seen * config.head_dim * item
         heads = config.num_heads + config.num_heads // config.num_kv_heads
         return (2 * (seen + 1) + rows * heads) * (config.head_dim + SINK_DIMS) * item
-
-    def snapshot_bytes(self, item_bytes: int) -> int:
-        """None: a cache is cut back."""
-        return 0
-
-    def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        return 0
 
 
 def block_buffers(owner: str, config: AttentionConfig, rows: int, dtype: str) -> Iterator[Buffer]:
@@ -142,6 +128,5 @@ def partial_buffers(
 
 def rotation_buffers(owner: str, rotary_dim: int, capacity: int, dtype: str) -> Iterator[Buffer]:
     """cos and sin of every position."""
-    group: Group = "rotation tables"
     for name in ("cos", "sin"):
-        yield Buffer(f"{owner}.{name}.{rotary_dim}", (capacity, rotary_dim), dtype, group)
+        yield Buffer(f"{owner}.{name}.{rotary_dim}", (capacity, rotary_dim), dtype, "rotation tables")

@@ -60,11 +60,7 @@ class Buffer:
 
 
 def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
-    """Buffers by name, in order; what several layers share stands once.
-
-    Raises:
-        ValueError: two of one name differ.
-    """
+    """Buffers by name, in order; what several layers share stands once. Raises ValueError: two of one name differ."""
     found: dict[str, Buffer] = {}
     for buffer in buffers:
         if found.setdefault(buffer.name, buffer) != buffer:
@@ -73,7 +69,6 @@ def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
 
 
 def group_bytes(buffers: Iterable[Buffer]) -> dict[Group, int]:
-    """Bytes of each group that has any."""
     sums: dict[Group, int] = {}
     for buffer in distinct(buffers).values():
         sums[buffer.group] = sums.get(buffer.group, 0) + buffer.nbytes

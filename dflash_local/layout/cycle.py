@@ -19,10 +19,7 @@ CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 
 def prefill_chunk(target: ModelConfig) -> int:
-    """Tokens of a prompt that the fused engine processes at once.
-
-    Each chunk of a quantised target decodes all weights once: larger ones spare that, and take memory by their width.
-    """
+    """Tokens of a prompt processed at once: more where each chunk decodes quantised weights."""
     if target.quantization is None:
         return PREFILL_CHUNK
     rows = CODED_CHUNK_NUMBERS // target.hidden_size // CHUNK_STEP * CHUNK_STEP
@@ -53,7 +50,6 @@ class CycleBuffers(NamedTuple):
 
 
 def progress_buffers(rows: int, records: int = RECORDS) -> tuple[Buffer, ...]:
-    """Limit, done, chosen ids, stop ids, records of so many cycles."""
 
     def number(name: str, *shape: int, dtype: str = "int32") -> Buffer:
         return Buffer(f"progress.{name}", shape, dtype, "buffers", zeroed=True)

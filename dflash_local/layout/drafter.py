@@ -20,7 +20,6 @@ FULL = DrafterPrecision()
 
 
 def heads_of(config: DrafterConfig) -> AttentionConfig:
-    """The sizes of its attention, which are those of every layer."""
     return config.attention(0)
 
 
@@ -48,7 +47,6 @@ class Products(NamedTuple):
 
 
 def products(config: DrafterConfig, target_hidden: int) -> Products:
-    """The products. ``target_hidden``: numbers of a tap."""
     hidden, kv_rows = config.hidden_size, 2 * config.num_layers * heads_of(config).kv_size
 
     def layer(at: str) -> LayerProducts:
@@ -113,11 +111,7 @@ def vectors(config: DrafterConfig, dtype: str) -> Vectors:
 def weight_buffers(
     config: DrafterConfig, target_hidden: int, dtype: str, precision: DrafterPrecision = FULL
 ) -> Iterator[Buffer]:
-    """Matrices, norms and biases.
-
-    Args:
-        target_hidden: numbers of a tap. precision: of the matrices; norms and biases keep the dtype.
-    """
+    """Matrices (of that ``precision``), norms and biases. ``target_hidden``: numbers of a tap."""
     for product in products(config, target_hidden).all():
         yield from _matrix(product, precision, dtype)
     yield from vectors(config, dtype).all()
@@ -143,7 +137,6 @@ class SharedBuffers(NamedTuple):
 
 
 def shared_buffers(config: DrafterConfig, spec: EngineSpec) -> SharedBuffers:
-    """Those that all layers share."""
     heads = heads_of(config)
     caches = (config.num_layers, heads.num_kv_heads, spec.drafter_capacity, heads.head_dim)
 
@@ -176,7 +169,6 @@ def run_buffers(config: DrafterConfig, vocab_size: int, spec: EngineSpec) -> Ite
 
 
 def partial_buffers(config: DrafterConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:
-    """Split-KV partials of its block."""
     heads = heads_of(config)
     return attention.partial_buffers(OWNER, heads.num_heads, heads.head_dim, config.block_size, spec.drafter_capacity)
 
@@ -187,7 +179,6 @@ def drafted_ids(spec: EngineSpec, vocab_size: int) -> int:
 
 
 def draft_logits(block_size: int, drafted_ids: int, dtype: str) -> Buffer:
-    """Logits of the drafted positions."""
     return Buffer(LOGITS, (block_size - 1, drafted_ids), dtype, "buffers")
 
 

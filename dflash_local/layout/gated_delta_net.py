@@ -9,14 +9,14 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.config.module_names import GATED_DELTA_NET, INTERLEAVED
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, Part
-from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
 CHUNK = 64  # rows of a prompt that are solved together
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDeltaNetLayout:
+class GatedDeltaNetLayout(PartLayout):
     config: GatedDeltaNetConfig
     module: str = GATED_DELTA_NET
     title: str = "recurrent layer"
@@ -92,9 +92,6 @@ class GatedDeltaNetLayout:
         norms = 4 * 2 * (config.num_key_heads + values)
         matrices = 4 * values * (2 * CHUNK + 4) + 4 * max(config.value_size, values * CHUNK)
         return rows * ((config.projection_size + config.conv_dim) * item_bytes + norms + matrices)
-
-    def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        return 0
 
     def snapshot_bytes(self, item_bytes: int) -> int:
         """A copy of the state and of both halves of the convolution's. ``item_bytes``: of an activation."""

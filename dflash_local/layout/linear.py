@@ -1,7 +1,7 @@
 """Matrices in their formats: a product that joins several of a checkpoint's matrices, and the tensors it takes.
 
-A format is one class here (which tensors a matrix is) and one in ``models.fused.formats`` (how they are filled and
-multiplied). Parts of a product may differ in format: neighbours of one format are one weight.
+A format is one class here (its tensors) and one in ``models.fused.formats`` (how they are filled and multiplied). Parts
+of a product may differ in format: neighbours of one format are one weight.
 """
 
 from __future__ import annotations
@@ -110,11 +110,7 @@ class IntGroups:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Codes of eight bits (e4m3), with a scale for each block of rows and columns.
-
-    Attributes:
-        scales: the file's name for them. scale_dtype: of blocks; those of whole rows are float32.
-    """
+    """Codes of eight bits (e4m3) and a scale for each block. ``scales``, ``scale_dtype``: as of ``IntGroups``."""
 
     stored: StoredFp8
     scale_dtype: str
@@ -204,7 +200,6 @@ FormatOf = Callable[[str], WeightFormat]  # of a module by the name that the che
 
 
 def unquantized(_module: str) -> WeightFormat:
-    """Every matrix in the model's own dtype."""
     return UNQUANTIZED
 
 
@@ -216,11 +211,7 @@ def stored_formats(quantization: Quantization | None) -> FormatOf:
 
 
 def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: str = "") -> WeightFormat:
-    """The format that a stored one is kept in.
-
-    Args:
-        scale_dtype, scales: dtype and name of the file's scales; the dialect's usual ones where they are not known.
-    """
+    """The format that a stored one is kept in. ``scale_dtype``, ``scales``: the dialect's usual ones if empty."""
     if stored is None:
         return UNQUANTIZED
     if isinstance(stored, StoredPlain):
@@ -240,8 +231,6 @@ def eight_bits(in_features: int) -> WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A matrix of the checkpoint: its module's name, and its rows."""
-
     module: str
     out_features: int
 
@@ -280,7 +269,6 @@ class Segment:
 
 
 def segments(spec: LinearSpec, format_of: FormatOf) -> tuple[Segment, ...]:
-    """The weights of a product, in the order of its rows."""
     runs: list[tuple[WeightFormat, list[Part]]] = []
     for part in spec.parts:
         form = format_of(part.module)
@@ -293,6 +281,5 @@ def segments(spec: LinearSpec, format_of: FormatOf) -> tuple[Segment, ...]:
 
 
 def linear_buffers(spec: LinearSpec, format_of: FormatOf, dtype: str, group: Group) -> Iterator[Buffer]:
-    """The tensors of a product's weights."""
     for segment in segments(spec, format_of):
         yield from segment.buffers(spec.in_features, dtype, group)

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from dflash_local.config.features import MLPConfig
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, Part
-from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
-class MLPLayout:
+class MLPLayout(PartLayout):
     config: MLPConfig
     module: str = "mlp"
     title: str = "feed-forward"
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
-        """Gate and up in one product, and down."""
         size = self.config.intermediate_size
         parts = tuple(Part(f"{at}.{name}_proj", size) for name in ("gate", "up"))
         down = Part(f"{at}.down_proj", hidden_size)
@@ -27,9 +26,6 @@ class MLPLayout:
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
         yield from spec.linear(*self.projections(at, spec.hidden_size))
-
-    def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        return iter(())
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
         """The rows between the products, for one layer after the other."""
@@ -39,15 +35,11 @@ class MLPLayout:
         """The result is there before the two products."""
         return rows * 3 * self.config.intermediate_size * item_bytes
 
-    def snapshot_bytes(self, item_bytes: int) -> int:
-        return 0
-
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """Both halves and their product, where the library multiplies."""
         return rows * 3 * self.config.intermediate_size * item_bytes
 
 
 def block_buffers(owner: str, config: MLPConfig, rows: int, dtype: str) -> Iterator[Buffer]:
-    """The rows between the products."""
     size = config.intermediate_size
     yield Buffer(f"{owner}.intermediate.{size}", (rows, size), dtype, "buffers")

@@ -1,7 +1,7 @@
 """Tensors of a mixture of experts: router, routed experts, and the expert that every token takes.
 
-The latter is joined to the routed experts, as their last one, where it is as wide as they are and stored in the same
-format: then a token takes one slot more, and there is one product for all. Else it has products of its own.
+The latter is the last of the routed ones where it is as wide and stored in the same format: a token takes one slot
+more, in one product. Else it has products of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dflash_local.config.features import MLPConfig, MoEConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, Part, Segment
 from dflash_local.layout.mlp import MLPLayout
-from dflash_local.layout.part_layout import WeightSpec
+from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
 PREFILL_SCRATCH = 160 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
@@ -22,11 +22,7 @@ FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["
 
 
 class ExpertSegments(NamedTuple):
-    """The matrices of all experts as two weights, one expert's rows below the other's.
-
-    Attributes:
-        gate_up: of each expert the gate's rows above up's. joined: the shared expert is the last one.
-    """
+    """All experts' matrices as two weights, the gate's rows above up's. ``joined``: the shared one is the last."""
 
     gate_up: Segment
     down: Segment
@@ -64,34 +60,27 @@ def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_byte
 
 
 def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool) -> int:
-    """A row's place among the rows of its expert, and what is widest between the products: its own numbers with those
-    of gate and up (and their biases), these with what is gated, or two orders of the results.
-    """
+    """A row's place in the order, and the widest: rows with gate and up (and biases), these gated, or two results."""
     inner = intermediate_size
     widest = max(hidden_size + 2 * inner * (1 + biased), 4 * inner, 2 * hidden_size)
     return INDEX + INT32 + widest * item_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class MoELayout:
+class MoELayout(PartLayout):
     config: MoEConfig
     module: str = "mlp"
     title: str = "experts"
 
     @property
     def top_k(self) -> int:
-        """Routed experts of a token.
-
-        Raises:
-            ValueError: it is not given; the fused engine refuses such a model before.
-        """
+        """Routed experts of a token. Raises ValueError: not given; the fused engine refuses such a model before."""
         if self.config.num_experts_per_tok is None:
             raise ValueError("num_experts_per_tok is not given")
         return self.config.num_experts_per_tok
 
     @property
     def shared(self) -> MLPLayout | None:
-        """The expert that every token takes."""
         size = self.config.shared_intermediate_size
         return MLPLayout(MLPConfig(size)) if size else None
 
@@ -111,7 +100,6 @@ class MoELayout:
         return self.top_k + self.may_join
 
     def router(self, at: str, hidden_size: int) -> LinearSpec:
-        """The router, and the shared expert's gate below it."""
         gate = (Part(f"{at}.shared_expert_gate", 1),) if self.gated else ()
         return LinearSpec(
             f"{at}.router", hidden_size, (Part(f"{at}.{self.config.router}", self.config.num_experts), *gate)
@@ -145,10 +133,7 @@ class MoELayout:
         )
 
     def expert_buffers(self, at: str, spec: WeightSpec) -> tuple[list[Buffer], list[Buffer]]:
-        """The tensors of gate and up, and of down: [E * 2 I, H] and [E * H, I].
-
-        Of ``experts``, without their thousands of parts: a plan needs the sizes alone, and often.
-        """
+        """Of gate and up [E * 2 I, H], and of down [E * H, I]; without the thousands of parts of ``experts``."""
         count, inner = self.config.num_experts + self.joins(at, spec.format_of), self.config.intermediate_size
         gate, down = (spec.format_of(f"{at}.experts.0.{name}_proj") for name in ("gate", "down"))
         rows, hidden = count * 2 * inner, spec.hidden_size
@@ -182,9 +167,6 @@ class MoELayout:
         if not self.joins(at, spec.format_of):
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
-    def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        yield from ()
-
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
         """The rows between the products, for one layer after the other."""
         rows, logits, slots = spec.rows, self.config.num_experts + self.gated, self.slots
@@ -206,9 +188,7 @@ class MoELayout:
             yield from self.shared.activations(owner, spec)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """Beside the router's logits and choice: their order, or some rows on their way through the experts and the
-        sums of all, or the shared expert's. A shared expert as wide as the others takes no more than they do.
-        """
+        """Beside logits and choice: their order, rows among the experts and the sums of all, or the shared expert's."""
         narrow, size, biased = hidden_size * item_bytes, self.config.intermediate_size, self.config.expert_bias
         at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes, biased))
         between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes, biased)
@@ -219,9 +199,6 @@ class MoELayout:
             steps.append(rows * narrow + max(products, rows * (between + narrow)))
         logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.slots * (FLOAT32 + INT32)
         return rows * (logits + choice) + max(steps)
-
-    def snapshot_bytes(self, item_bytes: int) -> int:
-        return 0
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """The order of the experts, or the shared expert's."""

@@ -27,25 +27,20 @@ def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
             yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 
 
-def _block_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Iterator[Buffer]:
-    """What a loaded pair takes beside its weights and what the target's layers keep."""
-    yield from target.block_buffers(model, model.vocab_size, spec)
-    yield from cycle.cycle_buffers(spec.rows, model.vocab_size).all()
-    if draft is not None:
-        yield from drafter.run_buffers(draft, model.vocab_size, spec)
-
-
 @lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads
 def _weight_bytes(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> Mapping[Group, int]:
     return group_bytes(weight_buffers(model, draft, spec))
 
 
 def bytes_by_group(model: ModelConfig, draft: DrafterConfig | None, spec: EngineSpec) -> dict[Group, int]:
-    """Bytes of what stands from load to close.
-
-    A plan tries many contexts: those of weights are kept, and what layers keep is worked out once for those of a kind.
-    """
-    sums: Counter[Group] = Counter(_weight_bytes(model, draft, replace(spec, context=0)))  # no weight depends on it
+    """Bytes of what stands from load to close; those of weights are kept for plans of many contexts."""
+    weights = replace(spec, context=0, kv_dtype="")  # no weight depends on these
+    sums: Counter[Group] = Counter(_weight_bytes(model, draft, weights))
     sums.update(target.state_bytes(model, spec))
-    sums.update(group_bytes(_block_buffers(model, draft, spec)))
+    block = [
+        *target.block_buffers(model, model.vocab_size, spec),
+        *cycle.cycle_buffers(spec.rows, model.vocab_size).all(),
+    ]
+    block += () if draft is None else drafter.run_buffers(draft, model.vocab_size, spec)
+    sums.update(group_bytes(block))
     return dict(sums)

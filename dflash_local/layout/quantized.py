@@ -33,10 +33,9 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
 
 @lru_cache(maxsize=256)  # one object for all plans of a model: what is worked out of it is kept with it
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
-    """The model as it is kept under a ``LoadConfig.quantize`` of this program's own; itself under any other.
-
-    The matrices of the layers are quantised; embedding, head, norms, convolutions, decay projections and routers are
-    not, nor a matrix whose inputs no group divides. A model that ``quantize_refusal`` refuses stays as it is.
+    """The model as a ``LoadConfig.quantize`` of this program's own keeps it; itself under any other, and where it is
+    refused. The layers' matrices are quantised; embedding, head, norms, convolutions, decay projections and routers are
+    not, nor a matrix whose inputs no group divides.
     """
     if quantize not in QUANTIZED or quantize_refusal(model, quantize) or model.quantization is not None:
         return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from dflash_local.layout.spec import EngineSpec
 
 OWNER = "target"
 # The kinds of layer parts that the fused engine has.
-PARTS: Mapping[type, Any] = {
+PARTS: Mapping[type, Callable[[Any], PartLayout]] = {
     AttentionConfig: AttentionLayout,
     GatedDeltaNetConfig: GatedDeltaNetLayout,
     MLPConfig: MLPLayout,
@@ -36,19 +36,13 @@ PARTS: Mapping[type, Any] = {
 
 
 def part_layout(config: object) -> PartLayout:
-    """The layout of a mixer or of a feed-forward part.
-
-    Raises:
-        KeyError: the fused engine has no such part.
-    """
-    layout: PartLayout = PARTS[type(config)](config)
-    return layout
+    """The layout of a mixer or of a feed-forward part. Raises KeyError: the fused engine has no such part."""
+    return PARTS[type(config)](config)
 
 
 def weight_spec(
     model: ModelConfig, dtype: str, format_of: FormatOf = unquantized, host_embedding: bool = False
 ) -> WeightSpec:
-    """What a target's weights depend on."""
     return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of, host_embedding=host_embedding)
 
 
@@ -114,12 +108,7 @@ def weight_buffers(
     format_of: FormatOf = unquantized,
     host_embedding: bool = False,
 ) -> Iterator[Buffer]:
-    """Embedding, layers, norm and head.
-
-    Args:
-        prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
-        host_embedding: see ``WeightSpec``.
-    """
+    """Embedding, layers, norm and head. ``prefix``: of the text model's names. ``embedding_rows``: with padding."""
     spec = weight_spec(model, dtype, format_of, host_embedding)
     yield from end_buffers(model, prefix, embedding_rows, spec)
     head = head_product(model, prefix, embedding_rows)
@@ -180,7 +169,6 @@ def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Sha
 
 
 def parts(model: ModelConfig) -> list[PartLayout]:
-    """The layouts of all its layers' parts, equal ones once."""
     kinds = dict.fromkeys(config for layer in model.layer_kinds for config in (layer.mixer, layer.mlp))
     return [part_layout(config) for config in kinds]
 

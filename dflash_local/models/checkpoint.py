@@ -47,11 +47,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Read ``config.json`` and every safetensors header of ``folder``.
-
-        Raises:
-            CheckpointError: naming the file that is missing or damaged and what to do.
-        """
+        """Read ``config.json`` and every safetensors header. Raises CheckpointError: names the damaged file."""
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder", "give the folder that holds config.json")
         config = read_model_config(folder, "a checkpoint folder holds config.json and model.safetensors")
@@ -80,11 +76,10 @@ class Checkpoint:
         """
         from safetensors import SafetensorError, safe_open
 
-        wanted = list(self.tensors) if names is None else list(names)
-        absent = [name for name in wanted if name not in self.tensors]
-        if absent:
-            raise CheckpointError(f"{self.folder} has no tensor {name_list(absent)}", AGAIN)
-        for file, in_file in _by_file(self.tensors[name] for name in wanted).items():
+        files: dict[Path, list[TensorInfo]] = {}
+        for info in self._infos(self.tensors if names is None else names):
+            files.setdefault(info.file, []).append(info)
+        for file, in_file in files.items():
             try:
                 with safe_open(file, framework="pt", device="cpu") as stream:  # type: ignore[no-untyped-call]
                     for info in in_file:
@@ -110,7 +105,7 @@ class Checkpoint:
         """
         from dflash_local.models import weight_stream
 
-        infos = [self._known(name) for name in places]
+        infos = self._infos(places)
         device = _device(places)
         if device is None or device.type != "cuda" or any(info.dtype not in weight_stream.DTYPES for info in infos):
             return self._fill_one_by_one(places, on_notice, on_fraction)
@@ -142,14 +137,15 @@ class Checkpoint:
                 _judge_cast(self.tensors[name], _peak(tensor), _peak(first), first.dtype)
             on_fraction(count / len(places))
 
-    def _known(self, name: str) -> TensorInfo:
-        if name not in self.tensors:
-            raise CheckpointError(f"{self.folder} has no tensor {name_list([name])}", AGAIN)
-        return self.tensors[name]
+    def _infos(self, names: Iterable[str]) -> list[TensorInfo]:
+        wanted = list(names)
+        absent = [name for name in wanted if name not in self.tensors]
+        if absent:
+            raise CheckpointError(f"{self.folder} has no tensor {name_list(absent)}", AGAIN)
+        return [self.tensors[name] for name in wanted]
 
 
 def _device(places: Mapping[str, Sequence[Place]]) -> torch.device | None:
-    """Where the places lie, beside those on the host; None when none of them tells."""
     from dflash_local.models.place import Conversion
 
     found = [place.device for each in places.values() for place in each if not isinstance(place, Conversion)]
@@ -192,13 +188,6 @@ def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
         if name not in tensors or tensors[name].file.name != shard:
             raise CheckpointError(f"{folder / shard} lacks the tensor {shown(name)} that {INDEX} places there", AGAIN)
     return tensors
-
-
-def _by_file(infos: Iterable[TensorInfo]) -> dict[Path, list[TensorInfo]]:
-    files: dict[Path, list[TensorInfo]] = {}
-    for info in infos:
-        files.setdefault(info.file, []).append(info)
-    return files
 
 
 def _checked(
@@ -247,8 +236,6 @@ def _judge_cast(info: TensorInfo, stored: float | None, placed: float | None, dt
 
 def _peak(tensor: torch.Tensor) -> float | None:
     """The largest absolute value, None when any value is NaN or infinite. One pass, no copy."""
-    from dflash_local.models.weight_stream import extremes
+    from dflash_local.models.weight_stream import extremes, peak
 
-    low, high = extremes(tensor).tolist()
-    peak = max(abs(low), abs(high))
-    return float(peak) if peak < float("inf") else None
+    return peak(extremes(tensor).tolist())

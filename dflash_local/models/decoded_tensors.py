@@ -36,11 +36,7 @@ class FusedExperts:
         self._filled: dict[str, tuple[int, set[str]]] = {}  # by mixture: how many experts, and matrices that were given
 
     def place(self, module: str) -> torch.Tensor | None:
-        """Where a matrix [rows, columns] of an expert belongs; None for another module.
-
-        Raises:
-            CheckpointError: the model has no such expert.
-        """
+        """Where an expert's matrix [rows, columns] belongs, or None. Raises CheckpointError: no such expert."""
         found = EXPERT.fullmatch(module)
         if found is None:
             return None
@@ -65,11 +61,7 @@ class FusedExperts:
         return self._tensors[name]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by their names.
-
-        Raises:
-            CheckpointError: a matrix of an expert has not been given.
-        """
+        """All of them by their names. Raises CheckpointError: a matrix of an expert is missing."""
         for experts, (count, filled) in self._filled.items():
             if len(filled) != PARTS * count:
                 raise CheckpointError(
@@ -140,11 +132,7 @@ class _Coded:
 
 
 def _decoded(
-    checkpoint: Checkpoint,
-    together: Sequence[_Coded],
-    experts: FusedExperts,
-    device: torch.device,
-    dtype: torch.dtype,
+    checkpoint: Checkpoint, together: Sequence[_Coded], experts: FusedExperts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Matrices that are read together; those of experts go to their places."""
     weights: list[Any] = []
@@ -188,7 +176,6 @@ def _rounded(
 
 
 def _fitting(place: torch.Tensor, shape: torch.Size, info: TensorInfo) -> torch.Tensor:
-    """The place of a matrix, which must have its shape."""
     if place.shape != shape:
         raise CheckpointError(
             f"{info.file}: tensor {info.name} is of a matrix of shape {list(shape)}, expected {list(place.shape)}"
@@ -197,7 +184,6 @@ def _fitting(place: torch.Tensor, shape: torch.Size, info: TensorInfo) -> torch.
 
 
 def _size(form: WeightFormat, codes: TensorInfo) -> tuple[int, int]:
-    """Rows and columns of the matrix."""
     if len(codes.shape) != 2:
         raise CheckpointError(f"{codes.file}: tensor {codes.name} has shape {list(codes.shape)}, expected a matrix")
     return stored_size(form, codes.shape)

@@ -1,7 +1,7 @@
 """The DFlash drafter: one class for every published checkpoint, plain PyTorch.
 
-A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and
-values projected from the target's taps. It has no embedding and no head: both are the target's.
+A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and values of the
+target's taps. It has no embedding and no head: both are the target's.
 """
 
 from __future__ import annotations
@@ -126,17 +126,13 @@ class ContextCache:
         return new
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from ``length`` on; they may be written again."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
         self.length = length
 
 
 def drafter_dtype(target_dtype: torch.dtype) -> torch.dtype:
-    """The dtype to run a drafter in behind a target of ``target_dtype``.
-
-    float16 becomes bfloat16: the fusion of the taps overflows float16 and acceptance falls to nothing.
-    """
+    """The drafter's dtype: bfloat16 for float16, which the taps' fusion overflows: acceptance falls to nothing."""
     return torch.bfloat16 if target_dtype == torch.float16 else target_dtype
 
 
@@ -155,10 +151,7 @@ class _Norm:
 
 
 class Drafter:
-    """A loaded drafter. Every method is deterministic; none keeps state outside the cache it is given.
-
-    Taps and embeddings may come in any dtype and from any device; they are cast to the drafter's.
-    """
+    """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast."""
 
     def __init__(self, config: DrafterConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
         self.config = config
@@ -186,11 +179,7 @@ class Drafter:
         dtype: torch.dtype = torch.float32,
         attention_factor: float | None = None,
     ) -> Drafter:
-        """Read a drafter. ``attention_factor`` overrides the rope amplitude (Kimi-K2.5 needs one).
-
-        Raises:
-            CheckpointError: config, tensor names, shapes or values are not a DFlash drafter's.
-        """
+        """Read a drafter; ``attention_factor``: another rope amplitude. Raises CheckpointError: not a drafter's."""
         _refuse_float16(dtype)
         config = DrafterConfig.from_json(checkpoint.config, checkpoint.folder / "config.json")
         notices: list[str] = []
@@ -217,12 +206,7 @@ class Drafter:
         return self._weights.nbytes
 
     def new_cache(self, capacity: int = 256, draft_window: int | None = None) -> ContextCache:
-        """An empty cache for one sequence.
-
-        Args:
-            capacity: rows allocated at first; it doubles when full.
-            draft_window: attend only to the last so many context rows, at their absolute positions.
-        """
+        """An empty cache for one sequence. ``capacity``: rows at first; it doubles when full."""
         config = self.config
         return ContextCache(
             config.num_layers,

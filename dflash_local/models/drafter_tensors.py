@@ -13,10 +13,8 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 def check_tensors(tensors: Mapping[str, TensorInfo], config: DrafterConfig, target_hidden: int, where: str) -> None:
-    """Refuse missing, unknown or misshapen tensors, naming them (before any allocation).
-
-    Biases that are present with ``attention_bias`` false are unknown tensors: dropping them would ruin
-    acceptance silently.
+    """Refuse missing, unknown or misshapen tensors by name, before any allocation; biases that ``attention_bias`` does
+    not announce are unknown, since dropping them would ruin acceptance silently.
     """
     expected = config.tensor_shapes(target_hidden)
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()

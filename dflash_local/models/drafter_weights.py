@@ -1,8 +1,4 @@
-"""A drafter's tensors in the fused layout its forward wants, filled from a checkpoint or at random.
-
-Checks names and shapes against the config before anything is allocated, then streams every tensor
-straight to its place: at no time are there two copies of the model.
-"""
+"""A drafter's tensors in the fused layout its forward wants, streamed from a checkpoint or random."""
 
 from __future__ import annotations
 
@@ -41,11 +37,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DrafterWeights:
-    """The whole drafter.
-
-    ``context_kv`` stacks the keys of all layers, then the values of all layers, [2 x layers x kv_dim,
-    hidden], so that context costs one GEMM; these rows also stand in each layer's ``qkv`` (about 3 %
-    more memory). ``context_key_norm``: [layers x kv heads, head_dim].
+    """The whole drafter. ``context_kv``: keys, then values, of all layers, [2 x layers x kv_dim, hidden], so that
+    context costs one GEMM; these rows also stand in each ``qkv``. ``context_key_norm``: [layers x kv heads, head_dim].
     """
 
     fc: Matrix

@@ -28,16 +28,9 @@ def _is_text(name: str, facts: TargetFacts) -> bool:
 
 
 def fill_places(
-    checkpoint: Checkpoint,
-    names: Iterable[str],
-    places: Places,
-    on_fraction: Callable[[float], None] = lambda _: None,
+    checkpoint: Checkpoint, names: Iterable[str], places: Places, on_fraction: Callable[[float], None] = lambda _: None
 ) -> None:
-    """Read the tensors ``names`` to their places.
-
-    Raises:
-        CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
-    """
+    """Read the tensors ``names`` to their places. Raises CheckpointError: one is missing, left over or wrong."""
     there = set(names)
     optional = (name for name, place in places.items() if isinstance(place, Conversion) and place.optional)
     required = {name for name, place in places.items() if place is not None} - {*optional}
@@ -53,10 +46,7 @@ def fill_places(
 
 
 def _check(info: TensorInfo, place: Place) -> None:
-    """A tensor must have its place's shape, and be numbers where numbers are wanted and the same codes where codes are.
-
-    Numbers of one width are cast to another; codes are never cast.
-    """
+    """A tensor must have its place's shape. Numbers are cast to a place's of another width; codes are never cast."""
     fits = place.takes(info.shape) if isinstance(place, Conversion) else info.shape == tuple(place.shape)
     if not fits:
         raise CheckpointError(

@@ -1,7 +1,6 @@
-"""The Gated-DeltaNet layer over our own recurrent cache.
+"""The Gated-DeltaNet layer of Qwen3-Next or Qwen3.5 from transformers, with a forward over our own recurrent cache.
 
-Borrows the weights of a transformers layer (Qwen3-Next or Qwen3.5 layout) and replaces its forward,
-because no transformers cache restores a recurrent state after partial acceptance.
+No transformers cache restores a recurrent state after partial acceptance.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentShape
 
 
 class GatedDeltaNet(nn.Module):
-    """One recurrent token mixer, batch 1.
-
-    Args:
-        source: the transformers module whose submodules and parameters are borrowed.
-    """
+    """One recurrent token mixer, batch 1. ``source``: the transformers module whose parameters are borrowed."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -38,7 +33,6 @@ class GatedDeltaNet(nn.Module):
 
     @property
     def shape(self) -> RecurrentShape:
-        """Sizes the cache needs."""
         weight: torch.Tensor = self.conv1d.weight  # type: ignore[union-attr,assignment]
         return RecurrentShape(weight.shape[0], weight.shape[-1], self.num_v_heads, self.key_dim, self.value_dim)
 

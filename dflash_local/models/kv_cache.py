@@ -1,7 +1,6 @@
-"""The target's keys and values: static rows per layer, rolled back by a length.
+"""The target's keys and values: static rows per layer, rolled back by a length, for sliding layers too.
 
-Speaks the one method transformers' attention layers call (``update``), so that sliding layers keep
-every row and a rollback is exact. Knows nothing of recurrent layers.
+Has the one method that transformers' attention layers call, ``update``.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import torch
 
 
 class KVCache:
-    """Keys and values of every attention layer, written in place at absolute positions.
-
-    ``length`` rows are committed. A forward over M tokens writes rows ``length .. length+M-1``;
-    they stay uncommitted until ``length`` moves, and the next forward writes over them.
+    """Keys and values of every attention layer at absolute positions. A forward over M tokens writes rows ``length ..
+    length+M-1``; they stay uncommitted until ``length`` moves, and the next forward writes over them.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -40,15 +37,7 @@ class KVCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new rows and return all it may see.
-
-        Args:
-            keys, values: [1, kv_heads, M, head_dim]; the two head_dims may differ (MLA).
-            layer: index of the decoder layer.
-
-        Returns:
-            Views [1, kv_heads, length + M, head_dim].
-        """
+        """Write a layer's new rows [1, kv_heads, M, head_dim], perhaps of two head_dims; views of all it may see."""
         end = self.length + keys.shape[2]
         if layer not in self._rows:
             self.reserve(end)

@@ -1,7 +1,6 @@
 """Loads a target folder through transformers: dtype, devices, bitsandbytes, and what must not slip through.
 
-Never runs code from a checkpoint, never opens a pickle, never follows its configuration to another file.
-Knows nothing of drafters.
+Never runs code from a checkpoint, opens a pickle, or follows its configuration to another file.
 """
 
 from __future__ import annotations
@@ -17,11 +16,16 @@ import torch
 from dflash_local.config.quantization import MXFP4
 from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, UsageError
-from dflash_local.models.bitsandbytes_config import config_at_load, stored_config
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts, settings_of
-from dflash_local.models.transformers_config import BUILD_ERRORS, check_kept, text_model_config
+from dflash_local.models.transformers_config import (
+    BUILD_ERRORS,
+    check_kept,
+    config_at_load,
+    stored_config,
+    text_model_config,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARDED = "balanced"
@@ -32,11 +36,7 @@ RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and in what a target is loaded: a torch device or ``balanced`` over all GPUs, and a dtype.
-
-    Attributes:
-        bitsandbytes: the format that it makes of plain weights, of ``load_config.BITSANDBYTES``.
-    """
+    """A torch device or ``balanced`` over all GPUs, a dtype, and the format ``bitsandbytes`` makes of plain weights."""
 
     device: str
     dtype: torch.dtype
@@ -44,10 +44,7 @@ class Placement:
 
 
 def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
-    """Resolve ``auto`` and refuse what this machine does not have; the values are those of ``LoadConfig``.
-
-    CPU defaults to float32, every accelerator to bfloat16.
-    """
+    """Resolve ``auto`` (float32 on a CPU, else bfloat16) and refuse what this machine does not have."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device != SHARDED:

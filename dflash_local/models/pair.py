@@ -1,7 +1,4 @@
-"""The pair's contract: a drafter and a target that belong together, checked before a weight moves.
-
-Works on configs and headers alone. Torch-free.
-"""
+"""The pair's contract: a drafter and a target that belong together, by configs and headers alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -126,10 +123,8 @@ def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoin
 
 
 def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
-    """The mask id must be a row of the target's embedding, and the vocabularies agree up to padding.
-
-    For the padding rule see ``padding_only``. A drafter has no table of its own, so its
-    vocab_size sizes nothing: it only tells which vocabulary it was trained on.
+    """The mask id must be a row of the target's embedding; vocabularies agree up to padding. A drafter has no table of
+    its own: its vocab_size only says which vocabulary it was trained on.
     """
     mask, rows, held = config.mask_token_id, facts.embedding_rows, facts.model.vocab_size
     if mask >= rows:

@@ -27,7 +27,6 @@ class Conversion:
     on_host: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """True for a tensor of its shape."""
         if not self.spread:
             return shape == self.shape
         wide = [size for size in shape if size != 1]

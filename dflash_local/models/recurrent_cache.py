@@ -1,7 +1,6 @@
 """State of the recurrent layers and its exact rollback: committed state, raw recurrent log, commit.
 
-A verify leaves the committed state untouched and records each token's raw inputs (the log);
-committing m tokens applies the first m of them, one by one. Knows nothing of layers.
+A verify leaves the committed state untouched and logs each token's raw inputs; committing m tokens applies the first m.
 """
 
 from __future__ import annotations
@@ -76,13 +75,7 @@ class RecurrentCache:
         return joined
 
     def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
         """Outputs [heads, M, value_dim] of the new tokens; shapes as ``gated_delta.block``."""
         if not self.recording:

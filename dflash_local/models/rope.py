@@ -1,7 +1,7 @@
 """Rotary position embedding: inverse frequencies of four kinds, cos/sin tables that grow by doubling.
 
-Float32 throughout, in the operation order of transformers' ``ROPE_INIT_FUNCTIONS``: the drafters were
-trained with those bits, and at position 1e5 the last bit of a frequency is an angle of 0.006.
+Float32 in the operation order of transformers' ``ROPE_INIT_FUNCTIONS``, with whose bits drafters were trained: at
+position 1e5 the last bit of a frequency is an angle of 0.006.
 """
 
 from __future__ import annotations
@@ -61,11 +61,7 @@ def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
 
 
 class RopeTable:
-    """cos and signed sin of absolute positions, in the model's dtype, grown by doubling.
-
-    The sin half that multiplies the swapped input carries the sign, so that a rotation is
-    ``x * cos + roll(x, head_dim / 2) * signed_sin``.
-    """
+    """cos and signed sin of positions, in the model's dtype: ``x * cos + x.roll(half, -1) * signed_sin`` rotates."""
 
     def __init__(self, rope: RopeParameters, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
         self._half = head_dim // 2

@@ -11,10 +11,9 @@ FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
-    """The format of a module by its name.
-
-    A plain ``weight`` is what it is. Codes are in the format that the configuration has for the module if they are of
-    its kind, else in the first of its formats whose codes they are: configurations forget modules, files do not.
+    """The format of a module by its name. A plain ``weight`` is what it is. Codes are in the configuration's format if
+    they are of its kind, else in the first of its formats whose codes they are: configurations forget modules, files do
+    not.
     """
     if quantization is None:
         return unquantized

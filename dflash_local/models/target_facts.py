@@ -1,7 +1,4 @@
-"""What a target's checkpoint is, read from its config and tensor headers: its model, and where its tensors are named.
-
-Loads nothing. Torch-free.
-"""
+"""What a target's checkpoint is, read from its config and tensor headers. Torch-free."""
 
 from __future__ import annotations
 
@@ -49,11 +46,7 @@ class TargetFacts:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TargetFacts:
-        """Read the facts.
-
-        Raises:
-            PairError: the architecture is not supported. CheckpointError: a value or tensor is wrong.
-        """
+        """Raises PairError: the architecture is not supported. CheckpointError: a value or tensor is wrong."""
         where = str(checkpoint.folder / "config.json")
         top = Fields(checkpoint.config, where)
         family = family_of(checkpoint.config, where)
@@ -85,14 +78,7 @@ class TargetFacts:
         )
 
     def quantized(self, quantize: str | None) -> TargetFacts:
-        """The facts of a target whose weights are quantised as they are read.
-
-        Args:
-            quantize: of ``LoadConfig``; what is left to bitsandbytes is only checked here.
-
-        Raises:
-            UsageError: they cannot be.
-        """
+        """The facts under a ``LoadConfig.quantize``; bitsandbytes' is only checked. Raises UsageError: refused."""
         refused = quantize_refusal(self.model, quantize)
         if refused:
             raise UsageError(f"{self.model.source}: {refused}", "load it without --quantize")
@@ -100,11 +86,7 @@ class TargetFacts:
 
 
 def settings_of(checkpoint: Checkpoint) -> Fields:
-    """The ``quantization_config`` of a checkpoint, empty for a plain one.
-
-    Raises:
-        CheckpointError: it is no object.
-    """
+    """The ``quantization_config`` of a checkpoint, empty for a plain one. Raises CheckpointError: it is no object."""
     where = str(checkpoint.folder / "config.json")
     top = Fields(checkpoint.config, where)
     return quantization_settings(top, Fields(top.inner("text_config"), where))

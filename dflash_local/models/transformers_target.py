@@ -1,7 +1,6 @@
 """Any transformers causal language model as a DFlash target: taps, block verify, exact rollback.
 
-Runs the model's own decoder layers one by one over our caches. Slow beside the fused engine,
-exact, and its oracle. Knows token ids and positions, nothing of text or sampling.
+Runs the model's own decoder layers one by one over our caches: slow, exact, and the fused engine's oracle.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a pass over M tokens left behind.
-
-    Attributes:
-        hidden: [M, H], after the final norm.
-        taps: [M, taps x H] in the order of the tap list, or None when none were requested.
-    """
+    """What a pass over M tokens left: ``hidden`` [M, H] after the final norm, ``taps`` [M, taps x H] if requested."""
 
     hidden: torch.Tensor
     taps: torch.Tensor | None
@@ -37,11 +31,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What every layer is given beside the M rows of a pass.
-
-    Attributes:
-        positions: [1, M]. rotary: cos and sin. masks: additive [1, 1, M, length + M], by the layers' types.
-    """
+    """What layers are given: ``positions`` [1, M], cos and sin, additive masks [1, 1, M, length + M] by layer types."""
 
     positions: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor]
@@ -130,7 +120,6 @@ class TransformersTarget:
         return len(self._layers)
 
     def use_taps(self, taps: Sequence[int]) -> None:
-        """Give the outputs of these layers from now on."""
         self.taps = tuple(taps)
         self._tap_order = {layer: i for i, layer in enumerate(self.taps)}
 
@@ -183,11 +172,7 @@ class TransformersTarget:
         return Forward(self.norm(hidden), joined)
 
     def begin(self, hidden: torch.Tensor, *, recording: bool) -> Block:
-        """Make room for rows [1, M, H] behind what is committed, and find what their layers are given.
-
-        Args:
-            recording: they are a block of ``verify``, of which ``commit`` keeps a prefix.
-        """
+        """Make room for rows [1, M, H] and find what layers are given. ``recording``: for ``commit``."""
         rows, start = hidden.shape[1], self.kv.length
         self.kv.reserve(start + rows)
         for cache in self.recurrent:
@@ -246,7 +231,6 @@ def layer_types(config: Any, family: Family | None, layers: int) -> tuple[str, .
     unknown = sorted(set(types) - set(LAYER_TYPES))
     if unknown:
         raise CheckpointError(
-            f"layer type {unknown[0]!r} of {config.model_type} is not supported",
-            f"supported: {', '.join(LAYER_TYPES)}",
+            f"layer type {unknown[0]!r} of {config.model_type} is not supported", f"supported: {', '.join(LAYER_TYPES)}"
         )
     return types

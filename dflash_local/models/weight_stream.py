@@ -1,7 +1,4 @@
-"""Tensors from safetensors files to where they lie on a device, through a small ring of pinned memory.
-
-Several threads read ahead while the device takes what has been read and checks it. Knows files and bytes, no models.
-"""
+"""Tensors from safetensors files to a device through a ring of pinned memory: threads read ahead, it checks."""
 
 from __future__ import annotations
 
@@ -32,11 +29,7 @@ Places = Mapping[str, Sequence[Place]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes of a window that belong to a tensor.
-
-    Attributes:
-        at: offset in the window. begin, end: offsets in the tensor.
-    """
+    """Bytes of a window ``at`` an offset that belong to a tensor, from ``begin`` to ``end``."""
 
     info: TensorInfo
     at: int
@@ -46,8 +39,6 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Consecutive bytes of one file."""
-
     file: Path
     offset: int
     size: int
@@ -154,7 +145,7 @@ class _Landing:
     def extremes(self) -> list[Extremes]:
         rows = self._found.tolist()
         return [
-            Extremes(info, _peak(stored), _peak(placed), dtype)
+            Extremes(info, peak(stored), peak(placed), dtype)
             for (info, dtype), (stored, placed) in zip(self._seen, rows, strict=False)
         ]
 
@@ -180,7 +171,7 @@ def _destination(info: TensorInfo, place: Place, device: torch.device) -> torch.
     return torch.empty(info.shape, dtype=dtype, device=device)
 
 
-def _peak(pair: Sequence[float]) -> float | None:
+def peak(pair: Sequence[float]) -> float | None:
     low, high = abs(pair[0]), abs(pair[1])
     return max(low, high) if low < float("inf") and high < float("inf") else None
 

@@ -21,6 +21,7 @@ DISPLAY = GIB * 2 // 5  # what a driver and a desktop take of a card that is onl
 MPS_SHARE = 0.75  # of the main memory is what Metal recommends a program to use at most
 NOMINAL_SHARE = 0.95  # of a nominal size is taken as free
 
+BALANCED = "balanced"
 Kind = Literal["cuda", "mps", "cpu", "named"]
 
 
@@ -30,7 +31,7 @@ class Machine:
 
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing.
+    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included.
     """
 
     name: str
@@ -41,6 +42,14 @@ class Machine:
     device: str = "auto"
     kernels: bool = True
     compiler: bool = True
+    count: int = 1
+
+    def together(self) -> Machine:
+        """All of its GPUs as one device, over which the reference engine spreads layers; all are taken to be alike."""
+        memory, free = self.count * self.memory, self.count * self.free
+        return replace(
+            self, name=f"{self.count} x {self.name}", memory=memory, free=free, device=BALANCED, kernels=False
+        )
 
     def runs_kernels(self, dense: bool) -> bool:
         """True on a GPU where the fused engine is the first choice for a dense target, or for a mixture of experts."""
@@ -54,6 +63,7 @@ class Machine:
             "free": self.free,
             "why": self.why,
             "device": self.device,
+            "count": self.count,
         }
 
 
@@ -81,7 +91,7 @@ def this_machine(
     hidden = (environ or {}).get("CUDA_VISIBLE_DEVICES")
     everything = accelerators.nvidia(probe)
     seen = accelerators.visible(everything, hidden)
-    wanted = device.startswith("cuda") or device == "balanced"
+    wanted = device.startswith("cuda") or device == BALANCED
     problem = accelerators.unusable(seen[0].driver) if seen else ""
     if seen and not problem:
         return _gpu(seen, device, back)
@@ -103,8 +113,8 @@ def this_machine(
     return _with(_cpu(problem or "no GPU was found"), back)
 
 
-def named(gpu: str | None, memory_gib: float | None) -> Machine:
-    """A card by its name, by its memory, or both.
+def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
+    """A card by its name, by its memory, or both; ``count``: so many of it.
 
     Raises:
         UsageError: the name is not known and no memory is given, or the memory is not a sensible size.
@@ -119,7 +129,7 @@ def named(gpu: str | None, memory_gib: float | None) -> Machine:
         raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
     memory = round(memory_gib * GIB)
     why = "nominal memory, less 0.4 GiB for driver and display"
-    return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name))
+    return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name), count=count)
 
 
 def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
@@ -128,10 +138,10 @@ def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
 
 
 def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) -> Machine:
-    if device == "balanced":
+    if device == BALANCED:
         parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
         memory, free = sum(part.memory for part in parts), sum(part.free for part in parts)
-        return Machine(f"{len(parts)} GPUs", "cuda", memory, free, "layers spread over all of them", "balanced")
+        return Machine(f"{len(parts)} GPUs", "cuda", memory, free, "layers spread over all of them", BALANCED)
     if device.startswith("cuda:"):
         index = device.partition(":")[2]
         if not index.isdigit() or int(index) >= len(seen):
@@ -141,7 +151,7 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
         return _with(_described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU"), back)
     why = f"most free memory of {len(seen)} GPUs"
     machines = [_with(_described(gpu, i, why), back) for i, gpu in enumerate(seen)]
-    return max(machines, key=lambda machine: machine.free)
+    return replace(max(machines, key=lambda machine: machine.free), count=len(seen))
 
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:

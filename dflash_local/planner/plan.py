@@ -68,7 +68,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
-        made = {"machine": self.machine.as_dict(), "ledger": self.ledger.as_dict()}
+        made = {"machine": self.machine.as_dict(), "ledger": self.ledger.as_dict(), "format": self.format}
         return {**asdict(self.load), **own, **made}
 
     def options(self) -> str:

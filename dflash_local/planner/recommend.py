@@ -4,18 +4,20 @@ that fits and that a preference puts first; and why the better ones do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from dflash_local.catalog.row import Published, Variant
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import UsageError
-from dflash_local.load_config import QUANTIZED, LoadConfig
+from dflash_local.load_config import BITSANDBYTES, FUSED, QUANTIZED, LoadConfig
 from dflash_local.planner import formats
+from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import Machine
-from dflash_local.planner.plan import USABLE, Plan, context_limit, plan
+from dflash_local.planner.plan import USABLE, Plan, context_limit, formats_of, plan
 from dflash_local.planner.speed import Prediction, predict
 from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
@@ -44,7 +46,7 @@ class Weights:
     def fidelity(self) -> int:
         """Index in ``FIDELITY``."""
         if self.quantize is not None:
-            return 2 if self.quantize in EIGHT_BITS else 4
+            return 2 if self.quantize.removeprefix("bnb-") in EIGHT_BITS else 4
         if self.variant is None:
             return 0
         return 1 if any(word in self.variant.format for word in EIGHT_BITS) else 3
@@ -62,10 +64,12 @@ class Option:
     """A plan of a pair with certain weights, and its speed where it can be predicted.
 
     Attributes:
+        config: what was asked for with the weights' format and the KV format of this plan.
         limit: tokens of context that were asked for, or that both models were made for.
     """
 
     weights: Weights
+    config: LoadConfig
     plan: Plan
     prediction: Prediction | None
     limit: int
@@ -77,14 +81,27 @@ class Option:
 
     @property
     def fidelity(self) -> str:
-        """What its weights are, in words; no measurement of their quality is known."""
-        return FIDELITY[self.weights.fidelity]
+        """What its weights and its KV cache are, in words; no measurement of their quality is known."""
+        words = FIDELITY[self.weights.fidelity]
+        return f"{words}, KV cache in 8 bits" if self.coded_kv else words
+
+    @property
+    def name(self) -> str:
+        """Weights, what is computed in where that is not the usual, and KV cache, for screens."""
+        dtype = "" if self.config.dtype == "auto" else f", {self.config.dtype}"
+        return f"{self.weights.name}{dtype}{', 8-bit KV' if self.coded_kv else ''}"
+
+    @property
+    def coded_kv(self) -> bool:
+        """True where keys and values are kept in 8 bits."""
+        return self.config.kv_cache != "auto"
 
     @property
     def arguments(self) -> str:
         """What a command takes beside the model's name."""
         variant = "" if self.weights.variant is None else f"--variant {self.weights.variant.name}"
-        config = LoadConfig(quantize=self.weights.quantize)
+        own = self.config
+        config = LoadConfig(quantize=own.quantize, kv_cache=own.kv_cache, dtype=own.dtype)
         return " ".join(filter(None, (variant, *config.arguments())))
 
     @property
@@ -100,7 +117,7 @@ class Option:
             "variant": None if self.weights.variant is None else self.weights.variant.name,
             "fidelity": self.fidelity,
             "arguments": self.arguments,
-            "plan": {**self.plan.as_dict(), "format": self.plan.format},
+            "plan": self.plan.as_dict(),
             "prediction": None if self.prediction is None else self.prediction.as_dict(),
         }
 
@@ -145,24 +162,33 @@ def recommend(
     preference: Preference = "balanced",
     acceptance: tuple[Published, ...] = (),
     measured: tuple[SpeedMeasurement, ...] = (),
+    accepted: Mapping[str, Count] = MappingProxyType({}),
 ) -> Recommendation:
     """Plan every way to have a target's weights, in order.
 
     Args:
         published: the target's own weights first, then its variants. config: what is asked for; a ``quantize`` in it
-            leaves only that. acceptance: cells of the drafter's card. measured: on this card.
+            leaves only that. acceptance: cells of the drafter's card. measured: on this card. accepted: in replies of
+            this machine, by target; enough of them stand instead of the card's.
     """
     config = config or LoadConfig()
-    options: list[Option] = []
-    for each in ways(published, config):
-        asked = replace(config, quantize=each.quantize)
-        try:
-            found = plan(each.target, drafter, machine, asked)
-        except UsageError:  # an option that these weights cannot have
-            continue
-        prediction = predict(found, each.target, drafter, acceptance) if found.fits else None
-        prediction = corrected(prediction, found, each.target.source, measured)
-        options.append(Option(each, found, prediction, config.context or context_limit(each.target, drafter)))
+
+    def options_of(each: Weights, config: LoadConfig = config) -> Iterator[Option]:
+        limit = config.context or context_limit(each.target, drafter)
+        for asked, found in plans_of(each, drafter, machine, config, min(limit, ROOMY)):
+            prediction = predict(found, each.target, drafter, acceptance) if found.fits else None
+            prediction = corrected(prediction, found, each.target.source, measured)
+            own = accepted.get(each.target.source)
+            if prediction is not None and found.load.draft and own is not None and own.acceptance is not None:
+                prediction = replace(prediction, acceptance=own.acceptance)
+            yield Option(each, asked, found, prediction, limit)
+
+    options = [option for each in ways(published, config) for option in options_of(each)]
+    if not any(one.fits for one in options) and config.quantize is None:  # what is slow: the last resort
+        if machine.kind == "cpu" and config.dtype == "auto":
+            options += options_of(published[0], replace(config, dtype="bfloat16"))
+        slow = [each for each in BITSANDBYTES if each in formats_of(config)]
+        options += [option for each in rounded(published[0], slow) for option in options_of(each)]
     fit = [one for one in options if one.fits]
     predicted = all(one.prediction is not None for one in fit)
     fitting = sorted(fit, key=lambda one: rank(one, preference, predicted))
@@ -175,28 +201,57 @@ def ways(published: Sequence[Weights], config: LoadConfig) -> Iterable[Weights]:
     own = published[0]
     if config.quantize is not None:
         return [replace(own, quantize=config.quantize)]
-    rounded = (replace(own, quantize=each) for each in QUANTIZED if not formats.refusal(own.target, each))
-    return [*published, *rounded]
+    return [*published, *rounded(own, QUANTIZED)]
+
+
+def rounded(own: Weights, quantized: Iterable[str]) -> list[Weights]:
+    """A target's weights in each of the formats that they can be rounded to."""
+    return [replace(own, quantize=each) for each in quantized if not formats.refusal(own.target, each)]
+
+
+def plans_of(
+    weights: Weights, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig, context: int
+) -> Iterator[tuple[LoadConfig, Plan]]:
+    """The plan of certain weights; with KV in 8 bits, too, where nothing was asked for and 16 bits leave less context.
+
+    Weights that would only be decoded again as they are read have none: that saves no memory.
+    """
+    asked = replace(config, quantize=weights.quantize)
+    try:
+        found = plan(weights.target, drafter, machine, asked)
+        if config.quantize is None and weights.quantize in QUANTIZED and found.engine != FUSED:
+            return
+        yield asked, found
+        if found.engine != FUSED or config.kv_cache != "auto" or (found.fits and (found.context or 0) >= context):
+            return
+        asked = replace(asked, kv_cache="fp8")
+        coded = plan(weights.target, drafter, machine, asked)
+    except UsageError:  # an option that these weights cannot have
+        return
+    if coded.fits and not (found.fits and (coded.context or 0) <= (found.context or 0)):
+        yield asked, coded
 
 
 def rank(option: Option, preference: Preference, predicted: bool) -> tuple[float, ...]:
     """Smaller is better: a context too short for a chat comes last, an engine without kernels before it.
+
+    A KV cache in 8 bits changes replies: unless context is preferred it is taken where only it leaves room for a chat.
 
     Args:
         predicted: every option has a predicted speed; else the bytes of weights stand for it.
     """
     context = option.plan.context or 0
     short, small = (float(context < min(wanted, option.limit)) for wanted in (USABLE, ROOMY))
-    slow = float(option.plan.engine != "fused")
+    slow, kv = float(option.plan.engine != FUSED), float(option.coded_kv)
     fidelity = float(option.weights.fidelity)
     cost = _ms_per_token(option.prediction) if predicted and option.prediction else float(option.bytes_of_weights)
     unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)  # our four bits: nobody knows what they cost
     weights = -float(option.bytes_of_weights)  # of one fidelity the larger ones are the finer
     order = {
-        "balanced": (small, fidelity, -min(context, ROOMY), weights, cost),
-        "quality": (fidelity, weights, -context),
-        "speed": (cost, fidelity, -context),
-        "context": (-context, fidelity, cost),
+        "balanced": (kv, small, fidelity, -min(context, ROOMY), weights, cost),
+        "quality": (fidelity, kv, weights, -context),
+        "speed": (kv, cost, fidelity, -context),
+        "context": (-context, fidelity, kv, cost),
     }
     return short, slow, unmeasured, *order[preference]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
 from dflash_local.store.kept import keep
@@ -43,14 +44,16 @@ class SpeedMeasurement:
     predicted_cycle_ms: float | None
 
     @classmethod
-    def of(cls, plan: Plan, target: str, times: Times, predicted: Times | None) -> SpeedMeasurement:
-        """Of a plan that was loaded. times: measured."""
+    def of(
+        cls, card: str, target: str, weights: str, load: LoadConfig, times: Times, predicted: Times | None
+    ) -> SpeedMeasurement:
+        """Of a load. weights: the format's name, as ``Plan.format``. times: measured."""
         return cls(
-            card=plan.machine.name,
+            card=card,
             target=target,
-            format=plan.format,
-            drafter_precision=plan.load.drafter_precision,
-            kv_cache=plan.load.kv_cache,
+            format=weights,
+            drafter_precision=load.drafter_precision,
+            kv_cache=load.kv_cache,
             context=times.context,
             rows=times.rows,
             step_ms=times.step_ms,

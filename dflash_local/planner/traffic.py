@@ -5,7 +5,7 @@ keys and values. Follows from the same layout that the engine loads; knows nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -87,8 +87,6 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
     products: Counter[Product] = Counter()
     experts: Counter[Experts] = Counter()
     parts: Counter[Part] = Counter()
-    windows: Counter[int] = Counter()
-    kv_bytes = 0
     for index, layer in enumerate(model.layers):
         for config in (layer.mixer, layer.mlp):
             part = part_layout(config)
@@ -100,16 +98,11 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
                 experts[_experts(layout, at, model, format_of, dtype)] += 1
                 projections = projections[:1] if layout.joins(at, format_of) else projections
             products.update(_product_of(spec, format_of, dtype) for spec in projections)
-            if isinstance(config, AttentionConfig):
-                size = 2 * config.kv_size * ITEM_BYTES[kv_dtype]
-                if config.sliding_window is None:
-                    kv_bytes += size
-                else:
-                    windows[config.sliding_window] += size
     head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
     head_format = UNQUANTIZED if model.tie_word_embeddings else format_of(HEAD)
     products[_product(head_format, model.vocab_size, head.in_features, dtype)] += 1
-    return Traffic(products, experts, parts, kv_bytes, windows)
+    attentions = (layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig))
+    return Traffic(products, experts, parts, *_kv_bytes(attentions, kv_dtype))
 
 
 @lru_cache(maxsize=512)
@@ -128,16 +121,21 @@ def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpe
     head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
     products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
     parts: Counter[Part] = Counter({"attention": drafter.num_layers, "MLP": drafter.num_layers})
+    attentions = (drafter.attention(index) for index in range(drafter.num_layers))
+    return Traffic(products, {}, parts, *_kv_bytes(attentions, spec.cache_dtype))
+
+
+def _kv_bytes(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int]]:
+    """``kv_bytes`` and ``windows`` of ``Traffic``."""
     windows: Counter[int] = Counter()
-    kv_bytes = 0
-    for index in range(drafter.num_layers):
-        attention = drafter.attention(index)
-        size = 2 * attention.kv_size * ITEM_BYTES[spec.cache_dtype]
+    full = 0
+    for attention in attentions:
+        size = 2 * attention.kv_size * ITEM_BYTES[dtype]
         if attention.sliding_window is None:
-            kv_bytes += size
+            full += size
         else:
             windows[attention.sliding_window] += size
-    return Traffic(products, {}, parts, kv_bytes, windows)
+    return full, windows
 
 
 def _kind(config: object) -> Part:

@@ -24,7 +24,7 @@ FOREIGN = "give an archive that dflash report wrote"
 
 
 def encoded(part: Any) -> bytes:
-    return json.dumps(part, indent=1, ensure_ascii=True, sort_keys=False).encode() + b"\n"
+    return json.dumps(part, indent=1).encode() + b"\n"
 
 
 def pack(parts: Mapping[str, Any]) -> bytes:
@@ -38,11 +38,7 @@ def pack(parts: Mapping[str, Any]) -> bytes:
 
 
 def unpack(path: Path) -> dict[str, Any]:
-    """The parts of an archive by name; ``report`` is there and of a known schema.
-
-    Raises:
-        UsageError: there is no such file. ReportError: it is damaged, too large, foreign or of a newer version.
-    """
+    """The parts of an archive by name, ``report`` among them. UsageError: no such file. ReportError: no report."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_ARCHIVE + 1)

@@ -1,7 +1,6 @@
-"""The last errors that users were shown, kept without what they said: class, message template, place in the source.
+"""The last errors that users were shown, without their values: class, message template, place in the source.
 
-A template is the literal of the source that the message was made from, its values left out but for numbers, so that
-no prompt, name or path can be in it.
+A template is the literal of the source that the message was made from, so no prompt, name or path can be in it.
 """
 
 from __future__ import annotations
@@ -57,8 +56,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def template(error: DFlashError) -> str:
     """The literal that a message was made from, with ``…`` for each value that is no number; empty if none is found."""
-    found = [match for path in _files(error) for match in _matches(error.message, path)]
-    return max(found, default=(0, ""))[1]
+    named = [frame.filename for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    paths = dict.fromkeys(Path(name) for name in named if _inside(name))  # the innermost first
+    return max((match for path in paths for match in _matches(error.message, path)), default=(0, ""))[1]
 
 
 def places(error: BaseException) -> list[str]:
@@ -73,12 +73,6 @@ def places(error: BaseException) -> list[str]:
         lines = [f"{name}:{frame.lineno} in {frame.name}" for name, frame in inside if name] or lines
         one = one.__cause__
     return lines[-FRAMES:]
-
-
-def _files(error: DFlashError) -> list[Path]:
-    """The modules of this package that an error passed through, the innermost first."""
-    named = [Path(frame.filename) for frame in reversed(traceback.extract_tb(error.__traceback__))]
-    return list(dict.fromkeys(path for path in named if _inside(str(path))))
 
 
 def _inside(filename: str) -> str:
@@ -126,14 +120,8 @@ def _literals(path: Path) -> tuple[tuple[str, ...], ...]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            parts, text = [], ""
-            for value in node.values:
-                if isinstance(value, ast.Constant):
-                    text += str(value.value)
-                else:
-                    parts.append(text)
-                    text = ""
-            found.append((*parts, text))
+            texts = (str(each.value) if isinstance(each, ast.Constant) else "\0" for each in node.values)
+            found.append(tuple("".join(texts).split("\0")))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append((node.value,))
     return tuple(found)

@@ -1,8 +1,4 @@
-"""Reads a report of another machine: versions against those measured, kernels that failed, plans then and now, and
-memory against the plan.
-
-All values come from a file of somebody else: each is taken only as what it should be.
-"""
+"""Reads a report of another machine: versions, failed kernels, plans then and now, memory; nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ class Unreadable(Exception):
 
 
 def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:
-    """What a report holds and what this version makes of it, JSON-able.
-
-    Args:
-        known: the shapes of a model by its name; None for an unknown one.
-    """
+    """What a report holds and what this version makes of it, JSON-able; ``known`` gives a model's shapes, or None."""
     main = _mapping(parts.get("report"))
     versions = {str(name): version for name, version in _mapping(main.get("versions")).items()}
     plans = [replanned(entry, known) for entry in _entries(parts.get("plans"))]
@@ -62,19 +54,14 @@ def not_measured(versions: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -> dict[str, Any]:
-    """A reported plan made again by this version for the reported memory.
-
-    ``changes`` lists what differs, as (name, then, now): lines of the ledger in bytes, and the choices of the plan.
-    """
+    """A reported plan made again for the reported memory; ``changes``: (name, then, now), ledger lines in bytes."""
     model = entry.get("model")
     answer: dict[str, Any] = {"model": model, "then": entry.get("error"), "now": None, "changes": []}
     try:
         if entry.get("error"):
             raise Unreadable(f"it was not planned there: {entry['error']}")
         then = _mapping(entry.get("plan"))
-        if not isinstance(model, str) or not _MODEL.fullmatch(model):
-            raise Unreadable("its shape is not known here")
-        shapes = known(model)
+        shapes = known(model) if isinstance(model, str) and _MODEL.fullmatch(model) else None
         if shapes is None:
             raise Unreadable("its shape is not known here")
         found = plan(*shapes, _machine(entry, then), _load(entry))
@@ -85,23 +72,15 @@ def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -
 
 
 def memory(parts: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What torch's allocator held at most on the card of each checked pair, against its plan, in bytes.
-
-    ``replanned`` is this version's plan of the same load; None where the report holds no plan of it.
-    """
+    """Bytes that torch's allocator held at most on the card of each checked pair, by plan, by this version's plan."""
     for check in _entries(parts.get("check")):
         found = [_mapping(each.get("figures")) for each in _entries(check.get("findings"))]
         planned, peak = (next((each[name] for each in found if name in each), None) for name in MEMORY_FIGURES)
         if not _is_size(planned) or not _is_size(peak) or not planned:
             continue
         same = (each["now"] for each in plans if each["model"] == check.get("model") and _peak(each["then"]) == planned)
-        yield {
-            "model": check.get("model"),
-            "planned": planned,
-            "peak": peak,
-            "off": round(peak / planned - 1, 4),
-            "replanned": next(map(_peak, same), None),
-        }
+        off, replanned = round(peak / planned - 1, 4), next(map(_peak, same), None)
+        yield {"model": check.get("model"), "planned": planned, "peak": peak, "off": off, "replanned": replanned}
 
 
 def _peak(brief: Any) -> Any:
@@ -110,21 +89,13 @@ def _peak(brief: Any) -> Any:
 
 def failed_kernels(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Kernels with another verdict than ``right``, each with what tries it again on such a card."""
-    models = [entry.get("model") for entry in _entries(parts.get("plans")) if _was_fused(entry)]
+    plans = _entries(parts.get("plans"))
+    models = [entry.get("model") for entry in plans if _mapping(entry.get("plan")).get("engine") == "fused"]
     model = next((name for name in models if isinstance(name, str) and _MODEL.fullmatch(name)), "MODEL")
     for card in _entries(parts.get("kernels")):
         for name, verdict in _mapping(card.get("failed")).items():
-            yield {
-                "card": card.get("card"),
-                "capability": card.get("capability"),
-                "kernel": name,
-                "verdict": verdict,
-                "command": f"dflash warm {model} --again",
-            }
-
-
-def _was_fused(entry: Mapping[str, Any]) -> bool:
-    return _mapping(entry.get("plan")).get("engine") == "fused"
+            place = {"card": card.get("card"), "capability": card.get("capability")}
+            yield {**place, "kernel": name, "verdict": verdict, "command": f"dflash warm {model} --again"}
 
 
 def _machine(entry: Mapping[str, Any], then: Mapping[str, Any]) -> Machine:
@@ -132,23 +103,15 @@ def _machine(entry: Mapping[str, Any], then: Mapping[str, Any]) -> Machine:
     kind, memory, free = recorded.get("kind"), recorded.get("memory"), recorded.get("free")
     if kind not in KINDS or not _is_size(memory) or not _is_size(free):
         raise Unreadable("the report tells no machine for it")
-    return Machine(
-        name=str(recorded.get("name", ""))[:100],
-        kind=kind,
-        memory=memory,
-        free=free,
-        why="as reported",
-        device=str(recorded.get("device", "auto"))[:20],
-        kernels=entry.get("kernels") is not False,
-        compiler=entry.get("compiler") is not False,
-    )
+    name, device = str(recorded.get("name", ""))[:100], str(recorded.get("device", "auto"))[:20]
+    kernels, compiler = entry.get("kernels") is not False, entry.get("compiler") is not False
+    return Machine(name, kind, memory, free, "as reported", device, kernels=kernels, compiler=compiler)
 
 
 def _load(entry: Mapping[str, Any]) -> LoadConfig:
     requested = _mapping(entry.get("asked"))
-    given = {name: requested[name] for name in LOAD_OPTIONS if name in requested}
     try:
-        return LoadConfig(**given)
+        return LoadConfig(**{name: requested[name] for name in LOAD_OPTIONS if name in requested})
     except (TypeError, ValueError) as error:
         raise Unreadable("its options are not known here") from error
 
@@ -173,10 +136,9 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _lines(found: Mapping[str, Any]) -> dict[str, Any]:
-    book = _mapping(found.get("ledger"))
-    return {
-        str(line.get("name")): line.get("bytes") for line in (*_entries(book.get("lines")), *_entries(book.get("host")))
-    }
+    ledger = _mapping(found.get("ledger"))
+    lines = (*_entries(ledger.get("lines")), *_entries(ledger.get("host")))
+    return {str(line.get("name")): line.get("bytes") for line in lines}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -1,7 +1,4 @@
-"""Takes out of texts what is private: paths, tokens, addresses, and the names of users, hosts and folders.
-
-Rather too much than too little: a word lost costs a question, a token kept costs more.
-"""
+"""Takes out of texts what is private: paths, tokens, addresses, names; rather too much than too little."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,8 @@ from dflash_local.settings import Settings
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.I)
 SHORTEST_SECRET = 4  # characters of a variable's value that is taken for a secret
 SHORT_COMMIT = 12  # characters of a commit or a digest that are kept
-PATH, TOKEN, ADDRESS, URL, IDENTIFIER, USER, HOST, FOLDER = (
-    *("<path>", "<token>", "<address>", "<url>", "<id>"),
-    *("<user>", "<host>", "<folder>"),
-)
+PATH, TOKEN, ADDRESS, URL, IDENTIFIER = "<path>", "<token>", "<address>", "<url>", "<id>"
+USER, HOST, FOLDER = "<user>", "<host>", "<folder>"
 ORDINARY = {"", "localhost", "root", "user"}  # names of users and hosts that tell nothing
 _START = r"(?<![\w.<>])"
 # In this order: what an earlier pattern takes, a later one need not know.
@@ -48,12 +43,7 @@ _WORDLIKE = re.compile(r"[A-Za-z]?[a-z]{0,15}|[A-Z]{1,12}|[0-9]{1,8}|[A-Za-z0-9]
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What is private by its value, whatever it looks like.
-
-    Attributes:
-        values: text, and what stands in its place. names: the same of words, in any case of letters, taken only where
-            no letter or digit adjoins. public: long words that may stand, such as the repositories of the registry.
-    """
+    """What is private by its value: text and its mark, words and theirs (``names``), and long words that may stand."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -61,11 +51,7 @@ class Secrets:
 
 
 def secrets_of(user: Settings, public: Collection[str] = (), folders: Iterable[Path] = ()) -> Secrets:
-    """Those of this process: its variables that name secrets or folders, the Hub's token, user and host.
-
-    Args:
-        folders: of models; they and their own names are private, too.
-    """
+    """Those of this process: variables that name secrets or folders, the token, user, host, ``folders`` of models."""
     values: dict[str, str] = {}
     for name, value in user.environ.items():
         if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and not value.isdigit():
@@ -76,7 +62,8 @@ def secrets_of(user: Settings, public: Collection[str] = (), folders: Iterable[P
         values[user.hub.token] = TOKEN
     own = (user.config_dir, user.data_dir, user.cache_dir, user.state_dir, user.hub.cache, Path.home())
     values |= {str(folder): PATH for folder in own if folder is not None and len(str(folder)) > 2}
-    names = dict.fromkeys(_hosts(), HOST) | dict.fromkeys(_users(user.environ), USER)
+    host = socket.gethostname()
+    names = {host: HOST, host.partition(".")[0]: HOST} | dict.fromkeys(_users(user.environ), USER)
     known = {part for name in public for part in name.split("/")}
     for folder in folders:
         values[str(folder)] = PATH
@@ -89,10 +76,10 @@ def scrub(text: str, secrets: Secrets) -> str:
     for value in sorted(secrets.values, key=len, reverse=True):
         mark = secrets.values[value]
         below = r"(?:[\\/][^\n'\",;()<>]*)?" if mark == PATH else ""  # what lies in a private folder is private, too
-        text = re.sub(re.escape(value) + below, _always(mark), text)
+        text = re.sub(re.escape(value) + below, mark, text)
     for name in sorted(secrets.names, key=len, reverse=True):
         whole = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
-        text = re.sub(whole, _always(secrets.names[name]), text, flags=re.I)
+        text = re.sub(whole, secrets.names[name], text, flags=re.I)
     for pattern, mark in PATTERNS:
         text = pattern.sub(mark, text)
     text = _COLONS.sub(_colons, text)
@@ -113,10 +100,6 @@ def scrubbed(value: Any, secrets: Secrets) -> Any:
 def _key(key: str, secrets: Secrets) -> str:
     """Fields of ours are short words; other keys, such as the names of kernels, are texts."""
     return key if re.fullmatch(r"[a-z][a-z0-9_]{0,23}", key) else scrub(key, secrets)
-
-
-def _always(mark: str) -> Callable[[re.Match[str]], str]:
-    return lambda _found: mark
 
 
 def _colons(found: re.Match[str]) -> str:
@@ -145,8 +128,3 @@ def _users(environ: Mapping[str, str]) -> set[str]:
     except (OSError, KeyError, ImportError):  # an id without a name
         pass
     return names
-
-
-def _hosts() -> set[str]:
-    name = socket.gethostname()
-    return {name, name.partition(".")[0]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dflash_local.errors import UsageError
@@ -11,16 +11,7 @@ from dflash_local.events import Mode
 from dflash_local.request import Limits, SamplingParams
 
 MAX_NEW_TOKENS = 1024
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
+SAMPLING = tuple(item.name for item in fields(SamplingParams))
 SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking")
 
 
@@ -40,20 +31,12 @@ class ChatOptions:
 
 
 def merged(defaults: SamplingParams, changed: Mapping[str, float | int]) -> SamplingParams:
-    """The defaults with what was changed in their place.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
+    """The defaults with what was changed in their place; UsageError where a value is out of range."""
     return replace(defaults, **changed)  # type: ignore[arg-type]  # SamplingParams checks its fields
 
 
 def parse_setting(options: ChatOptions, name: str, value: str) -> Mapping[str, Any]:
-    """What ``/set name value`` changes: fields of ``ChatOptions``.
-
-    Raises:
-        UsageError: the value is not allowed.
-    """
+    """What ``/set name value`` changes: fields of ``ChatOptions``; UsageError where the value is not allowed."""
     if name == "thinking":
         return {"thinking": _switch(value)}
     if name == "max_new_tokens":

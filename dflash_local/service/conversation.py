@@ -9,25 +9,19 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol
 
-from dflash_local.errors import BusyError, DFlashError, EngineError, UsageError
-from dflash_local.events import Event, Finished
+from dflash_local.errors import BusyError, DFlashError, EngineError, ServerError, UsageError
+from dflash_local.events import Channel, Event, Finished, Step
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
-from dflash_local.service.gathered import Gathered
 from dflash_local.service.service import Ticket
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
 
 
 class ChatModel(Protocol):
-    """What answers in a conversation: a pair that is loaded for it, or the resident one.
-
-    Attributes:
-        sampling: the model's own defaults.
-    """
+    """What answers in a conversation: a pair loaded for it or the resident one; ``sampling`` is the model's default."""
 
     @property
     def name(self) -> str: ...
@@ -38,11 +32,57 @@ class ChatModel(Protocol):
     def submit(self, request: Request) -> Ticket: ...
 
 
+class Gathered:
+    """What came of one reply so far, added to by one thread and read by any.
+
+    Attributes:
+        texts: as the model wrote them. finished: how it ended; None before, or when it failed.
+        broken_off: a server went away in the middle of it.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
+        self.token_ids: list[int] = []
+        self.finished: Finished | None = None
+        self.broken_off = False
+
+    def gather(self, event: Event) -> None:
+        """Add what an event brought."""
+        if isinstance(event, Step):
+            self.token_ids += event.token_ids
+            for piece in event.pieces:
+                self.texts[piece.channel].append(piece.text)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    @property
+    def text(self) -> str:
+        """The answer, calls of tools after its words."""
+        return "".join((*self.texts["final"], *self.texts["tool"]))
+
+    @property
+    def thinking(self) -> str:
+        """What was thought."""
+        return "".join(self.texts["thinking"])
+
+    @property
+    def stopped(self) -> bool:
+        """True when it was ended early."""
+        return self.broken_off or (self.finished is not None and self.finished.reason == "cancelled")
+
+    @property
+    def worth_keeping(self) -> bool:
+        """True when it ended and something came of it."""
+        ended = self.broken_off or self.finished is not None
+        return ended and (not self.stopped or bool(self.text or self.thinking))
+
+
 class Answer(Gathered):
     """A reply: an iterator over its events. Use it in a ``with``, which submits the request; that may take a load.
 
     Leaving the ``with`` decides: a reply that ended is kept as a turn, one that failed, was abandoned
-    or was stopped before any text is not, and the conversation is as it was before.
+    or was stopped before any text is not, and the conversation is as it was before. What came of a reply before its
+    server went away is kept as if it were stopped.
 
     Attributes:
         turn: what it became in the conversation; None before, and when it was not kept.
@@ -63,11 +103,7 @@ class Answer(Gathered):
         self._cancelled = self._settled = False
 
     def __enter__(self) -> Answer:
-        """Submit the request.
-
-        Raises:
-            DFlashError: it cannot be sent; the conversation is as it was before.
-        """
+        """Submit the request; where it cannot be sent (DFlashError) the conversation is as it was before."""
         with ExitStack() as stack:
             stack.callback(self._end)
             ticket = self._submit(self.request)
@@ -78,9 +114,7 @@ class Answer(Gathered):
                 ticket.cancel()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.finished is None:
             self.cancel()
         self._end()
@@ -96,13 +130,13 @@ class Answer(Gathered):
     def __next__(self) -> Event:
         if self._ticket is None:
             raise EngineError("the request was not submitted")
-        event = next(self._ticket.events())
+        try:
+            event = next(self._ticket.events())
+        except ServerError:
+            self.broken_off = True
+            raise
         self.gather(event)
         return event
-
-    def events(self) -> Answer:
-        """The events still to come."""
-        return self
 
     def cancel(self) -> None:
         """Stop the reply within one cycle; its last event is ``Finished('cancelled')``. From any thread."""
@@ -177,11 +211,7 @@ class Conversation:
             return self._prepare(lambda: self._add(old), seed=fresh_seed())
 
     def take_back(self) -> str:
-        """Forget the last message of the user and what was replied; returns the message, to be edited.
-
-        Raises:
-            BusyError: a reply is on its way. UsageError: there is none.
-        """
+        """Forget the user's last message and its reply, and return it; BusyError in a reply, UsageError without one."""
         with self.lock:
             self._begin(None)
             last = max((index for index, turn in enumerate(self.turns) if turn.role == "user"), default=-1)
@@ -214,11 +244,7 @@ class Conversation:
         self.recorder.record("system", content=text)
 
     def request(self, text: str = "") -> Request:
-        """The request of now, with ``text`` as a further message; without it the last message is sent again.
-
-        Raises:
-            UsageError: there is no message.
-        """
+        """The request of now, with ``text`` as a further message; else the last one again, UsageError without any."""
         messages = [turn.message for turn in self.turns]
         while not text and messages and messages[-1].role == "assistant":
             messages.pop()
@@ -235,12 +261,14 @@ class Conversation:
                 if answer is not self.pending:  # begun anew meanwhile
                     return
                 self.pending, finished = None, answer.finished
-                if finished is None or not answer.worth_keeping:
+                if not answer.worth_keeping:
                     undo()
                     return
-                self.last = finished
-                self.replies.append(finished)
-                answer.turn = Turn("assistant", answer.text, answer.thinking, answer.stopped, summary(finished))
+                figures: dict[str, Any] = {}
+                if finished is not None:
+                    self.last, figures = finished, summary(finished)
+                    self.replies.append(finished)
+                answer.turn = Turn("assistant", answer.text, answer.thinking, answer.stopped, figures)
                 self._add(answer.turn)
 
         try:

@@ -64,13 +64,13 @@ class Listener:
         self._capacity = max(1, capacity)
         self._waiting: deque[Event | _Merged] = deque()
         self._changed = threading.Condition()
-        self._ended = False
+        self.ended = False
         self._error: DFlashError | None = None
 
     def put(self, event: Event) -> None:
         """Add an event; never waits for the reader."""
         with self._changed:
-            if self._ended:
+            if self.ended:
                 return
             if isinstance(event, Step):
                 self._put_step(event)
@@ -85,8 +85,8 @@ class Listener:
     def end(self, error: DFlashError | None = None) -> None:
         """No event follows; the reader gets what waits and then the error, if there is one."""
         with self._changed:
-            if not self._ended:
-                self._ended, self._error = True, error
+            if not self.ended:
+                self.ended, self._error = True, error
                 self._changed.notify_all()
 
     def __iter__(self) -> Listener:
@@ -95,7 +95,7 @@ class Listener:
     def __next__(self) -> Event:
         with self._changed:
             while not self._waiting:
-                if self._ended:
+                if self.ended:
                     if self._error is not None:
                         raise self._error
                     raise StopIteration

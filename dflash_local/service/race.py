@@ -143,12 +143,8 @@ class Racer:
     """Runs a race; ``cancel`` may be called from any thread."""
 
     def __init__(self, service: Loaded, request: Request) -> None:
-        """Take the pair and the request.
-
-        Raises:
-            UsageError: the pair was loaded without its drafter.
-        """
-        if service.facts is not None and service.facts.drafter is None:
+        """Take the pair and the request; UsageError where it was loaded without its drafter."""
+        if service.facts is not None and not service.facts.drafting:
             raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")
         seed = request.sampling.seed
         self.seed = fresh_seed() if seed is None else seed
@@ -158,11 +154,7 @@ class Racer:
         self._cancelled = False
 
     def run(self, on_event: Callable[[Mode, Event], None] = lambda _mode, _event: None) -> Race:
-        """Both replies, each alone on the machine, without drafting first.
-
-        Raises:
-            Interrupted: it was cancelled. DFlashError: a request failed.
-        """
+        """Both replies, each alone on the machine, without drafting first; Interrupted where it was cancelled."""
         short = replace(self._request.limits, max_new_tokens=min(WARM_UP_TOKENS, self._request.limits.max_new_tokens))
         for mode in MODES:  # what is paid once (first kernels, memory) would be charged to the first
             self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)

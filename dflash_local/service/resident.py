@@ -14,10 +14,11 @@ from typing import Literal
 from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat
 from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError
 from dflash_local.events import Event, LoadProgress, Mode
+from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request, SamplingParams
 from dflash_local.service.service import MAX_QUEUE, Service, Session, Ticket
-from dflash_local.service.watched import Observer, Watched
+from dflash_local.service.wrapped import Observer, WatchedSession
 
 KEEP_ALIVE_S = 30 * 60.0
 CLOSE_S = 5.0
@@ -25,6 +26,7 @@ WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C
 
 State = Literal["ready", "loading", "unloaded", "broken"]
 Load = Callable[[Callable[[LoadProgress], None]], Session]
+Find = Callable[[str, LoadConfig | None], "Model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Resident:
 
     Args:
         model: the first one; it is loaded by the first request, or by ``load``.
-        find: what a name means, for ``switch``; raises UnknownModelError.
+        find: what a name means, loaded as asked for or as the program was started; raises UnknownModelError.
         keep_alive_s: seconds without a request after which it is unloaded; 0 at once, None never.
         observe: called with every event of every request, from the worker: it must be quick.
     """
@@ -85,7 +87,7 @@ class Resident:
     def __init__(
         self,
         model: Model,
-        find: Callable[[str], Model] | None = None,
+        find: Find | None = None,
         keep_alive_s: float | None = KEEP_ALIVE_S,
         observe: Observer = lambda _request, _event: None,
         max_queue: int = MAX_QUEUE,
@@ -94,7 +96,7 @@ class Resident:
         self._model, self._find, self._observe, self._max_queue = model, find, observe, max_queue
         self._changed = threading.Condition()
         self._service: Service | None = None
-        self._watched: Watched | None = None
+        self._watched: WatchedSession | None = None
         self._facts: SessionFacts | None = None
         self._changing = False  # one thread at a time loads or unloads; all others wait
         self._loading: LoadProgress | None = None
@@ -172,11 +174,7 @@ class Resident:
                 self._changed.notify_all()
 
     def load(self) -> None:
-        """Have the model in memory, and wait for it; one that broke is loaded afresh.
-
-        Raises:
-            EngineError: closed. DFlashError: the load failed.
-        """
+        """Have the model in memory, and wait for it, afresh where it broke; EngineError when closed, or the error."""
         with self._changed:
             waited = self._await_turn()
             if waited and self._error is not None:  # the load that this one waited for
@@ -195,17 +193,20 @@ class Resident:
             stale = self._take()
         self._change(stale, self._model, load=False)
 
-    def switch(self, name: str) -> None:
+    def switch(self, name: str, load: LoadConfig | None = None) -> None:
         """Load another model in this one's place; what runs is cancelled. When that fails this one stays chosen.
+
+        Args:
+            load: how; also this one is loaded anew with it.
 
         Raises:
             UnknownModelError: no such model. DFlashError: the load failed.
         """
-        if self._model.answers_to(name):
+        if load is None and self._model.answers_to(name):
             return self.load()
         if self._find is None:
             raise UnknownModelError(f"unknown model {name!r}", f"this is {self._model.name}")
-        model = self._find(name)
+        model = self._find(name, load)
         with self._changed:
             self._await_turn()
             stale = self._take()
@@ -255,7 +256,7 @@ class Resident:
         """Close the old service, load the model if wanted, and let the others in again."""
         error: DFlashError | None = self._error
         service: Service | None = None
-        watched: Watched | None = None
+        watched: WatchedSession | None = None
         try:
             if load:
                 error = EngineError("the load ended without a result", "see the server's messages")
@@ -263,7 +264,7 @@ class Resident:
             if stale is not None:
                 stale.close()
             if load:
-                watched = Watched(model.load(self._progress), self._happened, self._ended)
+                watched = WatchedSession(model.load(self._progress), self._happened, self._ended)
                 service = Service(watched, self._max_queue)
                 error = None
         except DFlashError as raised:

@@ -1,4 +1,4 @@
-"""Owns the one session: a worker thread, a bounded queue, cancelling, and who listens to what.
+"""Owns the one session: a worker thread, a bounded queue, and cancelling.
 
 Every caller (CLI, screens, endpoint) submits a ``Request`` here. Knows events and errors only.
 """
@@ -24,7 +24,7 @@ from dflash_local.errors import (
 from dflash_local.events import Event, Finished, Notice, Queued, Started
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
-from dflash_local.service.listener import CAPACITY, Listener
+from dflash_local.service.listener import Listener
 
 MAX_QUEUE = 8
 CLOSE_S = 30.0  # a cycle or a prefill chunk ends well within this
@@ -66,30 +66,11 @@ class Ticket:
         self._withdraw = withdraw
         self._cancelled = threading.Event()
         self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
-        self._first = Listener()
-        self._listeners = [self._first]
-        self._end: tuple[Finished | None, DFlashError | None] | None = None
+        self._listener = Listener()
 
     def events(self) -> Iterator[Event]:
-        """The request's events from the first on; a second call goes on where it was.
-
-        Raises:
-            DFlashError: the request failed, after the events that came before.
-        """
-        return self._first
-
-    def listen(self, capacity: int = CAPACITY) -> Iterator[Event]:
-        """A further listener, from now on; after the end it gets the ``Finished`` or the error."""
-        listener = Listener(capacity)
-        with self._lock:
-            if self._end is None:
-                self._listeners.append(listener)
-            else:
-                finished, error = self._end
-                if finished is not None:
-                    listener.put(finished)
-                listener.end(error)
-        return listener
+        """The request's events from the first on, a second call goes on; after them its DFlashError, if any."""
+        return self._listener
 
     def cancel(self) -> None:
         """Stop the reply within one cycle, or leave the queue; ends as ``Finished('cancelled')``."""
@@ -104,28 +85,19 @@ class Ticket:
     @property
     def done(self) -> bool:
         """True when nothing follows."""
-        return self._end is not None
+        return self._listener.ended
 
     def publish(self, event: Event) -> None:
-        """Give an event to every listener (for the service)."""
+        """Add an event (for the service)."""
         with self._lock:
-            if self._end is not None:
-                return
-            for listener in self._listeners:
-                listener.put(event)
+            self._listener.put(event)
             if isinstance(event, Finished):
-                self._finish(event, None)
+                self._listener.end()
 
     def fail(self, error: DFlashError) -> None:
         """End the request with an error (for the service)."""
         with self._lock:
-            if self._end is None:
-                self._finish(None, error)
-
-    def _finish(self, finished: Finished | None, error: DFlashError | None) -> None:
-        self._end = (finished, error)
-        for listener in self._listeners:
-            listener.end(error)
+            self._listener.end(error)
 
 
 class Service:
@@ -154,9 +126,7 @@ class Service:
     def __enter__(self) -> Service:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property

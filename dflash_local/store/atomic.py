@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 FILE_MODE = 0o600
@@ -17,21 +18,12 @@ def make_private(folder: Path) -> None:
         missing.append(folder)
         folder = folder.parent
     for path in reversed(missing):
-        try:
+        with suppress(FileExistsError):  # another process was faster
             os.mkdir(path, FOLDER_MODE)
-        except FileExistsError:  # another process was faster
-            continue
 
 
 def write_atomic(path: Path, data: bytes | str, mode: int = FILE_MODE) -> None:
-    """Replace the file with the data: readers see the old content or the new, never a part.
-
-    The temporary file lies in the same folder (a rename across file systems is a copy) and is
-    removed when anything fails.
-
-    Raises:
-        OSError: disk full, read-only, no permission.
-    """
+    """Replace the file with the data: readers see the old content or the new, never a part. OSError: it failed."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
     make_private(path.parent)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
@@ -55,8 +47,7 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems refuse it; the file itself is synced
-        pass
+        with suppress(OSError):  # some network file systems refuse it; the file itself is synced
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -58,19 +58,11 @@ class Cache:
         self.folder = Path(os.path.abspath(folder))
 
     def repo_folder(self, repo: str) -> Path:
-        """Where the repo lies or would lie.
-
-        Raises:
-            DownloadError: the id is no id.
-        """
+        """Where the repo lies or would lie. DownloadError: the id is no id."""
         return self.folder / folder_name(repo)
 
     def snapshot(self, repo: str, commit: str) -> Path:
-        """Where the files of a commit lie or would lie.
-
-        Raises:
-            DownloadError: ``commit`` is not a full commit hash.
-        """
+        """Where the files of a commit lie or would lie. DownloadError: ``commit`` is not a full commit hash."""
         if not is_commit(commit):
             raise DownloadError(f"{shortened(commit)} is not a commit of {repo}", "give its 40 hexadecimal digits")
         return self.repo_folder(repo) / "snapshots" / commit
@@ -82,12 +74,10 @@ class Cache:
 
     def commits(self, repo: str) -> tuple[str, ...]:
         """The commits with a snapshot, the latest written first."""
-        folders = [
-            (item.stat(follow_symlinks=False).st_mtime_ns, item.name)
-            for item in _scanned(self.repo_folder(repo) / "snapshots")
-            if is_commit(item.name) and item.is_dir()
-        ]
-        return tuple(name for _, name in sorted(folders, reverse=True))
+        items = _scanned(self.repo_folder(repo) / "snapshots")
+        folders = [item for item in items if is_commit(item.name) and item.is_dir()]
+        folders.sort(key=lambda item: (item.stat(follow_symlinks=False).st_mtime_ns, item.name), reverse=True)
+        return tuple(item.name for item in folders)
 
     def ref(self, repo: str, name: str = "main") -> str | None:
         """The commit that a branch or tag meant when it was last downloaded."""
@@ -113,11 +103,7 @@ class Cache:
         return self._resolved(repo, name, self.snapshot(repo, commit).joinpath(*parts))
 
     def entries(self, repo: str, commit: str) -> tuple[Entry, ...]:
-        """Every file of a snapshot, by name; links whose blob is gone are left out.
-
-        Raises:
-            DownloadError: see ``entry``.
-        """
+        """Every file of a snapshot, by name; links whose blob is gone are left out. DownloadError as of ``entry``."""
         self._check_folders(repo, commit)
         root = self.snapshot(repo, commit)
         names = sorted(path.relative_to(root).as_posix() for path in _files(root))
@@ -125,11 +111,7 @@ class Cache:
         return tuple(entry for entry in found if entry)
 
     def open(self, entry: Entry) -> BinaryIO:
-        """The entry's bytes, the last step taken without following a link.
-
-        Raises:
-            DownloadError: it is no plain file any more, or cannot be read.
-        """
+        """The entry's bytes, the last step taken without following a link. DownloadError: no plain file."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = os.fdopen(os.open(entry.file, flags), "rb")
@@ -151,9 +133,9 @@ class Cache:
         if not _SHARED_BLOB.fullmatch(inside.replace(os.sep, "/")):
             return None
         file = store / inside
-        kinds = [_kind(path) for path in (store, file.parent, store / SHARED_MARKER)]
-        dirs = [kind is not None and stat.S_ISDIR(kind.st_mode) for kind in kinds[:2]]
-        return file if all(dirs) and kinds[2] is not None and stat.S_ISREG(kinds[2].st_mode) else None
+        marker = _kind(store / SHARED_MARKER)
+        marked = marker is not None and stat.S_ISREG(marker.st_mode)
+        return file if marked and _is_folder(store) and _is_folder(file.parent) else None
 
     def files(self, repo: str, commit: str) -> tuple[Path, ...]:
         """Everything in a snapshot that is no folder, whatever it is; nothing when it lies elsewhere."""
@@ -184,7 +166,6 @@ class Cache:
                 raise DownloadError(f"{step} is not a folder but {_called(kind)}: not opened", AGAIN)
 
     def _resolved(self, repo: str, name: str, path: Path) -> Entry | None:
-        """The file an existing folder's entry stands for, one link followed at a time."""
         kind = _kind(path)
         if kind is None:
             return None
@@ -217,11 +198,10 @@ class Cache:
     def orphans(self, repo: str) -> tuple[Path, ...]:
         """The ``*.incomplete`` files that nobody is writing any more, huggingface_hub's and ours.
 
-        A download writes its file with the blob's lock held from before the first byte to after the
-        last. So a held lock means alive; a free one dead, once the file has been quiet for
-        ``QUIET_S`` (some network file systems let everybody through a lock). Where there is no flock,
-        ``QUIET_UNLOCKED_S`` decides alone. A file deleted under a living writer costs that writer a
-        second try, never a wrong blob: the name is new for every try.
+        A download holds its blob's lock from before the first byte to after the last: a held lock means alive, a free
+        one dead once the file has been quiet for ``QUIET_S`` (some network file systems let everybody through a lock).
+        Where there is no flock, ``QUIET_UNLOCKED_S`` decides alone. A file deleted under a living writer costs that
+        writer a second try, never a wrong blob: the name is new for every try.
         """
         return tuple(path for path, rest in self._incomplete(repo) if rest <= 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +21,6 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 def http_library() -> Any:
     """The module that the installed huggingface_hub speaks HTTP with: httpx (1.x) or httpx2 (2.x)."""
-    import sys
-
     from huggingface_hub.errors import HfHubHTTPError
 
     roots = [cls.__module__.partition(".")[0] for cls in HfHubHTTPError.__mro__]
@@ -44,21 +43,17 @@ def of_hub_error(
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     what = f"{file} of {repo}" if file else repo
-    if isinstance(error, (hub.LocalEntryNotFoundError, hub.FileMetadataError)) and isinstance(
-        error.__cause__, Exception
-    ):
-        return of_hub_error(error.__cause__, repo, endpoint, with_token, file=file, revision=revision)
+    cause = error.__cause__
+    if isinstance(error, (hub.LocalEntryNotFoundError, hub.FileMetadataError)) and isinstance(cause, Exception):
+        return of_hub_error(cause, repo, endpoint, with_token, file=file, revision=revision)
     if isinstance(error, hub.GatedRepoError):
         return gated(repo, with_token)
     if isinstance(error, hub.RevisionNotFoundError):
-        return DownloadError(
-            f"{repo} has no revision {revision or 'main'} at {endpoint} (any more)",
-            "`dflash pull --update` takes the newest",
-        )
+        missing = f"{repo} has no revision {revision or 'main'} at {endpoint} (any more)"
+        return DownloadError(missing, "`dflash pull --update` takes the newest")
     if isinstance(error, hub.RemoteEntryNotFoundError):
-        return DownloadError(
-            f"{repo} lists {file or 'a file'}, but {endpoint} does not have it (404)", "try again later"
-        )
+        missing = f"{repo} lists {file or 'a file'}, but {endpoint} does not have it (404)"
+        return DownloadError(missing, "try again later")
     if isinstance(error, hub.RepositoryNotFoundError) or status in (401, 404):
         return not_found(repo, endpoint, with_token)
     if status == 403:
@@ -76,10 +71,8 @@ def gated(repo: str, with_token: bool) -> DownloadError:
     """The owner wants something agreed to. The page is on the public Hub, whatever the mirror."""
     page = f"{PUBLIC_HUB}/{repo}"
     if with_token:
-        return DownloadError(
-            f"{repo} is gated and your token has no access to it",
-            f"accept its licence at {page} with the account of that token; some owners take days to approve",
-        )
+        hint = f"accept its licence at {page} with the account of that token; some owners take days to approve"
+        return DownloadError(f"{repo} is gated and your token has no access to it", hint)
     return DownloadError(f"{repo} is gated: its licence must be accepted first", f"accept it at {page}, then {LOGIN}")
 
 
@@ -134,21 +127,17 @@ def of_disk(error: OSError, what: str) -> DFlashError:
     where = f" {Path(error.filename).parent}" if isinstance(error.filename, str) else " the cache"
     if error.errno in _FULL:
         why = "over its quota" if error.errno == getattr(errno, "EDQUOT", None) else "full"
-        return DoesNotFitError(
-            f"the disk of{where} became {why} while {what} was written",
-            "free some space and pull again; finished files are kept",
-        )
+        full = f"the disk of{where} became {why} while {what} was written"
+        return DoesNotFitError(full, "free some space and pull again; finished files are kept")
     if error.errno in _CLOSED:
         return DownloadError(f"{what} cannot be written below{where}: {error.strerror}", "set HF_HUB_CACHE elsewhere")
     return DownloadError(f"{what} cannot be stored: {error.strerror or error}", "check the disk")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    step: BaseException | None = error
-    while step is not None and step not in found:
+    found = [error]
+    while (step := found[-1].__cause__ or found[-1].__context__) is not None and step not in found:
         found.append(step)
-        step = step.__cause__ or step.__context__
     return found
 
 

@@ -16,12 +16,7 @@ SPEAKERS = {"user": "You", "assistant": "Model", "tool": "Tool", "system": "Syst
 
 
 def export(path: Path, model: str, system: str, turns: Sequence[Turn]) -> None:
-    """Write the conversation; the file's ending decides the form.
-
-    Raises:
-        UsageError: the file is there already, or its ending is neither .md nor .json.
-        DFlashError: it cannot be written.
-    """
+    """Write the conversation in the form of the file's ending. UsageError: it exists, another ending. DFlashError."""
     forms = {".md": to_markdown, ".json": to_json}
     if path.suffix not in forms:
         raise UsageError(f"{path.name!r} ends neither in .md nor in .json", "name the form by the ending")

@@ -1,7 +1,4 @@
-"""A file on its way from the Hub, how much trouble on the way is borne, and how it can end early.
-
-Plain values: nothing here sends or stores a byte.
-"""
+"""Plain values of a file on its way from the Hub: how much trouble on the way is borne, and how it can end early."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ class Patience:
     Attributes:
         connect_s, answer_s, stall_s: seconds without a connection, without an answer, without a byte of a file.
         floor: bytes per second, over ``stall_s`` of waiting, below which a stream counts as stalled.
-        first_tries: tries for a request that gets no usable answer. tries: failures of a file in a row
-            with less than ``progress`` bytes between them.
+        first_tries: tries for a request that gets no usable answer.
+        tries: failures of a file in a row with less than ``progress`` bytes between them.
         pause_s: wait before the second try, doubled up to ``longest_pause_s`` for each further one.
         longest_wait_s: a server that asks for a longer wait (Retry-After) is given up at once.
     """

@@ -1,7 +1,4 @@
-"""Chats on disk: one file per chat, appended record by record, one writer at a time.
-
-A chat goes on whatever happens to its file: ``Recorder`` turns every failure into one warning.
-"""
+"""Chats on disk: a file each, appended by one writer at a time. Whatever happens to the file, the chat goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import errno
 import os
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +13,9 @@ from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
+from dflash_local.store.lock import flock
 from dflash_local.store.paths import CHAT_SUFFIX, chat_path, is_chat_name
 from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn
-
-if sys.platform != "win32":
-    import fcntl
 
 BAD_SUFFIX = ".bad"
 
@@ -36,17 +30,13 @@ class ChatFile:
 
     @classmethod
     def create(cls, folder: Path, model: str, system: str, turns: Sequence[Turn] = ()) -> ChatFile:
-        """A new file of its own, with what was said so far.
-
-        Raises:
-            OSError: no permission, disk full.
-        """
+        """A new file of its own with the turns so far. Raises OSError: no permission, disk full."""
         make_private(folder)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         path = chat_path(folder, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         chat = cls(path, os.open(path, flags, FILE_MODE), len(turns) + 1)
-        _lock(chat._descriptor)  # the name is ours alone already
+        flock(chat._descriptor)  # the name is ours alone already
         try:
             chat._write(encode_chat(model, system, turns))
         except OSError:
@@ -65,15 +55,14 @@ class ChatFile:
         """
         descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
         try:
-            if not _lock(descriptor):
+            # On Windows, which has no such lock, no chat is appended to by a second program: it goes on in a new file.
+            if flock(descriptor) is not True:
                 raise BusyError(f"{path.stem} is open in another dflash", "this chat goes on in a file of its own")
             raw = _read(descriptor)
             chat = decode(raw)
             if chat.newer:
-                raise UsageError(
-                    f"{path.stem} was written by a newer version of dflash-local and is only read",
-                    "this chat goes on in a file of its own",
-                )
+                newer = f"{path.stem} was written by a newer version of dflash-local and is only read"
+                raise UsageError(newer, "this chat goes on in a file of its own")
             if len(raw) > chat.good_bytes:
                 _quarantine(path, raw[chat.good_bytes :])
                 os.ftruncate(descriptor, chat.good_bytes)
@@ -145,7 +134,7 @@ class Recorder:
             self._try(lambda file: file.record(kind, **fields), None)
 
     def go_on(self, path: Path) -> None:
-        """Append to an existing chat from now on; where that is impossible, say so and begin anew."""
+        """Append to an existing chat from now on; where that is impossible, warn and begin anew."""
         self.begin_anew()
         if not self._keep:
             return
@@ -184,12 +173,7 @@ class Recorder:
 
 
 def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
-    """A chat by its name.
-
-    Raises:
-        UsageError: there is none of that name, or the name is no name.
-        DFlashError: it cannot be read.
-    """
+    """A chat by its name. UsageError: there is none of that name. DFlashError: it cannot be read."""
     path = chat_path(folder, name) if folder else None
     try:
         if path is None:
@@ -206,12 +190,7 @@ def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
 
 
 def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
-    """Write a whole chat (``records.encode_chat``) under a name.
-
-    Raises:
-        UsageError: the name is taken and ``replace`` is False, or it is no name.
-        DFlashError: it cannot be written.
-    """
+    """Write a whole chat (``records.encode_chat``). UsageError: a bad or taken name. DFlashError: unwritable."""
     if folder is None:
         raise DFlashError("there is no home folder to save in", "set HOME or DFLASH_HOME")
     path = chat_path(folder, name)
@@ -220,29 +199,22 @@ def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
     try:
         write_atomic(path, chat)
     except OSError as error:
-        raise DFlashError(
-            f"{path} cannot be written: {error.strerror}", "free some space or set DFLASH_HOME"
-        ) from error
+        failed = f"{path} cannot be written: {error.strerror}"
+        raise DFlashError(failed, "free some space or set DFLASH_HOME") from error
     return path
 
 
 def names(folder: Path | None) -> list[str]:
-    """The chats there are, the newest last. What is no file, or has no name that ``load`` takes, is none.
-
-    Raises:
-        DFlashError: the folder cannot be read.
-    """
+    """The chats that ``load`` takes, the newest last. DFlashError: the folder cannot be read."""
     if folder is None:
         return []
-    found: list[tuple[float, str]] = []
     try:
-        for path in folder.iterdir():
-            if path.suffix == CHAT_SUFFIX and is_chat_name(path.stem) and (modified := _modified(path)) is not None:
-                found.append((modified, path.stem))
+        paths = [path for path in folder.iterdir() if path.suffix == CHAT_SUFFIX and is_chat_name(path.stem)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DFlashError(f"{folder} cannot be read: {error.strerror}") from error
+    found = [(modified, path.stem) for path in paths if (modified := _modified(path)) is not None]
     return [stem for _, stem in sorted(found)]
 
 
@@ -256,11 +228,7 @@ def _modified(path: Path) -> float | None:
 
 
 def _opened(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; a pipe in its place is not waited for.
-
-    Raises:
-        OSError: it is something else, or cannot be opened.
-    """
+    """A descriptor of a regular file; OSError for anything else. A pipe in its place is not waited for."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -278,17 +246,3 @@ def _quarantine(path: Path, tail: bytes) -> None:
     descriptor = os.open(bad, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(tail + b"\n")
-
-
-def _lock(descriptor: int) -> bool:
-    """Take the file for this process; the lock ends with it, however it ends.
-
-    On Windows no chat is appended to by a second program: it goes on in a new file.
-    """
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,9 +1,7 @@
 """The HTTP client that huggingface_hub sends with while we pull: trusted hosts, patience, stopping.
 
-Knows requests and bytes, and of a file only its address and size; refuses to know the cache and screens.
-
-Everything goes over plain HTTPS, also what the Hub keeps in Xet storage (it serves both), unless the user asks
-for Xet: its client opens sockets of its own, out of reach of the host list, the stall watch and Ctrl-C.
+Everything goes over plain HTTPS, also what the Hub keeps in Xet storage (it serves both), unless the user asks for Xet:
+its client opens sockets of its own, out of reach of the host list, the stall watch and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -65,10 +63,8 @@ class HubClient:
         for stream in list(self._streams.values()):
             line = stream.get_extra_info("socket")
             if line is not None:
-                try:
+                with suppress(OSError):  # closed already
                     socket.socket.shutdown(line, socket.SHUT_RDWR)  # the plain one: TLS would wait for an answer
-                except OSError:  # closed already
-                    pass
 
     def check(self) -> None:
         if self.stopped.is_set():
@@ -79,12 +75,7 @@ class HubClient:
             raise Stopped
 
     def send(self, send: Callable[..., Any], request: Any, **options: Any) -> Any:
-        """Send a request until it has an answer worth having.
-
-        Raises:
-            DownloadError: no such answer after all tries, or one that must not be followed.
-            NotTheFile: the answer cannot be the download's body.
-        """
+        """Send a request until it has an answer worth having. DownloadError: it has none. NotTheFile: a wrong body."""
         download: FileDownload | None = _HERE.download
         tries = 1 if download and download.connections > 1 else self.patience.first_tries
         response = self.send_patiently(send, request, tries, **options)
@@ -141,10 +132,8 @@ class HubClient:
         url = urlsplit(address)
         why = self._distrust(url.scheme, url.hostname or "")
         if why:
-            raise DownloadError(
-                f"{self.endpoint} leads to {url.scheme}://{url.hostname or ''}, which is refused: {why}",
-                "check HF_ENDPOINT; use a mirror that sends the files itself",
-            )
+            refused = f"{self.endpoint} leads to {url.scheme}://{url.hostname or ''}, which is refused: {why}"
+            raise DownloadError(refused, "check HF_ENDPOINT; use a mirror that sends the files itself")
 
     def _distrust(self, scheme: str, host: str) -> str:
         ours = urlsplit(self.endpoint)
@@ -152,12 +141,10 @@ class HubClient:
             return "only https is followed"
         if scheme == "http" and ours.scheme != "http":
             return "the connection would not be encrypted"
-        own = (ours.hostname or "", *self._hosts)
-        if any(host == known or host.endswith(f".{known}") for known in (*own, *HUB_DOMAINS)):
+        own = ours.hostname or ""
+        if any(host == known or host.endswith(f".{known}") for known in (own, *self._hosts, *HUB_DOMAINS)):
             return ""
-        return (
-            "" if _is_loopback(host) and _is_loopback(ours.hostname or "") else "that host is not one of the endpoint's"
-        )
+        return "" if _is_loopback(host) and _is_loopback(own) else "that host is not one of the endpoint's"
 
     def arrived(self, response: Any) -> None:
         """After every hop: count it, and let nothing pass that huggingface_hub would build a path of."""
@@ -191,9 +178,8 @@ class HubClient:
                 raise DownloadError(f"{self.endpoint} sent a malformed {name} for {download.name}", "check HF_ENDPOINT")
         if commit not in (None, download.commit):
             sent = f"commit {commit}" if is_commit(commit) else "a malformed commit"
-            raise DownloadError(
-                f"{self.endpoint} sent {download.name} of {sent}, not of {download.commit}", "check HF_ENDPOINT"
-            )
+            wrong = f"{self.endpoint} sent {download.name} of {sent}, not of {download.commit}"
+            raise DownloadError(wrong, "check HF_ENDPOINT")
         if size.isdigit() and int(size) != download.size:
             raise NotTheFile(f"has {int(size):,} bytes instead of {download.size:,}")
 

@@ -1,7 +1,4 @@
-"""The Hub as we know it: where it is, who we are to it, and what a repository holds at a commit.
-
-One request per listing. Refuses to know which files are wanted and where they go.
-"""
+"""The Hub: where it is, who we are to it, and what a repository holds at a commit, by one request per listing."""
 
 from __future__ import annotations
 
@@ -66,11 +63,7 @@ class Hub:
 
     @classmethod
     def of(cls, settings: Settings, xet: bool = False) -> Hub:
-        """The Hub that the user's variables describe.
-
-        Raises:
-            SettingsError: there is no home folder to keep models in, or no Xet client.
-        """
+        """The Hub that the user's variables describe. SettingsError: no home folder for models, or no Xet client."""
         known = settings.hub
         if known.cache is None:
             raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
@@ -82,8 +75,11 @@ class Hub:
         """A new connection policy for this endpoint; put it in use around anything that may reach the network."""
         return HubClient(self.endpoint, self.hosts, self.patience, self.xet)
 
-    def listing(self, repo: str, revision: str | None) -> Listing:
+    def listing(self, repo: str, revision: str | None, dataset: bool = False) -> Listing:
         """The commit that ``revision`` (a commit, branch or tag; None: the main branch) stands for, and its files.
+
+        Args:
+            dataset: of a data set's repository, not of a model's.
 
         Raises:
             DownloadError: offline, not found, no access, no network, or an answer that makes no sense.
@@ -97,41 +93,27 @@ class Hub:
         api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False, library_name="dflash-local")
         try:
             with self.client().in_use():
-                info = api.model_info(repo, revision=revision, files_metadata=True)
+                look_up = api.dataset_info if dataset else api.model_info
+                info = look_up(repo, revision=revision, files_metadata=True)
         except hub_errors() as error:
             raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error
         except (TypeError, KeyError, AttributeError) as error:  # of huggingface_hub, over JSON of another shape
-            raise DownloadError(
-                f"{self.endpoint} answered for {repo} with something else", "check HF_ENDPOINT"
-            ) from error
-        return _checked(info, repo, revision, self.endpoint)
-
-
-def _checked(info: Any, repo: str, revision: str | None, endpoint: str) -> Listing:
-    """The listing of an answer whose commit and sizes can be relied on."""
-    commit = info.sha
-    if not isinstance(commit, str) or not is_commit(commit) or (is_commit(revision) and commit != revision):
-        raise DownloadError(
-            f"{endpoint} answered for {repo} with a wrong commit, {str(commit)[:60]!r}", "try again later"
-        )
-    files = tuple(_remote_file(sibling, repo, endpoint) for sibling in info.siblings or ())
-    return Listing(repo, commit, files, bool(info.gated))
+            message = f"{self.endpoint} answered for {repo} with something else"
+            raise DownloadError(message, "check HF_ENDPOINT") from error
+        commit = info.sha
+        if not isinstance(commit, str) or not is_commit(commit) or (is_commit(revision) and commit != revision):
+            message = f"{self.endpoint} answered for {repo} with a wrong commit, {str(commit)[:60]!r}"
+            raise DownloadError(message, "try again later")
+        files = tuple(_remote_file(sibling, repo, self.endpoint) for sibling in info.siblings or ())
+        return Listing(repo, commit, files, bool(info.gated))
 
 
 def _remote_file(sibling: Any, repo: str, endpoint: str) -> RemoteFile:
     size, blob, lfs = sibling.size, sibling.blob_id, sibling.lfs
     sha256 = getattr(lfs, "sha256", None)
-    right = (
-        isinstance(size, int)
-        and size >= 0
-        and isinstance(blob, str)
-        and _GIT_SHA1.fullmatch(blob)
-        and (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256)))
-    )
-    if not right:
+    sized = isinstance(size, int) and size >= 0 and isinstance(blob, str) and _GIT_SHA1.fullmatch(blob)
+    if not sized or not (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256))):
         name = ascii(sibling.rfilename)[:100]
-        raise DownloadError(
-            f"{endpoint} does not tell size and checksum of {name} in {repo}",
-            "without them nothing can be verified: use another mirror, or unset HF_ENDPOINT",
-        )
+        hint = "without them nothing can be verified: use another mirror, or unset HF_ENDPOINT"
+        raise DownloadError(f"{endpoint} does not tell size and checksum of {name} in {repo}", hint)
     return RemoteFile(sibling.rfilename, size, sha256, blob)

@@ -1,7 +1,4 @@
-"""What is on this machine: which commit of a repo, whether its files are all there and were verified.
-
-Cheap on purpose: names, sizes and headers. The bytes themselves are hashed when they are pulled.
-"""
+"""What is on this machine: the commit of a repo, whether its files are all there and verified, by names and headers."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.manifest import Manifest
 from dflash_local.store.names import is_commit
 from dflash_local.store.weights import CONFIG, INDEX, check_tensors, is_weights, is_whole, needed
+from dflash_local.tables import listing
 
 NAMED = 5  # files listed in one message
 
@@ -97,19 +95,11 @@ def scan(cache: Cache, manifests: Path | None) -> tuple[Local, ...]:
 
 
 def require(local: Local | None, repo: str, command: str) -> Local:
-    """The repo, complete.
-
-    Args:
-        command: what brings it here, for the hint.
-
-    Raises:
-        DownloadError: it is not here, or files are missing, which are listed.
-    """
+    """The repo, complete. DownloadError: it is not here, or files are missing; the hint is to ``command``."""
     if local is None:
         raise DownloadError(f"{repo} is not on this machine", f"fetch it with `{command}`")
     if local.missing:
-        more = f" and {len(local.missing) - NAMED} more" if len(local.missing) > NAMED else ""
-        names = ", ".join(local.missing[:NAMED]) + more
+        names = listing(local.missing, NAMED)
         raise DownloadError(f"{repo} is not complete: {names} missing", f"fetch the rest with `{command}`")
     return local
 

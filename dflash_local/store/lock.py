@@ -1,8 +1,7 @@
 """Who is pulling, using or removing a repo, shared between processes by small files in one folder.
 
-``flock`` decides where it works; the owner's record (process, start, boot, host) where it is missing
-or lies, and where a killed owner's lock outlives it. The worst that a wrong lock costs is traffic:
-files appear by rename alone.
+``flock`` decides where it works; the owner's record (process, start, boot, host) where it is missing or lies, and where
+a killed owner's lock outlives it. The worst that a wrong lock costs is traffic: files appear by rename alone.
 """
 
 from __future__ import annotations
@@ -80,11 +79,7 @@ def exclusive(
 
 @contextmanager
 def using(folder: Path | None, repo: str) -> Iterator[None]:
-    """Note that this process has the repo loaded; many may, and none of its files is removed meanwhile.
-
-    Raises:
-        BusyError: the repo is being removed.
-    """
+    """Note that this process has the repo loaded, so that no file of it is removed. BusyError: it is being removed."""
     path, descriptor = _noted(folder, repo)
     try:
         # After the note, so that a remover who came first sees it or is seen.
@@ -101,14 +96,8 @@ def using(folder: Path | None, repo: str) -> Iterator[None]:
 
 def users(folder: Path | None, repo: str) -> tuple[int, ...]:
     """The processes that have the repo loaded, this one included; notes of the dead are cleared away."""
-    if folder is None or not folder.is_dir():
-        return ()
-    found = set()
-    for path in sorted(folder.glob(f"{folder_name(repo)}.use.*.json")):
-        pid = _live_user(path)
-        if pid is not None:
-            found.add(pid)
-    return tuple(sorted(found))
+    notes = sorted(folder.glob(f"{folder_name(repo)}.use.*.json")) if folder is not None and folder.is_dir() else []
+    return tuple(sorted({pid for pid in map(_live_user, notes) if pid is not None}))
 
 
 def held_by_another(path: Path) -> bool | None:
@@ -121,7 +110,7 @@ def held_by_another(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        taken = _flock(descriptor)
+        taken = flock(descriptor)
     finally:
         os.close(descriptor)
     return None if taken is None else not taken
@@ -145,7 +134,7 @@ class _Lock:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError:
             return True
-        taken = _flock(self._descriptor)
+        taken = flock(self._descriptor)
         self.holder = Owner.read(self._record)
         if taken is False:
             self._dethrone()
@@ -155,7 +144,6 @@ class _Lock:
         return self._sign() or self._back_off()
 
     def give(self) -> None:
-        """Let the next one in."""
         if self._descriptor < 0:
             return
         mine = Owner.read(self._record)
@@ -204,7 +192,7 @@ class _Lock:
         return False
 
 
-def _flock(descriptor: int) -> bool | None:
+def flock(descriptor: int) -> bool | None:
     """Take the lock without waiting: True taken, False held by another, None not to be had here."""
     if sys.platform == "win32":
         return None
@@ -226,7 +214,7 @@ def _noted(folder: Path | None, repo: str) -> tuple[Path | None, int]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
     except OSError:
         return None, -1
-    _flock(descriptor)
+    flock(descriptor)
     with suppress(OSError):
         os.write(descriptor, me.encoded())
     return path, descriptor
@@ -250,11 +238,9 @@ def _live_user(path: Path) -> int | None:
 
 
 def _remover(folder: Path | None, repo: str) -> Owner | None:
-    if folder is None:
-        return None
-    path = folder / f"{folder_name(repo)}.owner.json"
-    owner = Owner.read(path)
-    if owner is None or owner.purpose != "remove":
+    path = folder / f"{folder_name(repo)}.owner.json" if folder is not None else None
+    owner = Owner.read(path) if path is not None else None
+    if path is None or owner is None or owner.purpose != "remove":
         return None
     state = owner.state
     return owner if state == "alive" or (state == "unknown" and _age(path) < REMOVAL_S) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """One verified file: size in bytes, the sha256 it was found to have, its blob's name.
-
-    ``mtime_ns`` is the time of the bytes when they were verified; None when not known.
-    """
+    """One verified file: bytes, the sha256 it was found to have, its blob's name, and its time then, if known."""
 
     path: str
     size: int
@@ -50,10 +48,6 @@ class Manifest:
     endpoint: str
     files: tuple[ManifestFile, ...]
     pulled_at: str
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +87,19 @@ def read(folder: Path | None, repo: str, commit: str | None = None) -> Manifest 
 
 
 def write(folder: Path, manifest: Manifest, in_use: bool = True) -> None:
-    """Record a verified commit and, unless told otherwise, make it the one in use.
-
-    A record under that name which this version cannot read is kept beside the new one.
-
-    Raises:
-        OSError: disk full, read-only, no permission.
-    """
+    """Record a verified commit, with ``in_use`` as the one to take; an unreadable record is kept beside. OSError."""
     home = folder / folder_name(manifest.repo)
     path = home / f"{manifest.commit}.json"
     if path.exists() and load(folder, manifest.repo, manifest.commit).manifest is None:
-        os.replace(path, _unused(path))
+        kept = (path.with_name(f"{path.name}.old{number}") for number in range(1, 1000))
+        os.replace(path, next(name for name in kept if not name.exists()))
     write_atomic(path, json.dumps({"version": VERSION, **asdict(manifest)}, indent=1) + "\n")
     if in_use:
         use(folder, manifest.repo, manifest.commit)
 
 
 def use(folder: Path, repo: str, commit: str) -> None:
-    """Make a commit the one that later runs take.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a commit the one that later runs take. OSError: it cannot be written."""
     if not is_commit(commit):
         raise DownloadError(f"{commit!r} is not a commit of {repo}")
     record = {"version": VERSION, "repo": repo, "commit": commit}
@@ -146,11 +131,7 @@ def commits(folder: Path | None, repo: str) -> tuple[str, ...]:
 
 
 def forget(folder: Path | None, repo: str, only: Iterable[str] | None = None) -> None:
-    """Delete the records of a repo, or those of some commits: for files that were removed.
-
-    Raises:
-        OSError: they cannot be deleted.
-    """
+    """Delete the records of a repo, or those of some commits, whose files were removed. OSError."""
     if folder is None:
         return
     home = folder / folder_name(repo)
@@ -159,15 +140,8 @@ def forget(folder: Path | None, repo: str, only: Iterable[str] | None = None) ->
         (home / POINTER).unlink(missing_ok=True)
     for commit in sorted(gone):
         (home / f"{commit}.json").unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # other records, or somebody's file
         home.rmdir()
-    except OSError:  # other records, or somebody's file
-        pass
-
-
-def _unused(path: Path) -> Path:
-    kept = (path.with_name(f"{path.name}.old{number}") for number in range(1, 1000))
-    return next(name for name in kept if not name.exists())
 
 
 def _read_json(path: Path) -> Any:

@@ -24,10 +24,7 @@ def is_commit(text: str | None) -> bool:
 
 
 def why_unsafe(name: str) -> str:
-    """Why a file name below a repo must not become a path on some system; empty when it may.
-
-    Checked are the rules of all systems on every system, since caches are shared and moved.
-    """
+    """Why a name below a repo must not become a path, by the rules of all systems (caches are moved); else empty."""
     if not name:
         return "it is empty"
     if "\\" in name:
@@ -57,11 +54,7 @@ def _why_unsafe_part(part: str) -> str:
 
 
 def file_parts(repo: str, name: str) -> tuple[str, ...]:
-    """The parts of a file's path below its repo.
-
-    Raises:
-        DownloadError: the name is unsafe, see ``why_unsafe``.
-    """
+    """The parts of a file's path below its repo. DownloadError for a name that is unsafe, see ``why_unsafe``."""
     why = why_unsafe(name)
     if why:
         raise DownloadError(f"{repo} names a file {shortened(name)}, which is refused: {why}", "report it to its owner")
@@ -69,11 +62,7 @@ def file_parts(repo: str, name: str) -> tuple[str, ...]:
 
 
 def folder_name(repo: str) -> str:
-    """The folder of a repo in a Hugging Face cache: ``models--owner--name``.
-
-    Raises:
-        DownloadError: the id cannot be one of a repo.
-    """
+    """The folder of a repo in a Hugging Face cache: ``models--owner--name``. DownloadError for what is no repo id."""
     parts = repo.split("/")
     usable = all(_REPO_PART.fullmatch(part) and len(part) <= MAX_REPO_PART for part in parts)
     if len(parts) > 2 or not usable or "--" in repo or ".." in repo or REMOVING in repo:

@@ -23,7 +23,7 @@ BOOT_TOLERANCE_S = 60.0  # a boot time read off the clock moves with the clock
 class Owner:
     """A process of some machine: ``started`` distinguishes it from a later one with the same id.
 
-    ``boot`` names the machine's current run and ``space`` the namespace its ids are counted in.
+    ``boot`` names the machine's current run, ``space`` the namespace its ids are counted in.
     """
 
     pid: int
@@ -45,8 +45,7 @@ class Owner:
         """The record in a file; None when there is none, or none that makes sense."""
         try:
             with path.open("rb") as file:
-                raw = json.loads(file.read(MAX_BYTES))
-            owner = cls(**raw)
+                owner = cls(**json.loads(file.read(MAX_BYTES)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
         texts = [owner.started, owner.boot, owner.space, owner.host, owner.purpose, owner.token]
@@ -57,16 +56,9 @@ class Owner:
         return json.dumps(asdict(self)).encode()
 
     def write_new(self, path: Path) -> None:
-        """Write the record into a file that must not exist.
-
-        Raises:
-            FileExistsError: it exists. OSError: it cannot be written.
-        """
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
-        try:
-            os.write(descriptor, self.encoded())
-        finally:
-            os.close(descriptor)
+        """Write the record into a file that must not exist. Raises FileExistsError, OSError."""
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
+            file.write(self.encoded())
 
     @property
     def near(self) -> bool:
@@ -81,8 +73,7 @@ class Owner:
             return "dead" if here else "unknown"
         if not here or self.space != _space():
             return "unknown"
-        began = started(self.pid)
-        return "alive" if began in (self.started, HIDDEN) else "dead"
+        return "alive" if started(self.pid) in (self.started, HIDDEN) else "dead"
 
 
 @cache
@@ -113,7 +104,7 @@ def _space() -> str:
 
 
 def started(pid: int) -> str | None:
-    """When a process began; None when it is gone, or killed and only not yet buried."""
+    """When a process began; None when it is gone or a zombie."""
     try:
         # The name in brackets may hold anything, brackets too; state and start follow the last one.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

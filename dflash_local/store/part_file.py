@@ -11,7 +11,6 @@ import queue
 import secrets
 import shutil
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from dflash_local.store.cache import PART, Cache
@@ -69,11 +68,7 @@ class PartFile:
         self._ends.put(self.size)
 
     def finish(self) -> str:
-        """Wait for the hash, name the blob, and return its sha256.
-
-        Raises:
-            NotTheFile: it is not what the Hub lists; it is deleted then. OSError: it cannot be read or renamed.
-        """
+        """Wait for the hash, name the blob, return its sha256. NotTheFile: a wrong one, deleted then. OSError."""
         self._ends.put(None)
         self._follower.join()
         if self._error is not None:
@@ -87,8 +82,7 @@ class PartFile:
         return sha256
 
     def discard(self) -> None:
-        with suppress(FileNotFoundError):
-            self.path.unlink()
+        self.path.unlink(missing_ok=True)
 
     def _follow(self) -> None:
         """In the thread of the hash: read what was written, which the system still has in memory."""
@@ -120,11 +114,7 @@ def _taken(left: Path | None, path: Path, size: int) -> int:
 
 
 def link(cache: Cache, repo: str, commit: str, file: RemoteFile) -> None:
-    """Enter a blob into a snapshot as huggingface_hub does: a relative link, or the bytes where there are no links.
-
-    Raises:
-        OSError: the cache cannot be written. DownloadError: the name is none.
-    """
+    """Enter a blob into a snapshot as huggingface_hub does: a relative link, else a copy. OSError, DownloadError."""
     blob = cache.repo_folder(repo) / "blobs" / file.etag
     path = cache.snapshot(repo, commit).joinpath(*file_parts(repo, file.path))
     path.parent.mkdir(parents=True, exist_ok=True)

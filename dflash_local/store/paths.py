@@ -35,19 +35,13 @@ def loads_folder(settings: Settings) -> Path | None:
 
 
 def chat_path(folder: Path, name: str) -> Path:
-    """The file of a chat, whose name may not leave the folder.
-
-    Raises:
-        UsageError: the name holds anything but letters, digits, dot, dash and underscore.
-    """
+    """The file of a chat. UsageError for a name of anything but letters, digits, dot, dash and underscore."""
     stem = name[: -len(CHAT_SUFFIX)] if name.endswith(CHAT_SUFFIX) else name
     if not is_chat_name(stem):
-        raise UsageError(
-            f"{name!r} cannot be the name of a chat", "use up to 64 letters, digits, dots, dashes and underscores"
-        )
+        allowed = "use up to 64 letters, digits, dots, dashes and underscores"
+        raise UsageError(f"{name!r} cannot be the name of a chat", allowed)
     return folder / f"{stem}{CHAT_SUFFIX}"
 
 
 def is_chat_name(stem: str) -> bool:
-    """True for what ``chat_path`` takes."""
     return _NAME.fullmatch(stem) is not None

@@ -19,11 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation and, for a reply, how it came.
-
-    Attributes:
-        stopped: the user ended it early. figures: speed, acceptance, seed; empty for the user's own.
-    """
+    """One message and, for a reply, whether the user stopped it, and its figures: speed, acceptance, seed."""
 
     role: Role
     content: str
@@ -43,7 +39,6 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        """What the model is given."""
         return Message(self.role, self.content, self.thinking)
 
 
@@ -87,13 +82,13 @@ def encode_chat(model: str, system: str, turns: Sequence[Turn]) -> bytes:
 def decode(raw: bytes) -> Chat:
     """The conversation of the lines, in the order of their sequence numbers."""
     whole = raw.rfind(b"\n") + 1
-    lines = raw[:whole].split(b"\n")
-    tail = raw[whole:]
+    lines, tail = raw[:whole].split(b"\n"), raw[whole:]
     if tail and _record(tail) is not None:  # complete but for its line end
         lines, whole = [*lines, tail], len(raw)
         tail = b""
-    records = [record for line in lines if line.strip() and (record := _record(line)) is not None]
-    bad = sum(1 for line in lines if line.strip()) - len(records) + bool(tail)
+    lines = [line for line in lines if line.strip()]
+    records = [record for line in lines if (record := _record(line)) is not None]
+    bad = len(lines) - len(records) + bool(tail)
     records.sort(key=lambda record: record["seq"])
     model, system, turns = "", "", list[Turn]()
     for record in records:

@@ -1,35 +1,38 @@
 """Taking repos off the disk: what would go, who else needs it, and then all of it or nothing.
 
-Owns the rule that only what our manifests list goes unasked. Knows nothing of how to ask.
+Owns the rule that only what our manifests list goes unasked. Deletes without halves: what goes is renamed out of sight
+first, and deleted under its new name. Knows nothing of how to ask.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError
 from dflash_local.store import lock
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache
-from dflash_local.store.names import why_unsafe
-from dflash_local.store.trash import TrashFolder, deleted, leftovers, size_of
+from dflash_local.store.names import REMOVING, why_unsafe
+from dflash_local.store.owner import started
 
 
 @dataclass(frozen=True, slots=True)
 class RepoRemoval:
     """What removing one repo means.
 
-    Args:
+    Attributes:
         size: bytes that go when only what we pulled goes; ``whole_size`` those of the whole folder.
-        shared_with: pairs on this machine that use the repo too.
-        foreign: no manifest of ours is about it: another program put it there.
-        others: what else lies in the folder, commits and files of commits; another program's.
-        in_use: processes that have it loaded; ``downloading``: some program is fetching into it.
+        shared_with: pairs on this machine that use the repo too. foreign: no manifest of ours is about it.
+        others: commits and files of commits that another program put there.
+        in_use: processes that have it loaded. downloading: some program is fetching into it.
     """
 
     repo: str
@@ -53,25 +56,10 @@ class Removal:
     locks: Path | None
     repos: tuple[RepoRemoval, ...]
 
-    @property
-    def size(self) -> int:
-        """Bytes that go unasked."""
-        return sum(item.size for item in self.chosen())
-
     def chosen(self, shared: bool = False, foreign: bool = False) -> tuple[RepoRemoval, ...]:
         """The repos that ``remove`` with the same arguments touches."""
         allowed = (item for item in self.repos if shared or not item.shared_with)
         return tuple(item for item in allowed if foreign or not item.foreign)
-
-    @property
-    def shared_with(self) -> dict[str, tuple[str, ...]]:
-        """Repos that other pairs here use, with the names of those pairs."""
-        return {item.repo: item.shared_with for item in self.repos if item.shared_with}
-
-    @property
-    def foreign(self) -> tuple[str, ...]:
-        """Repos that another program put there or keeps files in."""
-        return tuple(item.repo for item in self.repos if item.foreign or item.others)
 
     @property
     def in_use(self) -> dict[str, tuple[int, ...]]:
@@ -86,13 +74,8 @@ def plan_removal(
     targets: Sequence[str],
     keep: Mapping[str, tuple[str, ...]],
 ) -> Removal:
-    """What removing the repos ``targets`` means; those not on this machine are left out.
-
-    Args:
-        keep: repo -> names of other pairs on this machine that use it.
-    """
-    repos = dict.fromkeys(targets)
-    found = (_planned(cache, manifests, locks, repo, keep.get(repo, ())) for repo in repos)
+    """What removing the repos ``targets`` means, of those here; ``keep``: repo -> other pairs here that use it."""
+    found = (_planned(cache, manifests, locks, repo, keep.get(repo, ())) for repo in dict.fromkeys(targets))
     return Removal(cache, manifests, locks, tuple(item for item in found if item))
 
 
@@ -155,10 +138,7 @@ def _planned(
 def _divided(cache: Cache, manifests: Path | None, repo: str) -> tuple[list[Path], tuple[str, ...]]:
     """What is ours alone, entries of snapshots before their blobs, and the names of what is not ours."""
     recorded = manifests_of.commits(manifests, repo)
-    ours: list[Path] = []
-    theirs: list[Path] = []
-    others: list[str] = []
-    blobs: set[Path | None] = set()
+    ours, theirs, others, blobs = list[Path](), list[Path](), list[str](), set[Path | None]()
     for commit in cache.commits(repo):
         paths = cache.files(repo, commit)
         if commit not in recorded:
@@ -211,7 +191,7 @@ def _move_to_trash(removal: Removal, chosen: Sequence[RepoRemoval], foreign: boo
                 for path in ours:
                     trash_folders[-1].take(path)
             elif os.path.lexists(item.folder):
-                trash_folders[-1].take_all()
+                trash_folders[-1].take(item.folder)
     except OSError:
         for trash_folder in reversed(trash_folders):
             trash_folder.give_back()
@@ -227,13 +207,13 @@ def _move_to_trash(removal: Removal, chosen: Sequence[RepoRemoval], foreign: boo
 
 def _tidy(cache: Cache, item: RepoRemoval) -> None:
     """Take away what only spoke of commits that are gone: empty folders, branches, lists of files."""
-    own = {name: item.folder / name for name in ("snapshots", ".no_exist", "trees", "refs")}
-    own = {name: path for name, path in own.items() if path.is_dir() and not path.is_symlink()}
+    paths = (item.folder / name for name in ("snapshots", ".no_exist", "trees", "refs"))
+    own = {path.name: path for path in paths if _is_folder(path)}
     for commit in item.commits if "snapshots" in own and not item.folder.is_symlink() else ():
         if cache.files(item.repo, commit):
             continue
         for path in (own[name] / commit for name in ("snapshots", ".no_exist") if name in own):
-            if path.is_dir() and not path.is_symlink():
+            if _is_folder(path):
                 shutil.rmtree(path, ignore_errors=True)
         if "trees" in own:
             (own["trees"] / f"{commit}.json").unlink(missing_ok=True)
@@ -241,3 +221,101 @@ def _tidy(cache: Cache, item: RepoRemoval) -> None:
             name = path.relative_to(own["refs"]).as_posix()
             if path.is_file() and not why_unsafe(name) and cache.ref(item.repo, name) == commit:
                 path.unlink()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+class TrashFolder:
+    """A folder beside a repo's, named ``<repo folder>.removing-<process>-<random>``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder.with_name(f"{folder.name}{REMOVING}{os.getpid()}-{secrets.token_hex(4)}")
+        self._moved: list[tuple[Path, Path]] = []
+
+    def take(self, path: Path) -> None:
+        """Rename a file of the repo, or its whole folder."""
+        target = self.path / path.relative_to(self.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, target)
+        self._moved.append((path, target))
+
+    def give_back(self) -> None:
+        """Everything to where it was, as far as that is possible."""
+        for source, target in reversed(self._moved):
+            with suppress(OSError):
+                os.rename(target, source)
+        self._moved.clear()
+
+
+def leftovers(cache: Cache, folder: str = "*") -> list[Path]:
+    """Trash folders whose process is gone (or is this one), of one repo's folder or of all."""
+    found = []
+    for trash_folder in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
+        pid = trash_folder.name.rpartition(REMOVING)[2].split("-")[0]
+        if pid.isdecimal() and (int(pid) == os.getpid() or started(int(pid)) is None):
+            found.append(trash_folder)
+    return sorted(found)
+
+
+def deleted(cache: Cache, trash_folder: Path) -> int:
+    """Delete a trash folder, and of the store shared between repos what nobody links to; returns the bytes freed."""
+    if trash_folder.is_symlink():
+        trash_folder.unlink()
+        return 0
+    files = list(_below(trash_folder))
+    stored = {path: shared for path in files if (shared := cache.shared_blob(path)) is not None}
+    freed = sum(map(_plain_size, files)) + _swept(cache, stored)
+    with suppress(FileNotFoundError):  # another removal clears the same leftover
+        shutil.rmtree(trash_folder)
+    return freed
+
+
+def size_of(cache: Cache, path: Path) -> int:
+    """Bytes that deleting a file or folder of the cache frees; of a shared file only if no other repo holds it."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(size_of(cache, file) for file in _below(path))
+    shared = cache.shared_blob(path)
+    if shared is None:
+        return _plain_size(path)
+    repo = path.relative_to(cache.folder).parts[0].split(REMOVING)[0]
+    try:
+        holders = shared.with_name(f"{shared.name}.refs").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return _plain_size(shared) if all(line.startswith(f"{repo}/") for line in holders) else 0
+
+
+def _swept(cache: Cache, stored: Mapping[Path, Path]) -> int:
+    """Delete links into the shared store, and of it what nobody else links to; returns the bytes freed.
+
+    Its locks and lists are huggingface_hub's alone, which has had such a store since its strategies know their cache.
+    """
+    if not stored:
+        return 0
+    import huggingface_hub
+
+    known = {field.name for field in fields(huggingface_hub.DeleteCacheStrategy)}
+    if "cache_dir" not in known:
+        return 0
+    sizes = {file: _plain_size(file) for file in stored.values()}
+    options: dict[str, Any] = {name: frozenset() for name in ("refs", "repos", "snapshots")}
+    options |= {"expected_freed_size": sum(sizes.values()), "blobs": frozenset(stored), "cache_dir": cache.folder}
+    huggingface_hub.DeleteCacheStrategy(**options).execute()
+    return sum(size for file, size in sizes.items() if not file.exists())
+
+
+def _plain_size(path: Path) -> int:
+    try:
+        kind = os.lstat(path)
+    except FileNotFoundError:
+        return 0
+    return kind.st_size if stat.S_ISREG(kind.st_mode) and kind.st_nlink == 1 else 0
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        yield from (Path(place, name) for name in (*files, *links))

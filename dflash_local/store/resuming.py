@@ -1,7 +1,6 @@
 """The body of one file, over as many connections as it takes.
 
 huggingface_hub resumes as well, but not after a reset nor in another run, and it drops up to 10 MB each time.
-Knows no files.
 """
 
 from __future__ import annotations
@@ -111,11 +110,7 @@ def _from(answer: Any, download: FileDownload, pieces: Iterator[bytes]) -> Itera
 
 
 def watched(client: HubClient, stream: Any) -> Iterator[bytes]:
-    """The pieces of a stream, with only the time spent waiting for them held against it.
-
-    Raises:
-        TooSlow: less than ``patience.floor`` bytes per second over ``patience.stall_s``.
-    """
+    """The pieces of a stream. TooSlow: less than ``patience.floor`` bytes per second over ``stall_s`` of waiting."""
     pieces, waited, got = iter(stream), 0.0, 0
     while True:
         before = time.monotonic()
@@ -133,12 +128,9 @@ def watched(client: HubClient, stream: Any) -> Iterator[bytes]:
 
 
 def _in_words(client: HubClient, download: FileDownload, error: BaseException | None) -> DownloadError:
-    name = download.name
-    if isinstance(error, DownloadError):
-        return DownloadError(f"{name}: {error.message}", error.hint)
     if isinstance(error, TooSlow):
-        return DownloadError(f"{name} comes too slowly", "check the connection, or try again later")
+        return DownloadError(f"{download.name} comes too slowly", "check the connection, or try again later")
     if error is None:
-        return DownloadError(f"{name} ended too early", "try again later")
-    known = of_transport(error, client.endpoint)
-    return DownloadError(f"{name}: {known.message}", known.hint)
+        return DownloadError(f"{download.name} ended too early", "try again later")
+    known = error if isinstance(error, DownloadError) else of_transport(error, client.endpoint)
+    return DownloadError(f"{download.name}: {known.message}", known.hint)

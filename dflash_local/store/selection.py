@@ -1,7 +1,4 @@
-"""Which files of a repository we want: configs, tokenizer and safetensors at its root, nothing else.
-
-Names come from a server: every one is judged before any path is built of it. Knows no disk.
-"""
+"""Which files of a repository we want: configs, tokenizer and safetensors at its root. Every name is judged first."""
 
 from __future__ import annotations
 
@@ -37,22 +34,28 @@ _HOSTILE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:|[\x00-\x1f\
 
 
 def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
-    """The files to fetch, small ones first.
+    """The files to fetch, small ones first. DownloadError: an unsafe name, or no config or safetensors."""
+    refuse_hostile_names(listing)
+    files = {file.path: file for file in listing.files if "/" not in file.path and "\\" not in file.path}
+    chosen = [*(files[name] for name in SMALL if name in files), *_weights(listing, files)]
+    if CONFIG not in files:
+        raise DownloadError(f"{listing.repo} has no {CONFIG}: it is not a model to be run here", "check the name")
+    seen: dict[str, str] = {}
+    for file in chosen:
+        file_parts(listing.repo, file.path)
+        other = seen.setdefault(file.path.casefold(), file.path)
+        if other != file.path:
+            both = f"{listing.repo} has both {other} and {file.path}"
+            raise DownloadError(both, "some systems take them for one file")
+    return tuple(chosen)
 
-    Raises:
-        DownloadError: a name is unsafe on some system, or there is no config or no safetensors.
-    """
+
+def refuse_hostile_names(listing: Listing) -> None:
+    """Raises DownloadError for a repository with a name that no honest one holds, also of a file nobody wants."""
     for file in listing.files:
         if _HOSTILE.search(file.path):
             file_parts(listing.repo, file.path)  # says why
             raise DownloadError(f"{listing.repo} names a file {shortened(file.path)}, which is refused")
-    files = {file.path: file for file in listing.files if "/" not in file.path and "\\" not in file.path}
-    small = [files[name] for name in SMALL if name in files]
-    chosen = [*small, *_weights(listing, files)]
-    if CONFIG not in files:
-        raise DownloadError(f"{listing.repo} has no {CONFIG}: it is not a model to be run here", "check the name")
-    _check_names(listing.repo, chosen)
-    return tuple(chosen)
 
 
 def is_weight(file: RemoteFile) -> bool:
@@ -67,17 +70,5 @@ def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]
     if INDEX in files:
         shards = [name for name in sorted(files) if name.endswith(".safetensors")]
         return [files[INDEX], *(files[name] for name in shards if not any(fnmatchcase(name, no) for no in NO_SHARDS))]
-    raise DownloadError(
-        f"{listing.repo} has neither {SINGLE} nor {INDEX}",
-        "only safetensors are read: no .bin, .pt or .gguf; look for a repository or revision that has them",
-    )
-
-
-def _check_names(repo: str, files: list[RemoteFile]) -> None:
-    """Raises DownloadError for a name that is no file name somewhere, or that another one hides there."""
-    seen: dict[str, str] = {}
-    for file in files:
-        file_parts(repo, file.path)
-        other = seen.setdefault(file.path.casefold(), file.path)
-        if other != file.path:
-            raise DownloadError(f"{repo} has both {other} and {file.path}", "some systems take them for one file")
+    hint = "only safetensors are read: no .bin, .pt or .gguf; look for a repository or revision that has them"
+    raise DownloadError(f"{listing.repo} has neither {SINGLE} nor {INDEX}", hint)

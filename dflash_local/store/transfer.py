@@ -1,7 +1,4 @@
-"""A few threads that make files present and proven, while the caller's thread listens and may stop them.
-
-The threads are daemons: nothing they wait for can hold the program's end up. Plans nothing.
-"""
+"""A few daemon threads that make files present and proven, while the caller's thread listens and may stop them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_local.errors import DFlashError, DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
@@ -43,20 +40,15 @@ class DownloadTask:
     part: Path | None = None
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(NamedTuple):
+    """A task, and the record of its file or the error that it ended in; neither after a fault of this program."""
+
     task: DownloadTask
-    record: ManifestFile | None = None
-    error: DFlashError | None = None
+    result: ManifestFile | DFlashError | None
 
 
 class Transfer:
-    """The files of one pull.
-
-    Args:
-        client: in use while this works.
-        cancelled: polled every ``TICK_S``.
-    """
+    """The files of one pull. ``client`` is in use while this works; ``cancelled`` is polled every ``TICK_S``."""
 
     def __init__(
         self,
@@ -66,7 +58,7 @@ class Transfer:
         on_event: Callable[[PullEvent], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        self.records: dict[str, dict[str, ManifestFile]] = {}
+        self.records: dict[str, dict[str, ManifestFile]] = {}  # by repo and path
         self._hub, self._cache, self._client = hub, cache, client
         self._on_event, self._cancelled = on_event, cancelled
         self._totals: dict[str, int] = {}
@@ -76,13 +68,13 @@ class Transfer:
         self._messages: queue.SimpleQueue[_Outcome | Notice] = queue.SimpleQueue()
 
     def expect(self, repo: str, total: int, proven: Sequence[ManifestFile] = ()) -> None:
-        """Say how many bytes a repo has in all, and which of its files need no work."""
+        """A repo to come: its bytes in all, and those of its files that need no work."""
         self._totals[repo] = total
         self._before[repo] = sum(record.size for record in proven)
         self.records[repo] = {record.path: record for record in proven}
 
     def run(self, tasks: Sequence[DownloadTask]) -> None:
-        """Return when every file is there and proven; ``records`` then holds them by repo and path.
+        """Return when every file is there and proven; ``records`` then holds them.
 
         Raises:
             Interrupted: cancelled, or Ctrl-C; the threads have ended or are about to.
@@ -128,11 +120,12 @@ class Transfer:
                 self._on_event(message)
                 continue
             count -= 1
-            if message.error is not None:
-                raise message.error
-            if message.record is None:
-                raise DownloadError(f"the download of {message.task.file.path} ended in a fault of this program")
-            self.records[message.task.repo][message.record.path] = message.record
+            task, result = message
+            if isinstance(result, DFlashError):
+                raise result
+            if result is None:
+                raise DownloadError(f"the download of {task.file.path} ended in a fault of this program")
+            self.records[task.repo][result.path] = result
 
     def _report_progress(self, final: bool = False) -> None:
         for repo, total in self._totals.items():
@@ -167,18 +160,18 @@ class Transfer:
                     task, download = jobs.get_nowait()
                 except queue.Empty:
                     return
-                outcome = _Outcome(task)
+                result: ManifestFile | DFlashError | None = None
                 try:
                     with self._client.downloading(download):
-                        outcome.record = self._obtained(task, download)
+                        result = self._obtained(task, download)
                 except expected as error:
                     self._client.check()
-                    file, with_token = task.file.path, bool(self._hub.token)
-                    outcome.error = of_hub_error(
-                        error, task.repo, self._hub.endpoint, with_token, file=file, revision=task.commit
+                    hub, file = self._hub, task.file.path
+                    result = of_hub_error(
+                        error, task.repo, hub.endpoint, bool(hub.token), file=file, revision=task.commit
                     )
                 finally:
-                    self._messages.put(outcome)
+                    self._messages.put(_Outcome(task, result))
 
     def _obtained(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
         """The record of the file, fetched if it is not there, and once more if it is not what it should be."""
@@ -195,8 +188,8 @@ class Transfer:
         raise DownloadError(f"{download.name} {reason}, twice in a row", "try again later, or check HF_ENDPOINT")
 
     def _proven(self, task: DownloadTask, download: FileDownload) -> ManifestFile:
-        cache, file = self._cache, task.file
-        here = cache.entry(task.repo, task.commit, file.path) is not None
+        file = task.file
+        here = self._cache.entry(task.repo, task.commit, file.path) is not None
         if not here and self._hub.xet and file.sha256:
             self._fetch_over_xet(task, download)
             here = True

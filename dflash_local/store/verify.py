@@ -1,16 +1,11 @@
-"""Proof that a file in the cache is the Hub's, byte by byte, and that a pair's small files fit together.
-
-Reads; the only thing it ever removes is a file that has been proven wrong.
-"""
+"""Proof that a cached file is the Hub's, byte by byte, and that small files fit together; what is wrong is removed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
-from dflash_local.catalog.fingerprint import of_config
-from dflash_local.catalog.row import Fingerprint
+from dflash_local.catalog.row import Fingerprint, fingerprint_of
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_object
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
@@ -18,16 +13,14 @@ from dflash_local.store.file_download import WEB_PAGE, NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.manifest import ManifestFile
 from dflash_local.store.weights import CONFIG, INDEX, REPORT, needed
+from dflash_local.tables import listing as enumerated
 
 PIECE = 4 << 20
 _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 
 
 class Proof:
-    """The checksums of a file, taken piece by piece. ``size``: bytes seen so far.
-
-    LFS files have a sha256 at the Hub; of the others it has git's checksum, which is checked instead.
-    """
+    """The checksums of a file, piece by piece: sha256, which the Hub has of LFS files; of others git's is checked."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.size = 0
@@ -36,7 +29,6 @@ class Proof:
         self._git = None if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Take in the next bytes."""
         self._head = self._head or bytes(piece[:64])
         self._sha256.update(piece)
         if self._git:
@@ -44,11 +36,7 @@ class Proof:
         self.size += len(piece)
 
     def result(self) -> str:
-        """The file's sha256.
-
-        Raises:
-            NotTheFile: it is not what the Hub lists, and why.
-        """
+        """The file's sha256. NotTheFile: it is not what the Hub lists, and why."""
         file, git = self._file, self._git
         if self.size != file.size:
             raise NotTheFile(f"has {self.size:,} bytes instead of {file.size:,}")
@@ -82,18 +70,13 @@ def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int]
 def discard(cache: Cache, repo: str, commit: str, name: str) -> None:
     """Remove a file that was proven wrong, with its blob: other programs would take it for good."""
     entry = cache.entry(repo, commit, name)
-    for path in (entry.path, entry.blob) if entry else ():
-        with suppress(FileNotFoundError):
-            path.unlink()
+    if entry:
+        entry.path.unlink(missing_ok=True)
+        entry.blob.unlink(missing_ok=True)
 
 
 def check_index(cache: Cache, listing: Listing) -> frozenset[str]:
-    """The weight files that the index names, all of them listed.
-
-    Raises:
-        DownloadError: it names one that the repository does not have.
-        CheckpointError: it is damaged or names a tensor twice.
-    """
+    """The weight files that the index names. DownloadError: one is not listed. CheckpointError: it is damaged."""
     entries = {entry.name: entry for entry in cache.entries(listing.repo, listing.commit)}
     weights = needed(cache, listing.repo, {name: entry for name, entry in entries.items() if name == INDEX})
     listed = {file.path for file in listing.files}
@@ -103,32 +86,23 @@ def check_index(cache: Cache, listing: Listing) -> frozenset[str]:
         raise CheckpointError(f"{listing.repo}: {INDEX} is damaged at the source", REPORT)
     absent = sorted(weights - listed)
     if absent:
-        names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        raise DownloadError(f"{listing.repo} lacks {names}, which its index asks for", REPORT)
+        raise DownloadError(f"{listing.repo} lacks {enumerated(absent)}, which its index asks for", REPORT)
     return frozenset(weights)
 
 
 def check_generation(cache: Cache, drafter: str, commit: str, known: Sequence[Fingerprint], target: str) -> None:
-    """See that a drafter is one of the generations known for its target.
-
-    Raises:
-        PairError: it is none of them; names both repositories and the fields that differ.
-    """
+    """See that a drafter is a generation known for its target. PairError names both and the fields that differ."""
     entry = cache.entry(drafter, commit, CONFIG)
     if entry is None:
         raise DownloadError(f"{drafter} has no {CONFIG}", "check the name")
     with cache.open(entry) as file:
         raw = file.read(MAX_CONFIG_BYTES + 1)
     config = parse_object(raw if len(raw) <= MAX_CONFIG_BYTES else b"", f"{drafter}: {CONFIG}", REPORT)
-    found = of_config(config)
-    if not known or any(fingerprint.matches(found) for fingerprint in known):
-        return
-    nearest = min(known, key=lambda fingerprint: len(_differences(fingerprint, found)))
-    differences = "; ".join(_differences(nearest, found))
-    raise PairError(
-        f"{drafter} is no known drafter of {target}: {differences}",
-        "it may have been retrained: update dflash-local, or accept it with --allow-mismatch",
-    )
+    found = fingerprint_of(config)
+    differences = min((_differences(each, found) for each in known), key=len, default=[])
+    if differences:
+        hint = "it may have been retrained: update dflash-local, or accept it with --allow-mismatch"
+        raise PairError(f"{drafter} is no known drafter of {target}: {'; '.join(differences)}", hint)
 
 
 def _differences(known: Fingerprint, found: dict[str, object]) -> list[str]:

@@ -27,10 +27,8 @@ def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
     Raises:
         CheckpointError: the index names a tensor twice, or a shard that is no plain file name.
     """
-    if SINGLE in there:
+    if SINGLE in there or INDEX not in there:  # where neither is there, the form that small repos have
         return {SINGLE}
-    if INDEX not in there:
-        return {SINGLE}  # of the two forms the one that small repos have
     with cache.open(there[INDEX]) as file:
         raw = file.read(MAX_JSON_BYTES + 1)
     try:
@@ -55,11 +53,7 @@ def is_whole(cache: Cache, entry: Entry) -> bool:
 
 
 def check_tensors(cache: Cache, repo: str, weights: Iterable[Entry]) -> None:
-    """See that no two files hold one tensor.
-
-    Raises:
-        CheckpointError: two do; names the tensor and both files.
-    """
+    """See that no two files hold one tensor. CheckpointError names the tensor and both files."""
     holders: dict[str, str] = {}
     for entry in weights:
         for name in _header(cache, entry) or ():

@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 REQUEST = struct.Struct(">III")
@@ -27,10 +28,8 @@ def limit(name: str, value: int, for_good: bool = False) -> None:
         return
     kind = getattr(resource, name, None)
     if kind is not None:
-        try:
+        with suppress(OSError, ValueError):  # macOS refuses some of them
             resource.setrlimit(kind, (value, value if for_good else resource.getrlimit(kind)[1]))
-        except (OSError, ValueError):  # macOS refuses some of them
-            return
 
 
 def alarm(seconds: int) -> None:

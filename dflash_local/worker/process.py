@@ -1,7 +1,4 @@
-"""A child process for work that may go wrong: killed when late, started again when next needed.
-
-Knows frames and limits; what is computed there stands in the ``*_worker.py`` files, which ``child.py`` runs.
-"""
+"""A child process for work that may go wrong: killed when late, started again when needed. ``child.py`` runs there."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dflash_local.errors import Interrupted, MissingDependencyError
 
@@ -85,10 +82,8 @@ class WorkerProcess:
         """
         with self._lock:
             if self._alive():
-                try:
+                with suppress(_NotTakenError):  # something else ended the waiting child (the system, short of memory)
                     return self._exchange(self._children[0], data, limits, cancelled)
-                except _NotTakenError:  # something else ended the waiting child (the system, short of memory)
-                    pass
             return self._exchange(self._start(cancelled), data, limits, cancelled)
 
     def begin(self) -> None:
@@ -98,11 +93,7 @@ class WorkerProcess:
         self._starting.start()
 
     def greeting(self) -> bytes:
-        """The answer to ``setup``, when it is there.
-
-        Raises:
-            WorkerError: there was none within the limits. MissingDependencyError: a library is not installed.
-        """
+        """The answer to ``setup``, when it is there. WorkerError: none in time. MissingDependencyError."""
         while self._starting is not None and self._starting.is_alive():
             self._starting.join(WAIT_S)
         if self._failure is not None:
@@ -111,7 +102,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
         return self._children[0].pid if self._children else None
 
     def close(self) -> None:
@@ -165,8 +155,10 @@ class WorkerProcess:
         watch = _Watch(process, limits.seconds, cancelled)
         try:
             with watch:
-                if data is not None:
-                    _send(process, _REQUEST.pack(len(data), round(limits.seconds), limits.mebibytes), data)
+                if data is not None and process.stdin is not None:
+                    process.stdin.write(_REQUEST.pack(len(data), round(limits.seconds), limits.mebibytes))
+                    process.stdin.write(data)
+                    process.stdin.flush()
                 taken = True
                 answer = _receive(process)
         except (OSError, ValueError):  # a pipe whose other end, or whose own, is closed
@@ -198,9 +190,7 @@ class _Watch:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._done.set()
 
@@ -214,13 +204,6 @@ class _Watch:
                 if self.cancelled or self.late:
                     self._process.kill()
                     return
-
-
-def _send(process: subprocess.Popen[bytes], head: bytes, data: bytes) -> None:
-    if process.stdin is not None:
-        process.stdin.write(head)
-        process.stdin.write(data)
-        process.stdin.flush()
 
 
 def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
@@ -241,14 +224,8 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                _close(pipe)
-
-
-def _close(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except OSError:  # unsent bytes of a request that killed the child
-        return
+                with suppress(OSError):  # unsent bytes of a request that killed the child
+                    pipe.close()
 
 
 def _folders(libraries: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
-from dflash_local.service.resident import Model, Resident
+from dflash_local.service.resident import Find, Model, Resident
 from dflash_local.service.service import Session
 from tests.service.scripted import ScriptedSession
 
@@ -150,7 +150,7 @@ def _start(
     keep_alive_s: float | None = None,
     model: Callable[[Model], Model] = lambda model: model,
     more: tuple[Any, ...] = (),
-    find: Callable[[str], Model] | None = None,
+    find: Find | None = None,
     models: Callable[[], tuple[str, ...]] = tuple,
 ) -> Running:
     left = list(sessions)

@@ -188,7 +188,7 @@ def test_a_fault_of_the_endpoint_itself_is_an_answer_and_a_line(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(chat_reply.Tally, "step", broken)
+    monkeypatch.setattr(chat_reply.ChatReply, "_step", broken)
     whole, stream = server.chat(), server.chat(stream=True)
     assert whole.status == 500 and "ZeroDivisionError" in whole.error["message"]
     assert stream.events[-2]["error"]["type"] == "server_error" and stream.events[-1] == "[DONE]"

@@ -54,7 +54,11 @@ def test_without_drafting_the_target_alone_will_do(cli: Cli, toy_hub: FakeHub, o
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("moonshotai/Kimi-K2.5",), 5, ("runs on a server only", "cannot attach", "vllm serve moonshotai/Kimi-K2.5")),
+        (
+            ("moonshotai/Kimi-K2.5",),
+            5,
+            ("runs on a server only", "dflash chat moonshotai/Kimi-K2.5 --url", "vllm serve moonshotai/Kimi-K2.5"),
+        ),
         (("Qwen/Qwen3.8-27B",), 5, ("kind dflash2", "server")),
         (("zai-org/GLM-5.1",), 4, ("announced", "no drafter is published yet")),
         (("Qwen/Qwen3.5-9",), 3, ("unknown model", "Qwen/Qwen3.5-9B")),

@@ -29,7 +29,7 @@ from tests.service.scripted import ScriptedFacts, ScriptedSession
 URL = "http://127.0.0.1:7860"
 
 
-def model(name: str) -> Model:
+def model(name: str, _load: LoadConfig | None = None) -> Model:
     return Model(name, lambda _progress: ScriptedSession())
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -54,6 +57,15 @@ def test_a_process_that_hangs_is_ended() -> None:
     assert found.reason == "it took more than 0.5 s"
 
 
+def test_what_the_process_runs_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asdict(_task("eager")))))
+    baselines.main()
+    *_, line = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert set(found) == {"step_ms"} and found["step_ms"] > 0
+
+
+@pytest.mark.slow  # it imports everything; what it runs is above
 def test_the_real_process_answers() -> None:
     found = run_one(_task("eager"), 120)
     assert found.reason == "" and found.step_ms is not None and found.step_ms > 0

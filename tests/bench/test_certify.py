@@ -26,7 +26,7 @@ from tests.families import FAMILIES, RECURRENT, random_model
 
 
 def plan_of(
-    name: str, *, count: int = 1, tokens: int = 32, blocks: tuple[int, ...] = (8,), greedy: bool = False
+    name: str, *, count: int = 1, tokens: int = 20, blocks: tuple[int, ...] = (8,), greedy: bool = False
 ) -> Plan:
     prompts = tuple(tuple(case["prompt_ids"]) for case in golden_cases(name)[:count])
     return Plan(prompts, cases(7)[: 1 if greedy else None], blocks, tokens)
@@ -35,12 +35,12 @@ def plan_of(
 @pytest.mark.parametrize("name", [KV_ONLY, HYBRID])
 def test_golden_pairs_are_identical_in_float32_and_plain_transformers_agrees(name: str) -> None:
     session = golden_session(name)
-    found = certify(session, plan_of(name, count=2, tokens=20, blocks=(8, 3)))
+    found = certify(session, plan_of(name, count=2, tokens=12, blocks=(8, 3)))
     assert found.verdict == "identical"
     assert [run.verdict for run in found.runs] == ["identical"] * 12
     assert all(run.largest_margin == 0 and not run.unexplained for run in found.runs)
     assert found.noise.tau < 1e-4 and found.noise.cap == 1e-3
-    assert found.plain.positions == 4 * 20 and found.plain.other_choice == 0
+    assert found.plain.positions == 4 * 12 and found.plain.other_choice == 0
     assert "identical (float32)" in statement(found, "float32")
     assert session.runner.target.length == 0, "the session is left cold"
 
@@ -67,7 +67,7 @@ def test_a_drafted_bonus_token_is_a_bug() -> None:
     assert "is not the target's choice" in message and "report" in hint
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_wrong_rollback_is_a_bug_although_both_passes_share_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """z-lab #172's bug: the recurrent state of a block is not what its tokens make. Noise may not excuse it."""
     commit = RecurrentCache.commit
@@ -108,7 +108,7 @@ def test_a_tie_wider_than_float32_allows_is_a_bug() -> None:
 
 def test_bfloat16_is_classified() -> None:
     session = golden_session("llama31-v1-b10", "bfloat16")
-    found = certify(session, plan_of("llama31-v1-b10", count=2, blocks=(10, 3)))
+    found = certify(session, plan_of("llama31-v1-b10", blocks=(10, 3)))
     assert found.verdict in ("identical", "near-tie")
     assert 1e-3 < found.noise.tau <= 0.5
     assert not found.noise.enough

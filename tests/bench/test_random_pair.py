@@ -12,6 +12,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import check_pair
 
 
+@pytest.mark.slow  # a script of benchmarks/ from end to end
 def test_the_tiny_form_proves_and_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = random_qwen35_9b.main(["--tiny", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")])
     shown = capsys.readouterr().out

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.speed import Comparison, SpeedOptions, compare, rows
-from dflash_local.bench.speed_report import speed_lines, speed_report
+from dflash_local.bench.speed import Comparison, SpeedOptions, compare, rows, speed_lines, speed_report
 from tests.bench.sessions import KV_ONLY, golden_cases, golden_pair, golden_session
 
 

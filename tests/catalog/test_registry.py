@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from dflash_local.catalog import bundled, registry
-from dflash_local.catalog.fingerprint import of_config
 from dflash_local.catalog.registry import Registry
-from dflash_local.catalog.row import Fingerprint, Launch, Row
+from dflash_local.catalog.row import Fingerprint, Launch, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.errors import UnknownModelError
 
@@ -97,7 +96,7 @@ def test_both_shapes_are_kept_and_the_current_fingerprint_is_that_of_the_shape(r
     assert row.target and row.drafter and row.fingerprints
     target, drafter = shape(row.target.id), shape(row.drafter.id)
     assert target is not None and drafter is not None
-    assert row.generations[0] == of_config(drafter)
+    assert row.generations[0] == fingerprint_of(drafter)
     assert row.fingerprints[0].revision == row.drafter.revision
     assert row.context == target.get("text_config", target)["max_position_embeddings"]
     assert row.drafter_gib == drafter["_sizes"]["gib_quoted"]
@@ -112,7 +111,7 @@ def test_a_pair_without_shapes_says_why(row: Row) -> None:
         assert row.status == "announced"
     else:
         drafter = shape(row.drafter.id)
-        assert drafter is not None and row.generations == (of_config(drafter),)
+        assert drafter is not None and row.generations == (fingerprint_of(drafter),)
 
 
 def test_two_generations_of_one_name_are_told_apart() -> None:
@@ -210,7 +209,7 @@ def test_bundled_rows_are_what_their_folders_hold() -> None:
         row, pair = SHIPPED.find(name), bundled.find(name)
         assert row is not None and row.bundled == name and pair.drafter is not None
         config = json.loads((pair.drafter / "config.json").read_text(encoding="utf-8"))
-        assert pair.generations == row.generations == (of_config(config),)
+        assert pair.generations == row.generations == (fingerprint_of(config),)
         target = json.loads((pair.target / "config.json").read_text(encoding="utf-8"))
         assert row.context == target["max_position_embeddings"] and row.acceptance_band == bundled.TOY_BAND
         assert pair.thinking == row.thinking == "off"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog import registry, shapes
-from dflash_local.catalog.fingerprint import of_config
+from dflash_local.catalog.row import fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 
@@ -36,14 +36,14 @@ def filled(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [*GOLDEN, *DEMO], ids=lambda path: path.parts[-3])
 def test_a_real_drafters_fingerprint_is_read_alike_with_and_without_torch(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
-    assert of_config(config) == DrafterConfig.from_json(config, path).fingerprint()
+    assert fingerprint_of(config) == DrafterConfig.from_json(config, path).fingerprint()
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
 def test_a_kept_drafter_shape_is_a_config_that_the_drafter_accepts(path: Path) -> None:
     config = filled(json.loads(path.read_text(encoding="utf-8")))
     drafter = DrafterConfig.from_json(config, path)
-    assert of_config(config) == drafter.fingerprint()
+    assert fingerprint_of(config) == drafter.fingerprint()
     tensors = drafter.tensor_shapes(drafter.hidden_size)
     count = sum(rows * (columns[0] if columns else 1) for rows, *columns in tensors.values())
     sizes = config["_sizes"]
@@ -68,7 +68,7 @@ def test_a_kept_drafter_shape_is_a_config_that_the_drafter_accepts(path: Path) -
 def test_a_fingerprint_is_read_from_any_config_without_an_error(
     config: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
-    assert tuple(of_config(config).values()) == expected
+    assert tuple(fingerprint_of(config).values()) == expected
 
 
 def test_every_shape_belongs_to_the_registry_and_names_its_source() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.chat.channels import PlainParser, channel_parser
+from dflash_local.chat.channels import ChannelParser, channel_parser
 from dflash_local.chat.text_stream import Pushed, TextStream
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.events import Origin, Piece
@@ -107,7 +107,7 @@ def test_en_07_stops_that_overlap(plain: Tokenizer, text: str, stops: list[str],
 
 
 def test_en_07_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
-    stream = TextStream(plain, ["STOP!"], PlainParser())
+    stream = TextStream(plain, ["STOP!"], ChannelParser())
     pushed = stream.push(bytes_of(plain, "go STOP"), ["accepted"] * 7)
     assert pushed.pieces == (Piece("go ", "final", "accepted"),)
     assert stream.text() == "go "
@@ -125,7 +125,7 @@ def test_en_07_many_stops_cost_little(plain: Tokenizer) -> None:
 
 
 def test_stop_at_counts_the_id_that_completed_it(plain: Tokenizer) -> None:
-    stream = TextStream(plain, ["cd"], PlainParser())
+    stream = TextStream(plain, ["cd"], ChannelParser())
     assert stream.push(bytes_of(plain, "abc"), ["bonus"] * 3).stop_at is None
     pushed = stream.push(bytes_of(plain, "def"), ["bonus"] * 3)
     assert pushed.stop_at == 1
@@ -138,7 +138,7 @@ def test_stop_at_counts_the_id_that_completed_it(plain: Tokenizer) -> None:
 def test_origin_is_that_of_the_completing_token(plain: Tokenizer) -> None:
     ids = bytes_of(plain, "aé🙂b")
     origins: list[Origin] = ["accepted", "accepted", "bonus", "bonus", "bonus", "bonus", "accepted", "accepted"]
-    pushed = TextStream(plain, [], PlainParser()).push(ids, origins)
+    pushed = TextStream(plain, [], ChannelParser()).push(ids, origins)
     assert pushed.pieces == (
         Piece("a", "final", "accepted"),
         Piece("é", "final", "bonus"),
@@ -147,7 +147,7 @@ def test_origin_is_that_of_the_completing_token(plain: Tokenizer) -> None:
 
 
 def test_half_a_character_at_the_end_has_the_origin_of_its_id(plain: Tokenizer) -> None:
-    stream = TextStream(plain, [], PlainParser())
+    stream = TextStream(plain, [], ChannelParser())
     assert stream.push(bytes_of(plain, "é")[:1], ["accepted"]) == Pushed(())
     assert stream.finish() == (Piece("\ufffd", "final", "accepted"),)
 

@@ -22,8 +22,9 @@ def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer tokens of each reply."""
-    from dflash_local.check import drafting, exactness
+    from dflash_local.check import drafting, run
 
     monkeypatch.setattr(drafting, "TOKENS", 24)
-    monkeypatch.setattr(exactness, "TOKENS", 6)
+    monkeypatch.setattr(run, "TOKENS", 6)
     monkeypatch.setattr(drafting, "PARTS", 1)
+    monkeypatch.setattr(drafting, "REPLY", 24)

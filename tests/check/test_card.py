@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 from dflash_local.check.card import CardFigures, judged  # noqa: E402
 
-GOOD = CardFigures("RTX 4090", 900e9, 1008e9, peak=10 * 2**30, planned=10 * 2**30)
+GOOD = CardFigures("RTX 4090", 900e9, 1008e9, peak_bytes=10 * 2**30, planned_bytes=10 * 2**30)
 
 
 def test_half_of_the_read_rate_is_the_border() -> None:

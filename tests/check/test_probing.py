@@ -22,7 +22,7 @@ from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
-from dflash_local.check import probing  # noqa: E402
+from dflash_local.check import drafting, text  # noqa: E402
 from dflash_local.check.findings import State  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
@@ -55,6 +55,12 @@ def tune(tmp_path: Path) -> Tune:
 
 
 @pytest.fixture
+def one_prompt(monkeypatch: pytest.MonkeyPatch, short: None) -> None:
+    """A drafter that is so far off is found by any prompt."""
+    monkeypatch.setattr(text, "PROMPTS", 1)
+
+
+@pytest.fixture
 def demo() -> Iterator[Session]:
     session = load(bundled.find("demo"), LoadConfig(device="cpu", dtype="float32"))
     yield session
@@ -71,7 +77,12 @@ def test_a_fine_tune_finds_its_drafter_and_is_probed_at_its_first_use(cli: Cli, 
     assert all(kind in probed.out for kind in ("code", "counting", "spelling"))
 
 
-def test_a_drafter_that_does_not_serve_is_refused_with_advice(cli: Cli, tune: Tune, own_home: Path) -> None:  # noqa: F811
+def test_a_drafter_that_does_not_serve_is_refused_with_advice(
+    cli: Cli,  # noqa: F811
+    tune: Tune,
+    own_home: Path,
+    one_prompt: None,
+) -> None:
     folder = tune(FAR)
     for _ in range(2):  # found at the first use, remembered at the second, which loads no drafter
         used = cli("run", str(folder), *RUN)
@@ -93,7 +104,7 @@ def test_the_users_own_word_is_kept(cli: Cli, tune: Tune, own_home: Path) -> Non
         assert used.code == 0 and "no drafts" not in used.err and not kept(own_home)
 
 
-def test_a_refused_session_says_that_it_does_not_draft(tune: Tune) -> None:
+def test_a_refused_session_says_that_it_does_not_draft(tune: Tune, one_prompt: None) -> None:
     user, config = settings.load(), LoadConfig(fit_check=False)
     pair = resolve(str(tune(FAR)), None, user, lambda _: None)
     for _ in range(2):
@@ -108,7 +119,7 @@ def test_a_refused_session_says_that_it_does_not_draft(tune: Tune) -> None:
         session.close()
 
 
-def test_a_full_check_probes_a_fine_tune_once(tune: Tune, monkeypatch: pytest.MonkeyPatch, short: None) -> None:
+def test_a_full_check_probes_a_fine_tune_once(tune: Tune, monkeypatch: pytest.MonkeyPatch, one_prompt: None) -> None:
     """As on a card, where the first load checks everything."""
     monkeypatch.setattr(loading, "CHECKED_DEVICE", "cpu")
     user, config = settings.load(), LoadConfig(fit_check=False)
@@ -134,14 +145,14 @@ def test_a_speed_up_is_predicted_of_measured_costs(
     demo: Session, cycle: float | None, state: State, speed_up: float | None
 ) -> None:
     demo.runner.costs = {} if cycle is None else {1: 1.0, 8: cycle}  # type: ignore[misc]
-    found = probing.probe(demo, bundled.find("demo"))
+    found = drafting.probe(demo, bundled.find("demo"))
     assert found.state == state and found.figures["speed_up"] == pytest.approx(speed_up, abs=0.01)
     assert found.figures["cycle_ms"] == cycle and found.figures["prompts"] == 5
 
 
 def test_a_slow_machine_probes_fewer_prompts(demo: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "SECONDS", -1.0)
-    found = probing.probe(demo, bundled.find("demo"))
+    monkeypatch.setattr(drafting, "SECONDS", -1.0)
+    found = drafting.probe(demo, bundled.find("demo"))
     assert found.state == "ok" and found.figures["prompts"] == 1 and "over 1 prompt, " in found.text
 
 
@@ -160,5 +171,5 @@ def test_nothing_is_probed_without_a_drafter(cli: Cli, tmp_path: Path) -> None: 
     assert none.code == 2 and "no drafter is known" in none.err
     pair = Pair("a", tmp_path / "other", None, bundled=False)
     session = load(pair, LoadConfig(device="cpu", draft=False))
-    assert probing.probe(session, pair).state == "skipped"
+    assert drafting.probe(session, pair).state == "skipped"
     session.close()

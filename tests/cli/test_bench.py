@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 from dflash_local import settings  # noqa: E402
 from dflash_local.bench import fidelity as scores  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
-from dflash_local.cli import fidelity  # noqa: E402
+from dflash_local.cli import bench  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.cli.invocation import Invocation  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
@@ -162,5 +162,5 @@ def test_the_original_of_a_published_variant_is_its_rows_target(monkeypatch: pyt
     call = Invocation(settings.load({}), Console({}))
     for named, quantize in ((None, None), ("other/name", None), ("other/name", "int4"), (None, "int4")):
         load = LoadConfig(quantize=quantize)
-        assert fidelity.original_of(call, pair.name, pair, named, load) is pair
+        assert bench.original_of(call, pair.name, pair, named, load) is pair
     assert asked == ["Qwen/Qwen3.5-9B", "other/name", "other/name"], "what is rounded at load is its own original"

@@ -18,7 +18,8 @@ from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  #
 from tests.cli.conftest import Cli  # noqa: E402
 from tests.expert_pairs import MXFP4, write_expert_pair  # noqa: E402
 
-SMALL = ("--max-new-tokens", "16", "--seed", "7", "--device", "cpu")
+TOKENS = 8
+SMALL = ("--max-new-tokens", str(TOKENS), "--seed", "7", "--device", "cpu")
 
 
 def golden(name: str) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def test_identical_is_said_in_a_table(cli: Cli) -> None:
     lines = done.out.splitlines()
     assert sum("identical" in line and "greedy" in line for line in lines) == 2
     assert lines[-1].startswith("verdict: identical (float32): the same token ids")
-    assert "plain transformers, teacher-forced: 32 of 32 tokens are its argmax" in done.out
+    assert f"plain transformers, teacher-forced: {2 * TOKENS} of {2 * TOKENS} tokens are its argmax" in done.out
     assert "fewer than 10,000" in done.out and "seed 7" in done.out
 
 
@@ -62,7 +63,7 @@ def test_the_json_form_is_the_report_and_the_file_is_private(cli: Cli, tmp_path:
     assert len(written["runs"]) == 6 and {run["block_size"] for run in written["runs"]} == {2, 8}
     assert written["versions"]["torch"] and written["machine"]["system"]
     assert all(len(file["sha256"]) == 64 for file in written["target"]["files"])
-    assert written["plain_transformers"]["positions"] == 32
+    assert written["plain_transformers"]["positions"] == 2 * TOKENS
 
 
 def test_exact_mode_promises_every_bit_and_proves_it(cli: Cli) -> None:
@@ -70,7 +71,7 @@ def test_exact_mode_promises_every_bit_and_proves_it(cli: Cli) -> None:
     done = cli(*argv, "--json")
     assert done.code == 0, done.err
     assert done.json["strength"] == "strict" and done.json["drafts"] == "planted" and done.json["engine"] == "fused"
-    assert done.json["strict"] == {"promised": True, "positions": 48, "same_bits": 48}
+    assert done.json["strict"] == {"promised": True, "positions": 3 * TOKENS, "same_bits": 3 * TOKENS}
     assert done.json["verdict"] == "identical" and max(run["mean_acceptance_length"] for run in done.json["runs"]) > 2
     refused = cli("certify", *golden(HYBRID), "--prompt-ids", "1,2,3", "--exact", "--engine", "reference")
     assert refused.code == 2 and "does not know --exact" in refused.err
@@ -91,8 +92,8 @@ def test_a_mixture_of_experts_is_certified_in_every_bit(
     assert done.code == 0, done.err
     found = done.json
     assert (found["verdict"], found["strength"], found["engine"]) == ("identical", "strict", "fused")
-    assert found["strict"] == {"promised": True, "positions": 48, "same_bits": 48}
-    assert found["plain_transformers"]["positions"] == 16 and found["plain_transformers"]["unexplained"] == 0
+    assert found["strict"] == {"promised": True, "positions": 3 * TOKENS, "same_bits": 3 * TOKENS}
+    assert found["plain_transformers"]["positions"] == TOKENS and found["plain_transformers"]["unexplained"] == 0
     assert min(run["mean_acceptance_length"] for run in found["runs"]) > 2
 
 
@@ -162,7 +163,7 @@ def test_the_bundled_hybrid_is_identical_for_every_block_size(cli: Cli) -> None:
 
 @needs("demo")
 def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
-    done = cli("certify", "demo", "--max-new-tokens", "8", "--device", "cpu")
+    done = cli("certify", "demo", "--max-new-tokens", "4", "--device", "cpu")
     assert done.code == 0, done.err
     assert sum(line.strip().startswith("6 ") for line in done.out.splitlines()) == 3
     assert done.out.startswith("demo (toy pair)") and "never a speed claim" in done.out
@@ -185,7 +186,7 @@ def test_a_quantised_target_is_held_to_itself_bit_for_bit(cli: Cli, name: str, q
     assert (found["strength"], found["load"]["quantize"], found["dtype"]) == ("strict", quantize, "float32")
     assert found["weights"] == f"{quantize}: the checkpoint's own, rounded as they were read"
     assert found["strict"]["same_bits"] == found["strict"]["positions"] > 0
-    assert found["plain_transformers"]["positions"] == 16 and found["plain_transformers"]["unexplained"] == 0
+    assert found["plain_transformers"]["positions"] == TOKENS and found["plain_transformers"]["unexplained"] == 0
 
 
 def test_a_certificate_says_which_target_it_is_about(cli: Cli) -> None:

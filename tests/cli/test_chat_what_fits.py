@@ -4,37 +4,28 @@ typed.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-from dflash_local.app import recommending  # noqa: E402
-from dflash_local.catalog import bundled, shapes  # noqa: E402
+from dflash_local.app import download, recommending  # noqa: E402
+from dflash_local.catalog import shapes  # noqa: E402
 from dflash_local.planner.machine import named  # noqa: E402
-from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, write_overlay  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
 from tests.fake_hub import FakeHub  # noqa: E402
-from tests.quantised_checkpoints import quantise  # noqa: E402
-
-VARIANT = "toys/Toy-9B-GPTQ-Int4"
-CARD = named(None, 8)  # of Qwen3-8B only four bits fit
+from tests.toy_variant import CARD_GIB, STANDS_FOR, TARGET, VARIANT, publish_variant  # noqa: E402
 
 
 @pytest.fixture
 def variant(toy_hub: FakeHub, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A published GPTQ of the toy's target, listed in a row of the registry, whose shapes are those of Qwen3-8B."""
-    plain = tmp_path / "plain"
-    shutil.copytree(bundled.FOLDER / "demo" / "target", plain)
-    quantise(plain, tmp_path / "gptq", "gptq")
-    toy_hub.add_folder(VARIANT, tmp_path / "gptq")
-    row = f"{{repo: {VARIANT}, format: gptq-int4, group_size: 128, kept_16_bits: [], size_gib: 0.01}}"
-    write_overlay(own_home, f"{OVERLAY}    variants:\n      - {row}\n")
-    real = shapes.shape
-    stands_for = {TARGET: "Qwen/Qwen3-8B", DRAFTER: "z-lab/Qwen3-8B-DFlash-b16"}
-    monkeypatch.setattr(shapes, "shape", lambda repo: real(stands_for.get(str(repo), str(repo))))
-    monkeypatch.setattr(recommending, "machine", lambda user, device: CARD)
+    """Of the toy's target, on a machine of which the plans see a small card."""
+    publish_variant(toy_hub, own_home, tmp_path)
+    real, card = shapes.shape, named(None, CARD_GIB)
+    monkeypatch.setattr(shapes, "shape", lambda repo: real(STANDS_FOR.get(str(repo), str(repo))))
+    for room in (recommending, download):
+        monkeypatch.setattr(room, "machine", lambda user, device="auto": card)
 
 
 def test_a_pair_that_fits_only_quantised_is_chatted_with_and_no_option_typed(
@@ -48,3 +39,19 @@ def test_a_pair_that_fits_only_quantised_is_chatted_with_and_no_option_typed(
     assert "licence       unknown" in found.err and "free for" in found.err
     again = cli("chat", "toy-9b", "--context", "256", "--max-new-tokens", "8", stdin="one two three\n")
     assert again.code == 0 and again.out == found.out and len(asked) == 1, "nothing is downloaded twice"
+
+
+def test_pull_fetches_the_variant_that_fits_and_its_last_line_chats(cli: Cli, variant: None) -> None:
+    pulled = cli("pull", "toy-9b", "--yes")
+    assert pulled.code == 0 and f"{VARIANT} (published in 4 bits, KV cache in 8 bits) is taken" in " ".join(
+        pulled.err.split()
+    )
+    assert f"{VARIANT}: " in pulled.out and f"{TARGET}: " not in pulled.out
+    command = pulled.out.strip().splitlines()[-1].removeprefix("next: dflash ").split()
+    found = cli(*command, "--context", "256", "--max-new-tokens", "8", stdin="one two three\n")
+    assert found.code == 0 and found.out.strip() and "Download" not in found.err
+
+
+def test_pull_takes_the_own_weights_by_force(cli: Cli, variant: None) -> None:
+    pulled = cli("pull", "toy-9b", "--yes", "--force", "--dry-run")
+    assert pulled.code == 0 and TARGET in pulled.out and VARIANT not in pulled.out

@@ -29,7 +29,7 @@ class Clock:
 def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
     err, clock = (Terminal() if live else io.StringIO()), Clock()
     console = Console({"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}, out=io.StringIO(), err=err)
-    return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, {}, clock), err, clock
+    return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, clock), err, clock
 
 
 def test_durations_are_short() -> None:
@@ -77,7 +77,7 @@ def test_what_lay_here_says_nothing_about_the_speed_and_what_is_verified_is_told
     assert show.lines()[-1].endswith("0.50 GiB/s  12 s left  2.00 GiB verified")
 
 
-def test_a_repository_that_is_here_already_counts_as_done() -> None:
+def test_a_repository_of_no_bytes_counts_as_done() -> None:
     console = Console({"COLUMNS": "80"}, out=io.StringIO(), err=io.StringIO())
-    show = PullScreen(console, {"a/target": 100, "b/drafter": 50}, {"a/target": 100})
-    assert [re.findall(r"\d+%", line) for line in show.lines()] == [["100%"], ["0%"], ["66%"]]
+    show = PullScreen(console, {"a/target": 0, "b/drafter": 50})
+    assert [re.findall(r"\d+%", line) for line in show.lines()] == [["100%"], ["0%"], ["0%"]]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
-from dflash_local.store import pull_plan
+from dflash_local.store import pull
 from dflash_local.store.transfer import Transfer
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
 from tests.fake_hub import FakeHub
@@ -144,8 +144,8 @@ def test_dl_12_offline_with_half_a_pair_lists_what_is_missing(
 def test_dl_06_a_full_disk_is_told_before_the_first_byte(
     cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = pull_plan.shutil.disk_usage
-    monkeypatch.setattr(pull_plan.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
+    usage = pull.shutil.disk_usage
+    monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
     failed = cli("pull", TARGET, "--json")
     error = json.loads(failed.err.splitlines()[-1])["error"]
     assert failed.code == 5 and error["type"] == "DoesNotFitError" and "1.0 MiB free" in error["message"]

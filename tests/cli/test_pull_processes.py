@@ -76,6 +76,7 @@ def verified() -> bool:
     return bool(pairs) and all(pair["verified"] for pair in pairs)
 
 
+@pytest.mark.slow  # tests/store/test_pull_processes.py has it of two processes without the commands around them
 def test_dl_13_two_pulls_at_once_fetch_once(toy_hub: FakeHub, running: Running) -> None:
     toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 3, times=2)
     first = running.start("pull", TARGET)
@@ -150,6 +151,7 @@ def test_dl_22_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHu
 
 
 @pytest.mark.needs_torch
+@pytest.mark.slow  # a process loads a pair; the refusal is held in test_rm.py and tests/store/test_removal_refused.py
 def test_dl_24_a_loaded_pair_is_not_removed(cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     assert cli("pull", TARGET).code == 0
     chat = running.start("chat", TARGET, stdin=subprocess.PIPE)

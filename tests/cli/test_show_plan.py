@@ -97,7 +97,7 @@ def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
         told = cli(command, "moonshotai/Kimi-K2.5")
         assert told.code == 0 and "runs on a server only, on 8 GPUs" in told.out
         assert any(line.strip().startswith(expected) for line in told.out.splitlines())
-        assert "cannot attach to vLLM or SGLang yet" in told.out
+        assert "dflash chat MODEL --url http://HOST:PORT" in told.out
     found = cli("plan", "moonshotai/Kimi-K2.5", "--json").json
     assert found["runs_on"] == "server" and found["tensor_parallel"] == 8
     assert found["server_commands"]["vLLM"].startswith(expected)
@@ -137,6 +137,16 @@ def test_plan_tells_the_speed_of_a_card_whose_bandwidth_is_known(cli: Cli) -> No
     assert found["preference"] == "speed" and found["best"]["variant"] and found["best"]["prediction"]["at"]
     plain = cli("plan", "qwen3.5-9b", "--gpu", "RTX 4090", "--mode", "ar").out
     assert re.search(r"1,024 +\d+ tok/s +- *\n", plain) and "acceptance" not in plain
+
+
+def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
+    flat = " ".join(cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpus", "2").out.split())
+    assert "over 2 x RTX 3090 --device balanced takes" in flat and "GiB there are, too much" in flat
+    assert "vllm serve Qwen/Qwen3.6-27B" in flat and flat.endswith("--tensor-parallel-size 2")
+    found = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--json").json
+    assert found["several_gpus"]["spread"]["engine"] == "reference" and found["plan"]["engine"] == "fused"
+    assert cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--json").json["several_gpus"] is None
+    assert "--gpus 2 needs to know which" in cli("plan", "qwen3.5-9b", "--gpus", "2").err
 
 
 def test_plan_json_carries_the_ledger_either_way(cli: Cli) -> None:

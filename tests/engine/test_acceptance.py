@@ -58,9 +58,7 @@ def agree(reply: Reply) -> tuple[int, ...]:
     for place, share in enumerate(stats.acceptance_per_position):
         assert share == places[place] / sum(event.drafted > place for event in drafting)
 
-    tally = Tally()
-    for event in reply.find(Step):
-        tally.step(event)
+    tally = Tally(drafted=sum(event.drafted for event in reply.find(Step)))
     shown = tally.metrics(reply.finished)["speculative_decoding"]
     if lengths:
         assert shown["mean_acceptance_length"] == mean and shown["num_spec_steps"] == len(lengths)

@@ -24,6 +24,8 @@ from tests.proposers import Oracle
 Build = Callable[..., Session]
 PROMPT = random_prompt(9)
 BOTH = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+# A recurrent target, which has caches of keys and values as well; one that has these alone in the long tests.
+HYBRID = pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.slow), "qwen3_5"])
 CASES = ((0.3, 7), (1.0, 2**63 + 5), (0.0, 3), (1.7, 9), (0.3, 8))  # temperature, seed
 BLOCKS = (BLOCK, 3, BLOCK, 5, 2)  # of each case
 NEW = 30
@@ -44,8 +46,9 @@ def turn(session: Session, family: str, prompt: list[int], new: int, wrong_every
     return [*prompt, *reply.ids]
 
 
+# All drafts refused and none are in the long tests: some of each are between them.
 @BOTH
-@pytest.mark.parametrize("wrong_every", [4, 0, 1])
+@pytest.mark.parametrize("wrong_every", [4, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, 1))])
 def test_a_block_drafts_from_the_taps_of_the_committed_text_whatever_was_rejected(
     new_session: Build, family: str, wrong_every: int
 ) -> None:
@@ -54,7 +57,7 @@ def test_a_block_drafts_from_the_taps_of_the_committed_text_whatever_was_rejecte
     assert len(session.runner.proposer.noted) >= 30 // BLOCK
 
 
-@BOTH
+@HYBRID
 def test_a_block_drafts_from_the_taps_of_the_committed_text_over_many_turns(new_session: Build, family: str) -> None:
     session = new_session(family, noted)
     talk = turn(session, family, PROMPT, 21, 5)  # ends inside a block
@@ -76,9 +79,12 @@ def check_lengths(reply: Reply, known: Known, block: int) -> None:
         start += step.accepted + 1
 
 
+# With log probabilities the fused engine's sampler works on the host, whatever is accepted.
 @BOTH
-@pytest.mark.parametrize("wrong_every", [0, 5])
-@pytest.mark.parametrize("logprobs", [None, 0])  # with them the fused engine's sampler works on the host
+@pytest.mark.parametrize(
+    ("logprobs", "wrong_every"),
+    [(None, 0), (0, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((None, 5), (0, 0)))],
+)
 def test_a_drafter_that_equals_the_target_is_right_in_every_slot_at_every_temperature(
     new_session: Build, family: str, wrong_every: int, logprobs: int | None
 ) -> None:

@@ -39,12 +39,12 @@ def asked(session: Session) -> tuple[int, ...]:
 def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str, dtype: str) -> None:
     session = load(bundled.find(pair), LoadConfig(dtype=dtype, device="cpu", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
-    plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 16)
+    plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 10)
     target: Any = session.runner.target
     for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
         found = certify(session, plan, plant=plant)
         assert found.verdict == "identical"
-        assert found.same_bits == found.positions > 50
+        assert found.same_bits == found.positions > 30
 
 
 def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:

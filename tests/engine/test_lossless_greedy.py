@@ -66,7 +66,13 @@ def check(family: str, prompt_length: int, blocks: Mapping[int, Sequence[str]], 
                 assert all(c.accepted == c.drafted == block - 1 for c in cycles)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Layers of each kind of cache: full, windows, recurrent, latent. A mixture is no cache: theirs are in the long tests.
+CACHES = ("llama", "mistral", "gpt_oss", "qwen3_next", "qwen3_5", "deepseek_v3")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=() if family in CACHES else pytest.mark.slow) for family in FAMILIES]
+)
 def test_l1_greedy_equals_the_target_on_every_family(family: str) -> None:
     # Drafts that are all refused cost a cycle for each token, and leave the same behind in a block of any size.
     check(family, 11, {2: LIKELY, 8: ALL, 16: LIKELY})
@@ -80,7 +86,8 @@ def test_l1_greedy_with_every_drafter_on_every_family(family: str) -> None:
         check(family, prompt_length, {8: ALL}, MANY)
 
 
-@pytest.mark.parametrize("prompt_length", [1, 7, 8, 9])  # around the block of 8 and windows of 8
+# At a block of 8 and windows of 8 and beyond; before them in the long tests.
+@pytest.mark.parametrize("prompt_length", [8, 9, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 7))])
 def test_l1_greedy_around_block_and_window_edges(prompt_length: int) -> None:
     for family in (*FULL_GRID, "gpt_oss"):  # full, recurrent, and windows beside full; the others in the long tests
         check(family, prompt_length, {8: KNOWING})

@@ -37,7 +37,7 @@ def replay(cycles: int, family: str) -> None:
             assert torch.equal(cache.conv, conv), f"convolution differs in cycle {cycle} after keeping {keep}"
 
 
-@pytest.mark.parametrize("cycles", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_en_22_state_equals_a_commit_from_scratch_over_random_cycles(cycles: int) -> None:
     replay(cycles, "qwen3_5")
 
@@ -48,13 +48,13 @@ def test_en_22_state_equals_a_commit_from_scratch_on_the_other_hybrids(family: s
     replay(cycles, family)
 
 
-def test_rejecting_everything_for_500_cycles_does_not_drift() -> None:
+def test_rejecting_everything_for_200_cycles_does_not_drift() -> None:
     target = TransformersTarget(random_model("qwen3_5"), (0,))
     (cache,) = target.recurrent
     with torch.inference_mode():
         target.prefill(torch.randint(0, VOCAB, (9,)), False)
         before = cache.state.clone(), cache.conv.clone()
-        for _ in range(500):
+        for _ in range(200):
             target.verify(torch.randint(0, VOCAB, (BLOCK,)), False)
             target.commit(0)
     assert torch.equal(cache.state, before[0]) and torch.equal(cache.conv, before[1])

@@ -23,6 +23,7 @@ Build = Callable[..., Session]
 PROMPT = random_prompt(9)
 HYBRID = "qwen3_5"
 BOTH = pytest.mark.parametrize("family", ["qwen3", HYBRID])
+BOTH_IN_THE_LONG_TESTS = pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.slow), HYBRID])
 
 
 def oracle(family: str, wrong_every: int = 0) -> Oracle:
@@ -167,7 +168,7 @@ def test_en_13_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Bui
     assert rows[1] == BLOCK and rows[-1] == 1
 
 
-@BOTH
+@BOTH_IN_THE_LONG_TESTS
 def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(
     new_session: Build, family: str
 ) -> None:
@@ -221,12 +222,13 @@ def test_en_21_impossible_drafts_are_a_typed_error(
     assert ask(session, PROMPT, 20).ids == list(text_of("qwen3", tuple(PROMPT)))[len(PROMPT) :][:20]
 
 
-def test_en_27_ten_thousand_equal_tokens_reach_the_limit(new_session: Build) -> None:
-    session = new_session("qwen3", RandomDrafts(VOCAB), context=10_100)
-    reply = ask(session, [7] * 10_000, 200)
+@pytest.mark.parametrize("prompt", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])  # two chunks, and many
+def test_en_27_thousands_of_equal_tokens_reach_the_limit(new_session: Build, prompt: int) -> None:
+    session = new_session("qwen3", RandomDrafts(VOCAB), context=prompt + 100)
+    reply = ask(session, [7] * prompt, 200)
     assert reply.finished.reason == "length" and reply.finished.usage.completion_tokens == 100
     progress = reply.find(PrefillProgress)
-    assert [p.done for p in progress] == sorted({p.done for p in progress}) and progress[-1].done == 10_000
+    assert [p.done for p in progress] == sorted({p.done for p in progress}) and progress[-1].done == prompt
 
 
 def test_reuse_keeps_the_longest_common_prefix_of_a_kv_only_target(new_session: Build) -> None:

@@ -239,14 +239,15 @@ def small_session(proposer: Planted) -> Session:
 PROMPTS = ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.')
 
 
-# How a token is chosen does not know what the target remembers by: a recurrent one is sampled here, and all else long.
+# How a token is chosen does not know what the target remembers by: one is greedy here, one sampled, and all else long.
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=1.2, seed=5),
     "filtered": SamplingParams(temperature=1.2, top_k=20, seed=6),
 }
+HERE = (("demo", "greedy"), ("demo-hybrid", "sampled"))
 WAYS = [
-    pytest.param(pair, how, marks=pytest.mark.slow if pair == "demo-hybrid" and how != "sampled" else ())
+    pytest.param(pair, how, marks=() if (pair, how) in HERE else pytest.mark.slow)
     for pair in ("demo", "demo-hybrid")
     for how in SAMPLINGS
 ]

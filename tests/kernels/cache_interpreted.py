@@ -19,6 +19,7 @@ from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout import split_kv
+from tests.kernels.quick_interpreter import patch_once
 
 EIGHT = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -185,6 +186,7 @@ def attend(
 
 
 def main() -> None:
+    patch_once()
     sum_every_row_alike()
     devices_are((8, 0))  # no card is asked
     groups = (all_codes, all_numbers, rotated_heads, attention, rows)

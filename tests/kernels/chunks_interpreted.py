@@ -18,6 +18,7 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_chunk, delta_rows
 from dflash_local.kernels.delta_chunk import ChunkConfig
 from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
+from tests.kernels.quick_interpreter import patch_once
 
 SHAPE = GatedDeltaNetConfig(1, 2, 16, 32, 4)
 FEW = "few" in sys.argv  # without the cases that go the way of another
@@ -99,5 +100,6 @@ def narrow() -> Found:
 
 
 if __name__ == "__main__":
+    patch_once()
     widen_products()
     json.dump(dict([*whole(), *narrow()]), sys.stdout)

@@ -33,6 +33,7 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
+from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 MODULES: tuple[Any, ...] = (
@@ -369,6 +370,7 @@ ALIKE = frozenset(
 
 
 def main() -> None:
+    patch_once()
     groups = (
         products,
         decodes,

@@ -63,9 +63,11 @@ def ask(asked: Trial) -> object:
 def test_the_references_pass_in_every_format(mixture: Mixture, references: None) -> None:
     for biased in (False, True):
         assert ask(RouteTrial(mixture, biased)) == {"verdict": "right"}
-    for kind in FORMATS if mixture == MIXTURES[0] else FORMATS[::4]:
-        for config in (UP, DOWN):
-            assert ask(trial(config, mixture, kind)) == {"verdict": "right"}, kind
+    cases: list[tuple[FragmentFormat, ExpertConfig]] = [(FORMATS[0], UP), (FORMATS[4], DOWN)]
+    if mixture == MIXTURES[0]:
+        cases = [(kind, config) for kind in FORMATS for config in (UP, DOWN)]
+    for kind, config in cases:
+        assert ask(trial(config, mixture, kind)) == {"verdict": "right"}, kind
     assert ask(trial(DOWN, mixture, rows=16)) == {"verdict": "right"}
 
 
@@ -281,12 +283,20 @@ expert_gemm.route, expert_gemm.gate_up = route, planted
 """
 
 
-def test_each_planted_fault_is_found_by_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# What becomes of a child that dies or hangs does not depend on the kernel: see test_kernel_trial.
+@pytest.mark.parametrize(
+    "faults",
+    [{3: "wrong", 6: "right"}, pytest.param({3: "wrong", 4: "fault", 5: "hang", 6: "right"}, marks=pytest.mark.slow)],
+    ids=["here", "all"],
+)
+def test_each_planted_fault_is_found_by_the_child(
+    faults: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler = tmp_path / "planted_worker.py"
     handler.write_text(Path(expert_references.__file__).read_text(encoding="utf-8") + PLANTED)
     monkeypatch.setattr(kernel_trial, "TRIAL_S", 15.0)
     record = KernelRecord(tmp_path / "cubins", {})
-    trials: list[Trial] = [trial(GateUpConfig(1, 2, 1, stages)) for stages in (3, 4, 5, 6)]
+    trials: list[Trial] = [trial(GateUpConfig(1, 2, 1, stages)) for stages in faults]
     trials.append(RouteTrial(MIXTURES[0], False))
     try_kernels(trials, CPU, record, lambda text, part: None, handler)
-    assert [record.verdicts[each.kernel] for each in trials] == ["wrong", "fault", "hang", "right", "right"]
+    assert [record.verdicts[each.kernel] for each in trials] == [*faults.values(), "right"]

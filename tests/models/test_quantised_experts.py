@@ -241,7 +241,14 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(tmp_path: Path
     assert all(torch.equal(run(torch.tensor([row]))[0], whole[row]) for row in range(16))
 
 
-@pytest.mark.parametrize("dialect", ["fp8", "gptq_zeros", "modelopt_nvfp4", "mxfp4_pack_quantized"])
+# Codes with scales of blocks, and with scales of two kinds; the others are as the first in this.
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        *("fp8", "modelopt_nvfp4"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("gptq_zeros", "mxfp4_pack_quantized")),
+    ],
+)
 def test_codes_are_read_where_they_stay(dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the weights: one buffer of the reader, and some tensors of one expert."""
     monkeypatch.setattr(weight_stream, "RING", 1)

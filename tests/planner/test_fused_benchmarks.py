@@ -40,6 +40,7 @@ def test_a_random_pair_keeps_its_contract(name: str, toy: Path, tmp_path: Path) 
     assert facts.drafter.taps and max(facts.drafter.taps) < facts.target.model.num_layers - 1
 
 
+@pytest.mark.slow  # a script of benchmarks/ from end to end
 def test_the_memory_benchmark_fills_the_context(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "memory.json"
     arguments = [str(toy), "--context", "200", "--device", "cpu", "--cap", "1", "--out", str(out)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,6 +35,7 @@ from dflash_local.layout.spec import EngineSpec  # noqa: E402
 from dflash_local.layout.target import weight_buffers  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
+from dflash_local.models.fused import linear  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
 from dflash_local.models.fused.drafter import FusedDrafter  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
@@ -140,7 +142,8 @@ def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, 
     target = FusedTarget(weights, pair.model, pair.config.taps, context, pair.config.block_size, **options)
     parts, _ = drafter_weights.allocate(pair.config, pair.model.hidden_size, META, dtype)
     drafter = FusedDrafter(pair.config, parts, target)
-    drafter_precision.apply(drafter, DRAFTER_PRECISIONS[precision])
+    with mock.patch.object(linear, "quantize"):  # no memory, no numbers
+        drafter_precision.apply(drafter, DRAFTER_PRECISIONS[precision])
     return FusedRunner(target, drafter, context)
 
 
@@ -251,8 +254,15 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
     assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 
+# Without a shared expert, and with one beside a recurrence.
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-Next"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"),
+        pytest.param("Qwen/Qwen3-Coder-Next", marks=pytest.mark.slow),
+    ],
+)
 def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: there are no kernels for a card."""
     pair = known(name)
@@ -273,7 +283,7 @@ def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, mo
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "int4-g32-zeros", 4 + (16 + 8) / 32),
         ("Qwen/Qwen3.5-35B-A3B", "int4-g128", 4 + 16 / 128),
         ("Qwen/Qwen3.5-35B-A3B", "nvfp4", 4 + 8 / 16),
-        ("Qwen/Qwen3.5-35B-A3B", "int8", 8),
+        pytest.param("Qwen/Qwen3.5-35B-A3B", "int8", 8, marks=pytest.mark.slow),
     ],
 )
 def test_the_ledger_of_quantised_experts_is_what_is_allocated(
@@ -337,8 +347,15 @@ def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) 
     assert found["head"] == covered(runner.target.weights.head) and "head for drafting" not in found
 
 
-@pytest.mark.parametrize("quantize", QUANTIZED)
-@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"])
+# With a shared expert and without; every format of each in the long tests.
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        *(("Qwen/Qwen3.5-35B-A3B", "int4"), ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "fp8")),
+        *(pytest.param("Qwen/Qwen3.5-35B-A3B", each, marks=pytest.mark.slow) for each in ("fp8", "int8")),
+        *(pytest.param("Qwen/Qwen3-Coder-30B-A3B-Instruct", each, marks=pytest.mark.slow) for each in ("int8", "int4")),
+    ],
+)
 def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
     name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

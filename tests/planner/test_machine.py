@@ -343,3 +343,12 @@ def test_memory_that_a_desktop_uses_on_the_card_is_subtracted_in_the_plan() -> N
     assert contexts[0] is not None and contexts[1] is not None and contexts[1] < contexts[0]
     for found in plans:
         assert found.fits and found.ledger.total is not None and found.ledger.total <= found.machine.free
+
+
+def test_several_gpus_are_counted_and_taken_together() -> None:
+    one = machine.this_machine("auto", {}, answers(TWO))
+    assert one.count == 2 and one.device == "cuda:1"
+    assert machine.this_machine("auto", {}, answers(ONE)).count == 1
+    all_of_it = machine.named("RTX 4090", 24, 3).together()
+    assert all_of_it.name == "3 x RTX 4090" and all_of_it.memory == 72 * GIB
+    assert all_of_it.device == "balanced" and not all_of_it.runs_kernels(dense=True)

@@ -20,6 +20,7 @@ def record() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow  # a script of benchmarks/ from end to end
 def test_a_toy_run_fills_its_context_with_drafts_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert memory.main(["--tiny", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]) == 0
     found = json.loads((tmp_path / "out/memory.json").read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import session  # noqa: E402
 from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
-from dflash_local.models import bitsandbytes_config, drafter_weights, kv_cache, load_target, rope  # noqa: E402
+from dflash_local.models import drafter_weights, kv_cache, load_target, rope, transformers_config  # noqa: E402
 from dflash_local.models.drafter import Drafter  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
@@ -70,7 +70,7 @@ def test_quantised_formats_are_offered_where_the_loader_takes_them(family: str) 
 def test_quantised_weights_are_the_linear_layers_the_loader_names(family: str) -> None:
     found = parameters.target_parameters(shape_of(family))
     linear = {n: m for n, m in text_model(family).named_modules() if isinstance(m, torch.nn.Linear)}
-    taken = {n: m for n, m in linear.items() if n.rpartition(".")[2] not in bitsandbytes_config.KEPT_WHOLE}
+    taken = {n: m for n, m in linear.items() if n.rpartition(".")[2] not in transformers_config.KEPT_WHOLE}
     assert found.quantisable == sum(m.weight.numel() for m in taken.values()) > 0
     own = quantized(shape_of(family), "fp8").quantization  # which any width divides
     assert own is not None and {name for name, _ in own.names} == {name.removeprefix("model.") for name in taken}

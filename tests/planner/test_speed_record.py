@@ -20,7 +20,8 @@ CARD = Machine("NVIDIA GeForce RTX 4090", "cuda", 24, 23, "", "cuda:0")
 PLAN = Plan(True, "local", "fused", "bfloat16", LoadConfig(context=8192), 16, CARD, Ledger((), Line("loading", 0)), "")
 PREDICTED = Prediction((Times(1024, 10.0, 16.0, 16), Times(8192, 11.0, 18.0, 16)), None, "scaled")
 LOADED = replace(PLAN, load=replace(PLAN.load, drafter_precision="8bit"))
-MEASURED = SpeedMeasurement.of(LOADED, "a/b", Times(1024, 12.0, 16.0, 16), PREDICTED.times[0])
+TOOK = Times(1024, 12.0, 16.0, 16)
+MEASURED = SpeedMeasurement.of(CARD.name, "a/b", LOADED.format, LOADED.load, TOOK, PREDICTED.times[0])
 
 
 def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -> None:

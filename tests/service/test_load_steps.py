@@ -15,7 +15,7 @@ import pytest
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Request
 from dflash_local.service.load_steps import RECORD, STALE_S, LoadSteps, lowered, step_of
-from dflash_local.service.plain import PlainSession
+from dflash_local.service.wrapped import PlainSession
 from dflash_local.store.owner import Owner
 from tests.service.scripted import ScriptedSession
 

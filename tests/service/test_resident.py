@@ -12,6 +12,7 @@ import pytest
 
 from dflash_local.errors import BusyError, CheckpointError, EngineError, PromptError, UnknownModelError
 from dflash_local.events import Event, Finished, LoadProgress, Step
+from dflash_local.load_config import LoadConfig
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Ticket
@@ -214,7 +215,7 @@ def test_switch_loads_another_model_and_gives_the_first_ones_memory_back(keep: K
     one, two = Loader(ScriptedSession(gate=threading.Event())), Loader()
     models = {"two": Model("two", two)}
 
-    def find(name: str) -> Model:
+    def find(name: str, _load: LoadConfig | None) -> Model:
         if name not in models:
             raise UnknownModelError(f"unknown model {name!r}")
         return models[name]
@@ -236,7 +237,7 @@ def test_switch_loads_another_model_and_gives_the_first_ones_memory_back(keep: K
 def test_a_switch_that_fails_keeps_the_first_model(keep: Keep) -> None:
     one, two = Loader(), Loader()
     two.faults = [CheckpointError("damaged")]
-    resident = keep(one, find=lambda _name: Model("two", two))
+    resident = keep(one, find=lambda _name, _load: Model("two", two))
     finish(resident.submit(REQUEST))
     with pytest.raises(CheckpointError):
         resident.switch("two")

@@ -27,9 +27,9 @@ from pathlib import Path
 from dflash_local.store import lock
 mode, folder, repo = sys.argv[1:]
 if "no flock" in mode:
-    lock._flock = lambda descriptor: None
+    lock.flock = lambda descriptor: None
 if "lying" in mode:
-    lock._flock = lambda descriptor: True
+    lock.flock = lambda descriptor: True
 with lock.using(Path(folder), repo) if "use" in mode else lock.exclusive(Path(folder), repo):
     print("ready", flush=True)
     sys.stdin.read()

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def no_flock(monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
-    monkeypatch.setattr(lock, "_flock", lambda descriptor: answer)
+    monkeypatch.setattr(lock, "flock", lambda descriptor: answer)
 
 
 def record(folder: Path, **changes: object) -> Owner:
@@ -170,7 +170,7 @@ def test_dl_14_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Owner, "write_new", full)
-    path, flock = folder / "models--lab--Pair-8B.lock", lock._flock
+    path, flock = folder / "models--lab--Pair-8B.lock", lock.flock
     seen: list[int] = []
 
     def overtaken(descriptor: int) -> bool | None:
@@ -179,7 +179,7 @@ def test_dl_14_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
         seen.append(descriptor)
         return flock(descriptor)
 
-    monkeypatch.setattr(lock, "_flock", overtaken)
+    monkeypatch.setattr(lock, "flock", overtaken)
     with lock.exclusive(folder, REPO):
         assert len(seen) == 2
         with pytest.raises(BusyError):
@@ -237,7 +237,7 @@ from pathlib import Path
 from dflash_local.store import lock, owner
 from dflash_local.store.atomic import write_atomic
 folder, target, letter = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-lock._flock = lambda descriptor: True
+lock.flock = lambda descriptor: True
 owner.Owner.state = property(lambda self: "dead")  # nor does the record hold anybody back
 with lock.exclusive(folder, "lab/Pair-8B"):
     print("ready", flush=True)
@@ -305,7 +305,7 @@ from pathlib import Path
 from dflash_local.store import lock
 lock.POLL_S = 0.001
 if sys.argv[1] != "None":
-    lock._flock = lambda descriptor: None
+    lock.flock = lambda descriptor: None
 print("ready", flush=True)
 sys.stdin.readline()
 for turn in range(40):

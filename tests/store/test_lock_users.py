@@ -46,7 +46,7 @@ def test_many_may_use_a_repo_while_it_is_pulled(folder: Path) -> None:
 @pytest.mark.parametrize("mode", ["use", "use no flock", "use lying"])
 def test_dl_24_notes_of_killed_sessions_are_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     if mode != "use":
-        monkeypatch.setattr(lock, "_flock", lambda descriptor: None if "no flock" in mode else True)
+        monkeypatch.setattr(lock, "flock", lambda descriptor: None if "no flock" in mode else True)
     with process(HOLD, mode, folder, REPO) as session:
         assert lock.users(folder, REPO) == (session.pid,)
         session.kill()

@@ -23,7 +23,7 @@ def test_what_we_pulled_goes_altogether(tree: Tree, linked: bool) -> None:
     plan = planned(tree)
     item = only(plan)
     bytes_of_files = sum(len(data) for data in ({*SHARDS.values()} if linked else SHARDS.values()))
-    assert item.size == item.whole_size == plan.size == bytes_of_files + len(COMMIT)
+    assert item.size == item.whole_size == bytes_of_files + len(COMMIT)
     assert (item.commits, item.foreign, item.others, item.shared_with) == ((COMMIT,), False, (), ())
     assert tree.cache.repo_folder(REPO).exists()  # planning is not doing
     assert removal.remove(plan) == item.size
@@ -36,7 +36,7 @@ def test_what_we_pulled_goes_altogether(tree: Tree, linked: bool) -> None:
 
 def test_a_repo_that_is_not_here_is_left_out(tree: Tree) -> None:
     plan = planned(tree, "a/b", "a/c")
-    assert plan.repos == () and plan.size == 0 and plan.foreign == () and plan.in_use == {}
+    assert plan.repos == () and plan.in_use == {}
     assert removal.remove(plan) == 0
     assert not tree.cache.folder.exists()
 
@@ -50,9 +50,8 @@ def test_a_target_that_another_pair_uses_stays_unless_agreed(tree: Tree) -> None
     pulled(tree)
     pulled(tree, repo="lab/Drafter")
     plan = planned(tree, REPO, "lab/Drafter", keep={REPO: ("lab/Other-Pair",)})
-    assert plan.shared_with == {REPO: ("lab/Other-Pair",)}
+    assert [item.shared_with for item in plan.repos] == [("lab/Other-Pair",), ()]
     assert [item.repo for item in plan.chosen()] == ["lab/Drafter"]
-    assert plan.size == next(item.size for item in plan.repos if item.repo == "lab/Drafter")
     removal.remove(plan)
     assert tree.cache.repos() == (REPO,)
     assert local.find(tree.cache, tree.manifests, REPO).verified
@@ -64,7 +63,7 @@ def test_what_another_program_put_there_stays_unless_agreed(tree: Tree) -> None:
     tree.add()
     before = tree.content()
     plan = planned(tree)
-    assert plan.foreign == (REPO,) and only(plan).foreign and plan.size == 0
+    assert only(plan).foreign and plan.chosen() == ()
     assert removal.remove(plan) == 0
     assert tree.content() == before
     assert removal.remove(plan, foreign=True) == only(plan).whole_size
@@ -81,7 +80,7 @@ def test_of_a_repo_that_another_program_uses_too_only_ours_goes(tree: Tree, link
     theirs = {path: path.read_bytes() for path in tree.cache.files(REPO, OLDER)}
     plan = planned(tree)
     item = only(plan)
-    assert plan.foreign == (REPO,) and not item.foreign
+    assert not item.foreign
     assert set(item.others) == {OLDER, "aaaaaaaa/README.md"}
     expected = len(b"ours") if linked else len(b"ours") + sum(map(len, SMALL.values()))
     assert item.size == expected < item.whole_size

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.errors import BusyError, DFlashError
-from dflash_local.store import local, lock, manifest, removal, trash
+from dflash_local.store import local, lock, manifest, removal
 from tests.store.cache_trees import HOLD, OLDER, REPO, SHARDS, Tree, only, planned, process, pulled
 
 REMOVE_AND_DIE = """
@@ -117,7 +117,7 @@ def test_dl_24_a_rename_that_fails_puts_everything_back(tree: Tree, monkeypatch:
             raise OSError(errno.EACCES, "Permission denied", str(source))
         rename(source, target)
 
-    monkeypatch.setattr(trash.os, "rename", fail_later)
+    monkeypatch.setattr(removal.os, "rename", fail_later)
     with pytest.raises(DFlashError, match="cannot be removed: Permission denied"):
         removal.remove(planned(tree, REPO, "lab/Drafter"))
     assert len(count) > 4

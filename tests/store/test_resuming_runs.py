@@ -13,7 +13,7 @@ import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.store.part_file import PartFile
-from dflash_local.store.pull_plan import RepoPlan
+from dflash_local.store.pull import RepoPlan
 from tests.fake_hub import FakeHub, wait_until
 from tests.hub_files import CHUNK, HTML, safetensors
 from tests.store.test_pull_processes import process

@@ -16,8 +16,8 @@ from tools.train.phrasing import Turn
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 
 
-# What the target remembers by does not matter to a measure without caches: the slower pair is in the long tests.
-@pytest.mark.parametrize("trained", ["demo", pytest.param("demo-hybrid", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow  # whole texts of both pairs, token by token
+@pytest.mark.parametrize("trained", ["demo", "demo-hybrid"], indirect=True)
 def test_blocks_write_the_targets_own_text(
     trained: tuple[str, PreTrainedModel, DraftModule], tokenizer: Tokenizer
 ) -> None:

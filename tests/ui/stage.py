@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from textual.pilot import Pilot
 from dflash_local import settings
 from dflash_local.app.chat_commands import Command
 from dflash_local.app.chat_session import ChatSession, Start
-from dflash_local.app.download import OnPull
+from dflash_local.app.download import BeforeDownload, OnPull
+from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, UsageError
@@ -50,6 +51,9 @@ class ScriptedChat(ChatSession):
         self.executed: list[str] = []
         self.registry: list[ModelEntry] | DFlashError = []
         self.pulls: list[str] = []
+        self.plans: list[tuple[str, int | None, bool]] = []
+        self.plan: Callable[[str, int | None, bool], LoadChoices | None] = lambda *_: None
+        self.loaded: list[LoadChoice] = []
         self.on_pull: Callable[[OnPull, Callable[[], bool]], None] = lambda _on_event, _cancelled: None
         self.held = Occupancy()
         self.read: Callable[[], Occupancy] | None = None
@@ -70,9 +74,26 @@ class ScriptedChat(ChatSession):
             raise UsageError(f"unknown model {name!r}", "did you mean another?")
         return found
 
-    def pull(self, name: str, on_event: OnPull, cancelled: Callable[[], bool]) -> None:
-        self.pulls.append(name)
+    def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
+        self.plans.append((name, context, draft))
+        return self.plan(name, context, draft)
+
+    def load(self, choice: LoadChoice) -> str:
+        self.loaded.append(choice)
+        return f"now talking to {choice.model}"
+
+    def before_download(self, name: str) -> BeforeDownload:
+        return BeforeDownload("apache-2.0", "512 GiB free for /models")
+
+    def pull(self, name: str, on_event: OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:
+        self.pulls.append(name if draft else f"{name} without its drafter")
+        self._mark(name, "partial")
         self.on_pull(on_event, cancelled)
+        self._mark(name, "local")
+
+    def _mark(self, name: str, state: str) -> None:
+        if isinstance(self.registry, list):
+            self.registry = [replace(entry, state=state) if entry.name == name else entry for entry in self.registry]
 
     def memory(self) -> Occupancy:
         return self.read() if self.read is not None else self.held

@@ -9,9 +9,14 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Collapsible, Static
 
-from dflash_local.errors import CheckpointError, ContextError, EngineError
+from dflash_local.errors import CheckpointError, ContextError, EngineError, ServerError
 from dflash_local.events import Notice, Piece, Step
+from dflash_local.remote.endpoint import endpoint
+from dflash_local.remote.openai_server import attach
+from dflash_local.remote.server_checks import WantedModel
 from dflash_local.service.chat_options import ChatOptions
+from dflash_local.service.service import Service
+from tests.remote.openai_fake import Fake, running
 from tests.service.scripted import HELLO, ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -167,6 +172,40 @@ def test_a_failed_message_comes_back_into_the_field() -> None:
     assert [turn.content for turn in stage.chat_session.conversation.turns] == ["short", "Hello, world!\n"]
 
 
+def test_what_came_before_a_server_went_away_stays() -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
+        await stage.send("hi", pilot)
+        assert "error: the server is gone" in stage.screen_text and "Hello, world!" in stage.screen_text
+        assert stage.chat.composer.text == "" and "stopped" in stage.screen_text
+        await stage.send("again", pilot)
+
+    stage = play(act, ScriptedSession(faults=[ServerError("the server is gone", "ask again")]))
+    turns = [(turn.content, turn.stopped) for turn in stage.chat_session.conversation.turns]
+    assert turns == [("hi", False), ("Hello, world!\n", True), ("again", False), ("Hello, world!\n", False)]
+
+
+def test_a_reply_of_a_server_is_shown_with_what_is_known_of_it() -> None:
+    """No origins, no cycles, and a speed and an acceptance length all the same."""
+
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
+        await stage.send("hi", pilot)
+        text = stage.screen_text
+        assert "Hello, world!" in text and "vLLM 0.32.0 at http" in text
+        assert "8 tok" in text and "acceptance 2.33" in text
+        fake.speculative = False
+        await stage.send("again", pilot)
+        assert "the acceptance length of this" in stage.screen_text
+        await pilot.press("f5")
+        await pilot.pause()
+        await stage.idle(pilot)
+        assert "no request can switch that off" in stage.screen_text
+
+    with running(Fake()) as fake:
+        session = attach(endpoint(fake.url), WantedModel())
+        stage = play(act, start=lambda *_: Service(session))
+    assert roles(stage) == ["user", "assistant", "user", "assistant"]
+
+
 def test_thinking_is_folded_with_its_count_and_time() -> None:
     steps = [
         Step((Piece("let me see", "thinking"),), (1, 2), 0, 0, 0, 0.5),
@@ -281,6 +320,19 @@ def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
 
     stage = play(act, ScriptedSession(faults=[EngineError("dead context")]))
     assert fresh.requests and not stage.chat_session.broken
+
+
+def test_a_chat_over_a_server_plans_and_downloads_nothing() -> None:
+    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
+        stage.chat_session.loads_here = False
+        await stage.send("/model another/one", pilot)
+        for command in ("/models", "/pull another/one"):
+            await stage.send(command, pilot)
+        assert stage.screen_text.count("replies come from a server") == 2
+
+    stage = play(act)
+    assert stage.chat_session.executed == ["/model another/one"]
+    assert stage.chat_session.plans == [] and stage.chat_session.pulls == []
 
 
 def test_hello_is_what_these_tests_think_it_is() -> None:

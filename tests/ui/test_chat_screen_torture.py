@@ -169,8 +169,11 @@ def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
 
 @pytest.mark.parametrize(
     "bomb",
-    ["> " * 5000 + "deep", ">" * 5000, "|" + " a |" * 300_000, "line\n" * 5000, "[" * 50_000, "- " * 4000],
-    ids=["quotes", "tight quotes", "table", "paragraph", "brackets", "lists"],
+    [
+        *("> " * 5000 + "deep", "|" + " a |" * 300_000, "[" * 50_000),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (">" * 5000, "line\n" * 5000, "- " * 4000)),
+    ],
+    ids=["quotes", "table", "brackets", "tight quotes", "paragraph", "lists"],
 )
 def test_ui_13_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:

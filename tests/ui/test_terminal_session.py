@@ -17,6 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dflash_local.catalog import bundled
+from tests.fake_hub import FakeHub
+
 try:
     import readline
 except ImportError:  # Python was built without it
@@ -66,8 +69,12 @@ class Terminal:
         raise AssertionError(f"not reached; the terminal shows\n{self.text}")
 
     def start(self, *words: str) -> None:
+        self.run("-m", "dflash_local", *words)
+
+    def run(self, *arguments: str) -> None:
+        """Python with these arguments."""
         self.until(lambda text: "shell>" in text)
-        command = shlex.join([sys.executable, "-m", "dflash_local", *words])
+        command = shlex.join([sys.executable, *arguments])
         self.type(f"clear; cd {shlex.quote(str(ROOT))}; {command}; echo left with $?")
         self.keys("Enter")
 
@@ -117,7 +124,9 @@ def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Ter
     assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
 
 
-def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_path: Path) -> None:
+def test_ui_04_pasted_lines_reach_the_model_as_lines_ui_07_a_signal_restores_the_terminal(
+    terminal: Terminal, tmp_path: Path
+) -> None:
     few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
     terminal.start("chat", "demo", "--temperature", "0", "--max-new-tokens", "4")
     terminal.until(lambda text: "ready" in text)
@@ -134,6 +143,14 @@ def test_ui_04_pasted_lines_reach_the_model_as_lines(terminal: Terminal, tmp_pat
     terminal.until(lambda text: "written" in text)
     messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
     assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
+    restored_by(terminal, "SIGTERM")
+
+
+def restored_by(terminal: Terminal, name: str) -> None:
+    """The chat that runs ends by the signal, and leaves the terminal as it was."""
+    terminal.program.send_signal(getattr(signal, name))
+    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    assert f"left with {128 + getattr(signal, name)}" in text and terminal.modes == "0 1 0"
 
 
 @pytest.mark.skipif("GNU" not in (getattr(readline, "__doc__", "") or ""), reason="pastes need GNU readline")
@@ -154,15 +171,12 @@ def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal)
     assert "got 'one\\n\\ntwo\\nthree'" in terminal.until(lambda text: "got " in text.split(">>>", 1)[-1])
 
 
+@pytest.mark.slow  # the handler is that of SIGTERM above
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
-# One handler is set for both.
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
-def test_ui_07_a_signal_restores_the_terminal(terminal: Terminal, name: str) -> None:
+def test_ui_07_a_hangup_restores_the_terminal(terminal: Terminal) -> None:
     terminal.start("chat", "demo")
     terminal.until(lambda text: "ready" in text)
-    terminal.program.send_signal(getattr(signal, name))
-    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
-    assert f"left with {128 + getattr(signal, name)}" in text and terminal.modes == "0 1 0"
+    restored_by(terminal, "SIGHUP")
 
 
 def test_ui_08_ctrl_z_sleeps_and_fg_goes_on_ui_07_after_kill_9_reset_helps(terminal: Terminal) -> None:
@@ -193,6 +207,47 @@ def test_ui_08_ctrl_z_sleeps_and_fg_goes_on_ui_07_after_kill_9_reset_helps(termi
     terminal.until(lambda text: "it works" in text)
 
 
+EMPTY_MACHINE = """
+import os, sys
+os.environ["HF_ENDPOINT"] = sys.argv[1]
+from dflash_local.app import load_choices
+from dflash_local.catalog import shapes
+from dflash_local.cli.main import main
+from dflash_local.planner.machine import named
+from tests.toy_variant import CARD_GIB, STANDS_FOR
+real, card = shapes.shape, named(None, CARD_GIB)
+shapes.shape = lambda repo: real(STANDS_FOR.get(str(repo), str(repo)))
+load_choices.machine = lambda *_, **_more: card
+sys.exit(main(["chat", "demo", "--temperature", "0", "--max-new-tokens", "8"]))
+"""
+
+
+def test_from_an_empty_machine_by_keys_to_a_chat_with_what_fits(terminal: Terminal, tmp_path: Path) -> None:
+    from tests.toy_variant import DRAFTER, TARGET, VARIANT, publish_variant
+
+    with FakeHub() as hub:
+        for repo, part in ((TARGET, "target"), (DRAFTER, "drafter")):
+            hub.add_folder(repo, bundled.FOLDER / "demo" / part)
+        publish_variant(hub, tmp_path, tmp_path / "made")
+        terminal.run("-c", EMPTY_MACHINE, hub.url)
+        terminal.until(lambda text: "ready" in text)
+        terminal.type("/model toy-9b")
+        terminal.keys("Enter")
+        text = terminal.until(lambda text: "Esc closes" in text)
+        assert f"Load {TARGET} on a GPU of 8 GiB" in text and f"{VARIANT}: published in 4 bits" in text
+        assert "Enter downloads and loads" in text
+        terminal.keys("Enter")
+        terminal.until(lambda text: f"Download {VARIANT}" in text and "free for" in text and "Esc does not" in text)
+        terminal.keys("Enter")
+        terminal.until(lambda text: f"now talking to {VARIANT}" in text and "ready" in text)
+        terminal.type("one two three")
+        terminal.keys("Enter")
+        terminal.until(lambda text: " · seed" in text)
+        fetched = [get.path for get in hub.gets()]
+        assert all(any(f"/{repo}/" in path for path in fetched) for repo in (VARIANT, DRAFTER))
+        assert not any(f"/{TARGET}/" in path for path in fetched)
+
+
 NO_UTF8 = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -211,6 +266,7 @@ def test_ui_09_without_utf8_the_screens_draw_with_what_there_is(terminal: Termin
     assert "left with 0" in text and "Error" not in text and terminal.modes == "0 1 0"
 
 
+@pytest.mark.slow  # two commands with a real pair; tests/cli/test_main.py has the lines of one without
 def test_ui_09_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_path: Path) -> None:
     code = (
         "import sys; from dflash_local.cli.main import main\n"

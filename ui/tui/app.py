@@ -105,7 +105,6 @@ class RaceApp(App[DFlashError]):
         end_on_signals(self)
 
     def action_leave(self) -> None:
-        """End what runs, and leave."""
         self.race_screen.action_leave()
 
 

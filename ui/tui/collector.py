@@ -37,7 +37,6 @@ class Collector:
         gc.freeze()
 
     def let_go(self) -> None:
-        """As it was before."""
         if self._before is not None:
             gc.set_threshold(*self._before)
             gc.unfreeze()

@@ -43,7 +43,6 @@ class Inbox:
             self._items.append(item)
 
     def take(self) -> list[Any]:
-        """All that came since the last time."""
         with self._lock:
             items, self._items = self._items, []
         return items

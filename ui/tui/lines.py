@@ -106,7 +106,6 @@ class Row:
     paint: str
 
     def is_same(self, other: Row) -> bool:
-        """True where both look the same."""
         return (
             (self.line, self.start, self.paint) == (other.line, other.start, other.paint)
             and self.text.is_same(other.text)

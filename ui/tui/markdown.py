@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 
 from markdown_it.token import Token
 from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
@@ -126,7 +127,6 @@ class _Writer:
         self._aligns: list[str] = []
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """Add the blocks of these tokens."""
         for token in tokens:
             kind = token.type
             if kind == "inline":
@@ -170,11 +170,7 @@ class _Writer:
     def _begin(self) -> None:
         """An empty line between blocks, with the marks of the quote that it is in."""
         if self.due:
-            marks = []
-            for prefix in self._prefixes:
-                if not prefix.used:
-                    break
-                marks.append(prefix.rest)
+            marks = [prefix.rest for prefix in takewhile(lambda prefix: prefix.used, self._prefixes)]
             self.items.append(Line(EMPTY, _joined(marks).rstrip()))
             self.due = False
 
@@ -184,6 +180,10 @@ class _Writer:
             prefix.used = True
         return lead
 
+    @property
+    def _hang(self) -> Content:
+        return _joined([prefix.rest for prefix in self._prefixes])
+
     def _inline(self, token: Token) -> None:
         text = inline(token)
         if self._cells is not None:
@@ -192,7 +192,7 @@ class _Writer:
         self._begin()
         for part in text.split("\n", allow_blank=True):
             styled = part.stylize_before(self._style) if self._style else part
-            self.items.append(Line(styled, self._lead(), _joined([prefix.rest for prefix in self._prefixes])))
+            self.items.append(Line(styled, self._lead(), self._hang))
 
     def _code(self, token: Token) -> None:
         self._begin()
@@ -201,8 +201,7 @@ class _Writer:
         margin = Content(" ")
         for part in code.split("\n", allow_blank=True):
             lead = self._lead() + margin
-            hang = _joined([prefix.rest for prefix in self._prefixes]) + margin
-            self.items.append(Line(part, lead, hang, CODE, verbatim=True))
+            self.items.append(Line(part, lead, self._hang + margin, CODE, verbatim=True))
         self.due = True
 
     def _table(self, token: Token) -> None:
@@ -219,8 +218,7 @@ class _Writer:
             head = tuple(cell.stylize_before("bold") for cell in self._cells[0])
             body = [tuple([*row, *[EMPTY] * columns][:columns]) for row in self._cells[1:]]
             lead, self._cells = self._lead(), None
-            hang = _joined([prefix.rest for prefix in self._prefixes])
-            self.items.append(Table((head, *body), tuple(self._aligns), lead, hang))
+            self.items.append(Table((head, *body), tuple(self._aligns), lead, self._hang))
             self.due = True
 
 

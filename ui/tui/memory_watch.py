@@ -23,7 +23,6 @@ class MemoryWatch:
         self._ended = False
 
     def start(self) -> None:
-        """Begin to look."""
         threading.Thread(target=self._watch, name="dflash-memory", daemon=True).start()
 
     def look(self) -> None:
@@ -31,7 +30,6 @@ class MemoryWatch:
         self._wake.set()
 
     def stop(self) -> None:
-        """Look no more."""
         self._ended = True
         self._wake.set()
 

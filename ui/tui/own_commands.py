@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.app.chat_commands import ALIASES
+from textual.app import SuspendNotSupported
+
+from dflash_local import settings
+from dflash_local.app.chat_commands import ALIASES, words
+from dflash_local.app.download import BeforeDownload
+from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
-from dflash_local.errors import DFlashError
+from dflash_local.errors import DFlashError, UsageError
 from dflash_local.service.race import Race, Racer
-from dflash_local.ui.tui.editor import edited
 from dflash_local.ui.tui.jobs import Ended
 from dflash_local.ui.tui.screens.help import HelpScreen
+from dflash_local.ui.tui.screens.load import LoadScreen
 from dflash_local.ui.tui.screens.models import ModelsScreen
 from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
 from dflash_local.ui.tui.screens.race import RaceScreen
 
 if TYPE_CHECKING:
+    from textual.app import App
+
     from dflash_local.ui.tui.screens.chat import ChatScreen
+
+
+ON_A_SERVER = "replies come from a server: /model NAME takes another model that it serves"
 
 
 async def _help(screen: ChatScreen, _argument: str) -> None:
@@ -106,25 +120,69 @@ async def _race(screen: ChatScreen, argument: str) -> None:
     screen.app.push_screen(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer), back)
 
 
-async def _models(screen: ChatScreen, _argument: str) -> None:
-    """The registry, to choose from; what is not here is downloaded first."""
+async def _models(screen: ChatScreen, name: str) -> None:
+    """The registry, to choose from, that pair first."""
+    if not screen.session.loads_here:
+        await screen.show(ON_A_SERVER)
+        return
 
     async def listed(ended: Ended) -> None:
         if ended.error is not None:
             await screen.show_error(ended.error)
             return
         screen.readings.state = "ready"
-        screen.app.push_screen(ModelsScreen(screen.session, ended.result), chosen)
+        screen.app.push_screen(ModelsScreen(ended.result, name), chosen)
 
     async def chosen(entry: ModelEntry | None) -> None:
         if entry is not None:
-            await screen.action_command(f"/model {entry.name}")
+            load_dialog(screen, entry.name, f"/model {entry.name}", listed=entry)
 
     screen.begin(screen.session.entries, listed)
 
 
+def load_dialog(screen: ChatScreen, name: str, line: str, listed: ModelEntry | None = None) -> bool:
+    """Show the ways to load a pair; ``line`` loads it where there is nothing to choose. False while something runs.
+
+    Args:
+        listed: it was chosen of the registry's pairs: these are shown again where it is not loaded, and its download is
+            offered where nothing is known of it before.
+    """
+    session, draft = screen.session, screen.conversation.options.mode == "dflash"
+
+    async def planned(ended: Ended) -> None:
+        screen.set_ready()
+        found: LoadChoices | None = ended.result
+        if ended.error is not None:
+            await screen.show_error(ended.error)
+        elif found is None and listed is not None and not listed.here:
+            await _offer_download(screen, listed.name, listed=True)
+        elif found is None or found.settled or (draft and not found.has_drafter):
+            screen.run_command(lambda: session.execute(line))
+        else:
+            screen.app.push_screen(LoadScreen(session, found), chosen)
+
+    async def chosen(choice: LoadChoice | None) -> None:
+        if choice is not None:
+            screen.run_command(lambda: session.load(choice))
+        elif listed is not None:
+            await _models(screen, listed.name)
+
+    if not screen.begin(lambda: session.load_choices(name, session.context, draft), planned):
+        return False
+    screen.readings.state = "planning"
+    screen.redraw()
+    return True
+
+
 async def _pull(screen: ChatScreen, argument: str) -> None:
     """Download one pair; asked about first only where it will not run here."""
+    if not screen.session.loads_here:
+        await screen.show(ON_A_SERVER)
+        return
+    await _offer_download(screen, argument)
+
+
+async def _offer_download(screen: ChatScreen, argument: str, listed: bool = False) -> None:
     if not argument:
         await screen.show("/pull needs the name of a pair\n/models lists them", "error")
         return
@@ -133,20 +191,26 @@ async def _pull(screen: ChatScreen, argument: str) -> None:
         if ended.error is not None:
             await screen.show_error(ended.error)
             return
-        entry: ModelEntry = ended.result
+        entry: ModelEntry = ended.result[0]
+        before: BeforeDownload = ended.result[1]
+
+        async def back(pulled: Pulled | None) -> None:
+            if pulled is not None and pulled.start_chat:
+                await screen.action_command(f"/model {entry.name}")
+            elif pulled is not None and pulled.word:
+                more = f": /model {entry.name} talks to it" if pulled.here else ""
+                await screen.show(pulled.word + more)
+            if listed and not (pulled is not None and pulled.start_chat):
+                await _models(screen, entry.name)
+
         if entry.here:
             await screen.show(f"{entry.name} is here: /model {entry.name} talks to it")
         else:
-            screen.app.push_screen(PullScreen(screen.session, entry, ask=not entry.fine), back)
+            wanted = PullScreen(session, entry.name, entry.question, before, ask=listed or not entry.fine)
+            screen.app.push_screen(wanted, back)
 
-    async def back(pulled: Pulled | None) -> None:
-        if pulled is not None and pulled.start_chat:
-            await screen.action_command(f"/model {pulled.entry.name}")
-        elif pulled is not None and pulled.word:
-            more = f": /model {pulled.entry.name} talks to it" if pulled.entry.here else ""
-            await screen.show(pulled.word + more)
-
-    screen.begin(lambda: screen.session.entry(argument), found)
+    session = screen.session
+    screen.begin(lambda: (session.entry(argument), session.before_download(argument)), found)
 
 
 async def _theme(screen: ChatScreen, argument: str) -> None:
@@ -158,6 +222,23 @@ async def _theme(screen: ChatScreen, argument: str) -> None:
 
 async def _quit(screen: ChatScreen, _argument: str) -> None:
     await screen.app.action_quit()
+
+
+def edited(app: App[object], text: str) -> str | None:
+    """What the editor left of ``text``; None when there is no editor, or none can be shown here."""
+    environ = settings.load().environ
+    command = shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "")
+    if not command:
+        return None
+    with tempfile.TemporaryDirectory(prefix="dflash-") as folder:
+        file = Path(folder) / "message.md"
+        file.write_text(text, encoding="utf-8")
+        try:
+            with app.suspend():
+                done = subprocess.run([*command, str(file)], check=False)
+        except (OSError, SuspendNotSupported):
+            return None
+        return file.read_text(encoding="utf-8", errors="replace").rstrip("\n") if done.returncode == 0 else text
 
 
 def code_blocks(text: str) -> list[str]:
@@ -195,3 +276,12 @@ def own_command(word: str) -> Act | None:
     """The screen's own command of that name."""
     name = ALIASES.get(word.lower(), word.lower())
     return next((act for usage, (_, act) in OWN.items() if usage.split()[0] == name), None)
+
+
+def named_model(word: str, argument: str) -> str:
+    """The one model that a command is to load; empty for every other command."""
+    try:
+        named = words(argument) if word.lower() == "/model" else []
+    except UsageError:  # the command itself refuses it
+        return ""
+    return named[0] if len(named) == 1 else ""

@@ -11,6 +11,8 @@ from typing import Any
 from dflash_local.errors import DFlashError
 from dflash_local.terminal import safe, safe_line
 
+BADGE = '<span class="df-served">served</span>'
+
 
 def word(value: object) -> str:
     """One line of text."""

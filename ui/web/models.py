@@ -1,4 +1,4 @@
-"""The Models tab: the pairs with their state, and loading, downloading and removing them."""
+"""The Models tab: the pairs with their state; the chosen one's load dialog, unloading, removing and details."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError
 from dflash_local.ui.pair_text import pair_page
 from dflash_local.ui.web import markup
+from dflash_local.ui.web.load_dialog import LoadDialog
 from dflash_local.ui.web.models_view import ModelsView, Pull
 from dflash_local.ui.web.windows import PerWindow
 
 LOOK_S = 0.2  # how often a window looks for news
 SIGN_S = 3.0  # how often it says that it still looks, so that closed windows are found out
-STATES = {"absent": "not here", "partial": "in part", "local": "here", "bundled": "built in"}
+STATES = {
+    "absent": "not here",
+    "partial": "in part",
+    "variant": "here, quantised",
+    "local": "here",
+    "bundled": "built in",
+}
 # Rows are buttons; which one is chosen is marked at once, without waiting for the server,
-# and stays marked when a table comes that was drawn before the click.
+# and stays marked when a table comes that was drawn before the click. Until its own load dialog
+# comes, the one before it starts nothing.
 CHOOSE = """
 const mark = () => element.querySelectorAll('tr[data-name]').forEach((row) => {
   const on = row.dataset.name === element.dataset.chosen;
@@ -40,6 +48,10 @@ element.addEventListener('click', (event) => {
   if (!row) return;
   element.dataset.chosen = element.dataset.clicked = row.dataset.name;
   mark();
+  const plans = document.querySelector('#df-load-dialog .df-plans');
+  if (plans && plans.dataset.pair !== row.dataset.name) {
+    plans.querySelectorAll('.df-start').forEach((button) => { button.disabled = true; });
+  }
   trigger('click', {name: row.dataset.name, columns: COLUMNS});
 });
 watch('value', adopt);
@@ -67,11 +79,10 @@ class _Tab:
         self.pulling = gr.HTML(elem_id="df-pulling", elem_classes="df-maybe")
         self.cancel = gr.Button("Cancel the download", visible=False, elem_id="df-cancel-pull")
         self.pairs = gr.HTML(js_on_load=CHOOSE.replace("COLUMNS", COLUMNS), apply_default_css=False, elem_id="df-pairs")
+        self.dialog = LoadDialog(models_view)
         with gr.Row(elem_classes="df-actions"):
-            self.load = gr.Button("Load", variant="primary", interactive=False, elem_id="df-load", min_width=110)
-            self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", min_width=110)
-            self.download = gr.Button("Download", interactive=False, elem_id="df-download", min_width=110)
-            self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", min_width=110)
+            self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", size="md")
+            self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", size="md")
         with gr.Column(visible=False, elem_id="df-question") as self.question:
             self.asked = gr.HTML()
             with gr.Row(elem_classes="df-actions"):
@@ -83,13 +94,13 @@ class _Tab:
     def connect(self, opened: gr.Tab) -> None:
         """Who calls what. None of it is an endpoint: those are in ``endpoints``."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        buttons = [self.load, self.unload, self.download, self.remove]
-        view = [self.pairs, self.details, *buttons]
+        chosen = [self.details, self.unload, self.remove]
+        view = [self.pairs, *chosen]
         seen: dict[str, Any] = {"inputs": self.columns, "js": f"() => {COLUMNS}"}
         now = [self.status_line, self.pulling, self.cancel]
         # One after the other, or a table drawn before a click could come after what was clicked for.
         alone: dict[str, Any] = {"concurrency_id": "df-models-view", "concurrency_limit": 1}
-        opened.select(self._open, outputs=[*view, *now], **seen, **quiet, **alone)
+        drawn = opened.select(self._open, outputs=[*view, *now], **seen, **quiet, **alone)
         opened.select(
             self._watch,
             None,
@@ -98,12 +109,11 @@ class _Tab:
             concurrency_limit=None,
             **quiet,
         )
-        self.version.change(self._view, outputs=view, **seen, **quiet, **alone)
+        changed = self.version.change(self._view, outputs=view, **seen, **quiet, **alone)
         asking = [self.question, self.asked, self.notice]
-        self.pairs.click(self._choose, None, [self.details, *buttons, *asking], **quiet, **alone)
-        self.load.click(self._load, None, self.notice, **quiet)
+        clicked = self.pairs.click(self._choose, None, [*chosen, *asking], trigger_mode="multiple", **quiet, **alone)
+        self.dialog.connect((drawn, changed, clicked), self.notice, quiet)
         self.unload.click(self._unload, None, self.notice, **quiet)
-        self.download.click(self._download, None, self.notice, **quiet)
         self.cancel.click(self._cancel, None, self.notice, **quiet)
         self.remove.click(self._ask, None, asking, **quiet)
         self.yes.click(self._remove, None, asking, **quiet)
@@ -143,9 +153,9 @@ class _Tab:
     def _view(self, columns: float, request: gr.Request) -> Updates:
         """The table, and all that belongs to the chosen pair."""
         try:
-            return self._drawn(self._listed(request), self._chosen.get(request) or "", columns)
+            return self._drawn(self._listed(request), columns, request)
         except DFlashError as error:
-            return [markup.failed(error), "", *[gr.update(interactive=False)] * 4]
+            return [markup.failed(error), "", *[gr.update(interactive=False)] * 2]
 
     def _listed(self, request: gr.Request) -> Sequence[ModelEntry]:
         """The pairs in the order that the window had them in: no row moves under the pointer."""
@@ -155,26 +165,25 @@ class _Tab:
         self._order.set(request, [entry.name for entry in entries])
         return entries
 
-    def _drawn(self, entries: Sequence[ModelEntry], chosen: str, columns: float) -> Updates:
-        model = self._models.served.resident.model
-        names = [entry.name for entry in entries]
+    def _drawn(self, entries: Sequence[ModelEntry], columns: float, request: gr.Request) -> Updates:
+        served, names = self._models.served, [entry.name for entry in entries]
+        chosen = self._chosen.get(request) or served.name
         if chosen not in names:
-            chosen = next((name for name in names if model.answers_to(name)), names[0] if names else "")
+            chosen = next((name for name in names if served.resident.model.answers_to(name)), names[0] if names else "")
         entry = next((entry for entry in entries if entry.name == chosen), None)
-        return [_table(entries, chosen, model.name), self._details(chosen, columns), *self._buttons(entry)]
+        table = _table(entries, chosen, served.name)
+        self.dialog.ask(chosen, request)
+        return [table, self._details(chosen, columns), *self._buttons(entry)]
 
     def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
         try:
             entry = self._models.entry(str(getattr(event, "name", "")))
         except DFlashError as error:
-            return [*[gr.skip()] * 5, *self._asking(markup.failed(error))]
+            return [*[gr.skip()] * 3, *self._asking(markup.failed(error))]
         self._chosen.set(request, entry.name)
+        self.dialog.ask(entry.name, request)
         details = self._details(entry.name, getattr(event, "columns", MOST))
         return [details, *self._buttons(entry), *self._asking()]
-
-    def _name(self, request: gr.Request) -> str:
-        """The chosen pair; before any was chosen, the one that is served."""
-        return self._chosen.get(request) or self._models.served.resident.model.name
 
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
@@ -184,38 +193,15 @@ class _Tab:
             return markup.failed(error)
 
     def _buttons(self, entry: ModelEntry | None) -> Updates:
-        """Load, unload, download, remove."""
-        resident, pull = self._models.served.resident, self._models.pull
-        ready = resident.status.state == "ready"
-        if entry is None:
-            states = (False, ready, False, False)
-        else:
-            loaded = ready and resident.model.answers_to(entry.name)
-            pulling = pull is not None and pull.running
-            states = (
-                entry.here and not loaded,
-                ready,
-                not entry.here and not pulling,
-                entry.state in ("local", "partial") and not loaded,
-            )
-        return [gr.update(interactive=state) for state in states]
-
-    def _load(self, request: gr.Request) -> str:
-        try:
-            self._models.load(self._name(request))
-        except DFlashError as error:
-            return markup.failed(error)
-        return ""
+        """Unload, remove."""
+        served = self._models.served
+        ready = served.resident.status.state == "ready"
+        loaded = ready and entry is not None and entry.name == served.name
+        removable = entry is not None and entry.state in ("local", "partial", "variant") and not loaded
+        return [gr.update(interactive=ready), gr.update(interactive=removable)]
 
     def _unload(self) -> str:
         self._models.unload()
-        return ""
-
-    def _download(self, request: gr.Request) -> str:
-        try:
-            self._models.download(self._name(request))
-        except DFlashError as error:
-            return markup.failed(error)
         return ""
 
     def _cancel(self) -> str:
@@ -226,7 +212,7 @@ class _Tab:
 
     def _ask(self, request: gr.Request) -> Updates:
         """What would go, before it goes."""
-        chosen = self._name(request)
+        chosen = self.dialog.name(request)
         try:
             what = self._models.removal(chosen)
         except DFlashError as error:
@@ -237,7 +223,7 @@ class _Tab:
 
     def _remove(self, request: gr.Request) -> Updates:
         try:
-            return self._asking(markup.paragraph(self._models.remove(self._name(request))))
+            return self._asking(markup.paragraph(self._models.remove(self.dialog.name(request))))
         except DFlashError as error:
             return self._asking(markup.failed(error))
 
@@ -251,7 +237,7 @@ def _pulling(pull: Pull | None) -> str:
     if pull is None:
         return ""
     if not pull.running:
-        return markup.paragraph(pull.verdict, "note" if pull.error is None else "error")
+        return markup.paragraph(pull.verdict, "error" if pull.failed else "note")
     done, total, line = pull.figures
     notice = f" {pull.notice}" if pull.notice else ""
     words = f"Downloading {pull.name}: {line}. It goes on when this page is closed.{notice}"
@@ -263,7 +249,7 @@ def _table(entries: Sequence[ModelEntry], chosen: str, loaded: str) -> str:
     rows = []
     for entry in entries:
         name, state = markup.word(entry.name), STATES.get(entry.state, entry.state)
-        served = ' <span class="df-served">served</span>' if entry.name == loaded else ""
+        served = f" {markup.BADGE}" if entry.name == loaded else ""
         rows.append(
             f'<tr data-name="{name}"><td><button type="button" aria-pressed="false">{name}</button>{served}</td>'
             f"<td>{markup.word(state)}</td><td>{markup.word(entry.size or '-')}</td>"

@@ -81,7 +81,7 @@ class _Calls:
     def models(self) -> Any:
         """The pairs of the registry: name, state on this machine, whether it fits, size of the download."""
         with _gradio_errors():
-            served = self._models.served.resident.model.name
+            served = self._models.served.name
             return [{**asdict(entry), "served": entry.name == served} for entry in self._models.entries()]
 
     @_gives(dict[str, Any])
@@ -89,7 +89,7 @@ class _Calls:
         """Download and verify a pair. Streams how far it is. It goes on when nobody listens; see /cancel_pull.
 
         Parameters:
-            name: one that /models lists.
+            name: one that /models lists, or a pre-quantised target's repository.
         """
         with _gradio_errors():
             pull = await asyncio.to_thread(self._models.download, name)
@@ -122,13 +122,18 @@ class _Calls:
             return self._models.removal(name) if dry_run else self._models.remove(name)
 
     @_gives(str)
-    def load(self, name: str) -> Any:
+    def load(self, name: str, quantize: str = "", context: int = 0, draft: bool = True) -> Any:
         """Have a pair of this machine in memory in place of the one that is served. Takes as long as the load.
 
         Parameters:
-            name: one that /models lists as bundled or local.
+            name: one that /models lists, or a pre-quantised target's repository.
+            quantize: what its weights are rounded to as they are read; empty leaves them as they are.
+            context: tokens; 0 is the most that fits.
+            draft: False loads no drafter.
         """
         with _gradio_errors():
+            if quantize or context > 0 or not draft or self._models.served.listed_name(name) != name:
+                return self._models.load_as(name, quantize or None, context if context > 0 else None, draft)
             return self._models.load(name)
 
     @_gives(str)

@@ -13,9 +13,9 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cac
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.linear import part_rows
-from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
+from dflash_local.models.fused.linear import JoinedLinear
 from dflash_local.models.fused.norm import RMSNorm
-from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.part import PartWeights, RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
@@ -23,7 +23,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionWeights:
+class AttentionWeights(PartWeights["Attention"]):
     """The loaded weights of one layer.
 
     Attributes:
@@ -58,19 +58,17 @@ class AttentionWeights:
         return cls(config, qkv, output, norms, source.eps, spec.norm_plus_one, places, qkv_bias, output_bias, sinks)
 
     @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        return (*self.qkv.products, *self.output.products)
+    def joined(self) -> tuple[JoinedLinear, JoinedLinear]:
+        return self.qkv, self.output
 
     def finish(self) -> None:
-        self.qkv.finish()
-        self.output.finish()
+        PartWeights.finish(self)
         for norm in self.qk_norms:
             norm.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices, norms of one, biases and sinks of zero."""
-        self.qkv.randomize(generator)
-        self.output.randomize(generator)
+        PartWeights.randomize(self, generator)
         for norm in self.qk_norms:
             norm.reset()
         for vector in (self.qkv_bias, self.output_bias, self.sinks):
@@ -90,11 +88,7 @@ class AttentionWeights:
 
 
 class Attention:
-    """One layer's, over its cache.
-
-    Attributes:
-        cache: keys and values [key heads, capacity, head_dim]. mask: what a block's rows see.
-    """
+    """One layer's. ``cache``: keys and values [key heads, capacity, head_dim]. ``mask``: what a block's rows see."""
 
     def __init__(
         self,
@@ -106,12 +100,7 @@ class Attention:
         start: torch.Tensor,
         mask: AttentionMask | None = None,
     ) -> None:
-        """Put it together.
-
-        Args:
-            rotation: cos and sin [positions, rotary_dim]. scratch: of ``layout.attention.block_buffers``.
-            start: [1] int32, the first row's position.
-        """
+        """``rotation``: cos and sin [positions, rotary_dim]. ``scratch``: of ``block_buffers``. ``start``: [1]."""
         config = weights.config
         self.weights, self.cache, self.mask = weights, cache, AttentionMask() if mask is None else mask
         self._rotation, self._partials, self._start = rotation, partials, start
@@ -137,17 +126,9 @@ class Attention:
         config, start = self.weights.config, self._start
         gates = qkv if config.gated else None
         decode_attention(
-            queries,
-            self.cache,
-            start,
-            attended,
-            self._partials,
-            max_seq_len,
-            self.mask,
-            gates,
-            config.scale,
+            queries, self.cache, start, attended, self._partials, max_seq_len, self.mask, gates, config.scale,
             sinks=self.weights.sinks,
-        )
+        )  # fmt: skip
         return self.weights.output(attended, out, residual, self.weights.output_bias)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
@@ -172,13 +153,5 @@ class Attention:
         """Queries normed and rotated; keys, so treated, and values into their cache rows; all with their biases."""
         weights, cache = self.weights, self.cache
         qk_norm_rope_cache(
-            qkv,
-            self._norms,
-            weights.eps,
-            self._rotation,
-            self._start,
-            queries,
-            cache,
-            self._heads,
-            weights.qkv_bias,
+            qkv, self._norms, weights.eps, self._rotation, self._start, queries, cache, self._heads, weights.qkv_bias
         )

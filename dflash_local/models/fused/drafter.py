@@ -1,12 +1,13 @@
 """The drafter over static buffers: context rows and a block of drafts as fixed lists of launches.
 
-Borrows the target's embedding and position, and its head unless it is given one of its own. Drafts are only proposed,
-so its matrices and its head may be coarser than the checkpoint's. Its weights are ``models.drafter_weights``'.
+Borrows the target's embedding, position and head, unless it is given a head of its own. Drafts are only proposed, so
+its matrices and its head may be coarser than the checkpoint's.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,6 +28,8 @@ from dflash_local.models.fused.mlp import MLP, MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
 
+MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
+
 
 class FusedDrafter:
     """A loaded drafter bound to its target.
@@ -40,17 +43,9 @@ class FusedDrafter:
     """
 
     def __init__(
-        self,
-        config: DrafterConfig,
-        weights: DrafterWeights,
-        target: FusedTarget,
-        draft_window: int | None = None,
+        self, config: DrafterConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
     ) -> None:
-        """Bind it.
-
-        Args:
-            weights: as they are read, or of ``coded``. draft_window: context rows it looks back on.
-        """
+        """``weights``: as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
         self.config, self.target = config, target
         self.length = 0
         self.window = draft_window or 0
@@ -65,10 +60,14 @@ class FusedDrafter:
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
         self._feature, self._projected = tensors.take(own.context)
-        self._rotation = self._filled_rotation(tensors)
+        heads, spec = layout.heads_of(config), target.spec
+        cos, sin = tensors.take(
+            attention_layout.rotation_buffers(layout.OWNER, heads.rotary_dim, spec.drafter_capacity, spec.dtype)
+        )
+        self._rotation = cos, sin
+        fill_rotation(self._rotation, config.rope)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
         self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
-        heads = layout.heads_of(config)
         self._context_heads = HeadLayout(
             num_heads=0,
             num_kv_heads=config.num_layers * heads.num_kv_heads,
@@ -83,14 +82,6 @@ class FusedDrafter:
 
     def _of(self, weight: torch.Tensor) -> RMSNorm:
         return RMSNorm(weight.to(self.target.device), self.config.rms_norm_eps)
-
-    def _filled_rotation(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        spec, width = self.target.spec, layout.heads_of(self.config).rotary_dim
-        cos, sin = tensors.take(
-            attention_layout.rotation_buffers(layout.OWNER, width, spec.drafter_capacity, spec.dtype)
-        )
-        fill_rotation((cos, sin), self.config.rope)
-        return cos, sin
 
     def _layer(self, index: int, weights: LayerWeights, tensors: Tensors) -> DecoderLayer:
         config, spec, rows = self.config, self.target.spec, self.config.block_size
@@ -158,10 +149,7 @@ class FusedDrafter:
         self.target.cap_logits(self.head(self._hidden[1:], self.drafts))
 
     def inject(self, rows: int) -> None:
-        """Context rows of the target's last block, all of them, at its ``start``.
-
-        Rows behind the ones that get committed are written too; they are never seen and are written again.
-        """
+        """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
         feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
         self._hidden_norm(feature, feature)
         self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
@@ -179,33 +167,19 @@ class FusedDrafter:
         # All layers' caches lie one behind the other, so their heads are treated like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
         norms = (self._hidden_norm.weight, self._context_key_norm)  # there are no queries: the first is not read
-        qk_norm_rope_cache(
-            projected,
-            norms,
-            self.config.rms_norm_eps,
-            self._rotation,
-            start,
-            projected,
-            cache,
-            self._context_heads,
-            self._context_kv_bias,
-        )
+        eps, heads, bias = self.config.rms_norm_eps, self._context_heads, self._context_kv_bias
+        qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, heads, bias)
 
 
 def coded(weights: DrafterWeights) -> DrafterWeights:
     """The same drafter with its matrices in eight bits, beside what it is made of."""
-    layers = tuple(
-        replace(
-            layer,
-            qkv=in_eight_bits(layer.qkv),
-            output=in_eight_bits(layer.output),
-            gate_up=in_eight_bits(layer.gate_up),
-            down=in_eight_bits(layer.down),
-        )
-        for layer in weights.layers
-    )
+
+    def layer(plain: LayerWeights) -> LayerWeights:
+        coarse: dict[str, Any] = {name: in_eight_bits(getattr(plain, name)) for name in MATRICES}
+        return replace(plain, **coarse)
+
     fc, context_kv = in_eight_bits(weights.fc), in_eight_bits(weights.context_kv)
-    return replace(weights, fc=fc, context_kv=context_kv, layers=layers)
+    return replace(weights, fc=fc, context_kv=context_kv, layers=tuple(map(layer, weights.layers)))
 
 
 def _joined(weight: Weight) -> JoinedLinear:

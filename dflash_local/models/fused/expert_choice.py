@@ -1,8 +1,8 @@
 """Which kernels multiply a mixture of experts on its card: tried, measured once, and kept.
 
-The first use of a kernel is a child process's (``kernels.kernel_trial``). At each load the configurations that are used
-are tried again, with the weights at hand. Launches of up to 8 rows and of up to 16 have each their own configuration,
-but in exact mode, where a row must have the same bits in a step and in a block.
+The first use of a kernel is a child process's (``kernels.kernel_trial``); at each load used configurations are tried
+again. Launches of up to 8 rows and of up to 16 have each their own, but in exact mode, where a row must have the same
+bits in a step and in a block.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ REMEDY = "load it with --engine reference"
 
 
 class Layer(NamedTuple):
-    """Of a model: its experts, and what else their kernels depend on.
-
-    Attributes:
-        biased: the router has a bias.
-    """
+    """Of a model: its experts, and what else their kernels depend on. ``biased``: the router has a bias."""
 
     mixture: Mixture
     matrices: Matrices
@@ -119,11 +115,7 @@ def _weight(layer: Layer, gate_up: bool) -> ExpertWeight:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers whose experts are multiplied alike.
-
-    Attributes:
-        classes: rows of the launches, ascending.
-    """
+    """Layers whose experts are multiplied alike. ``classes``: rows of the launches, ascending."""
 
     layers: Sequence[Layer]
     classes: tuple[int, ...]
@@ -137,11 +129,7 @@ class _Group:
         return [self._route, *(trial for each in products for trial in self._trials(*each))]
 
     def chosen(self, record: KernelRecord) -> ExpertKernels:
-        """Of configurations that were tried and are right; launches have few rows where none is right for more.
-
-        Raises:
-            KernelError: there is none.
-        """
+        """Of right configurations, for few rows where none is right for more. Raises KernelError: there is none."""
         if not record.is_right(self._route.kernel):
             self._refuse(record, [self._route])
         classes = self.classes
@@ -179,9 +167,7 @@ class _Group:
         return [each for each in every if all(record.is_right(self._trial(each, size).kernel) for size in sizes)]
 
     def _best(self, record: KernelRecord, gate_up: bool, rows: int, tried: Sequence[ExpertConfig]) -> ExpertConfig:
-        """The configuration of a product that was the fastest here before, where it still is right and takes as long
-        as then; else measured.
-        """
+        """The fastest configuration before, where it still is right and takes as long as then; else measured."""
         name = _name(self.layers[0], gate_up, rows)
         known = record.chosen(name)
         product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows, self.timer)

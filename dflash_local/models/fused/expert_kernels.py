@@ -14,8 +14,6 @@ from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions
 
 
 class Matrices(NamedTuple):
-    """Of all experts of a layer."""
-
     gate_up: ExpertWeight
     down: ExpertWeight
 
@@ -35,11 +33,7 @@ class ExpertBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertKernels:
-    """Of one layer's experts.
-
-    Attributes:
-        configs: by the rows of a launch.
-    """
+    """Of one layer's experts. ``configs``: by the rows of a launch."""
 
     mixture: Mixture
     configs: Mapping[int, tuple[GateUpConfig, DownConfig]]
@@ -75,10 +69,6 @@ class ExpertKernels:
 
 
 def mixture_of(routing: RoutingOptions, slots: int, clamp: tuple[float, float] | None = None) -> Mixture:
-    """What the kernels ask of a layer whose rows choose so.
-
-    Args:
-        slots: experts of a row, a shared one included.
-    """
+    """What the kernels ask of a layer whose rows choose so. ``slots``: experts of a row, a shared one included."""
     shared = (2 if routing.shared_gate else 1) if routing.shared else 0
     return Mixture(routing.num_experts, slots - routing.shared, shared, routing.norm_topk_prob, clamp)

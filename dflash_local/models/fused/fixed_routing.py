@@ -1,7 +1,7 @@
 """Which experts a block's rows take while something is measured: drawn, instead of chosen by the routers.
 
-Uniform: each row's by themselves, the worst case. Correlated: all rows' among k * rows^0.75, as was measured of rows of
-one block elsewhere (Laguna XS 2.1: 39 of 256 experts at 8 rows, 59 at 15). Same: all rows take one row's.
+Uniform: each row's by themselves, the worst case. Correlated: all rows' among k * rows^0.75, as measured elsewhere
+(Laguna XS 2.1: 39 of 256 experts at 8 rows, 59 at 15). Same: all rows take one row's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ FAVOUR = 20.0  # of these, in logits of about one
 
 @contextmanager
 def fixed_routing(parts: Sequence[MoE], rows: int, routing: FixedRouting) -> Iterator[None]:
-    """Within, what a block of so many rows is routed by is fixed, each layer's by itself; behind, it is as before.
-
-    What is recorded within reads tensors that are gone behind.
-    """
+    """Within, each layer routes a block of so many rows by drawn logits; what is recorded reads tensors gone behind."""
     before = [part.fixed_logits for part in parts]
     try:
         for seed, part in enumerate(parts):

@@ -1,7 +1,6 @@
 """Weight formats as the engine uses them: how a matrix is filled from a checkpoint, finished, and multiplied.
 
-A format is one class in ``layout.linear`` (which tensors a matrix is kept as), one here, and a line in ``FORMATS``.
-A product uses its weight's format; nothing else knows which one it is.
+A format is one class in ``layout.linear``, one here, and a line in ``FORMATS``; only these know which one a weight has.
 """
 
 from __future__ import annotations
@@ -67,11 +66,7 @@ class Reading(Protocol):
     """How matrices of a layout come to be weights. A weight is [N, K] of whatever type its format has for it."""
 
     def weight(self, form: Any, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
-        """A weight over the tensors of its buffers.
-
-        Args:
-            form: of ``layout.linear``. dtype: of the activations.
-        """
+        """A weight over the tensors of its buffers. ``form``: of ``layout.linear``. ``dtype``: of the activations."""
 
     def places(self, weight: Any, form: Any, parts: Sequence[Part]) -> Places:
         """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
@@ -153,9 +148,7 @@ class _Unquantized:
         return torch.mm(x, weight.t())
 
     def candidates(self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
-        """Those of the few-row kernels, and of Triton's usual configurations those that divide a weight and fit, else
-        those for toys.
-        """
+        """Of the few-row kernels, and Triton's usual ones that divide a weight and fit, else those for toys."""
         triton = self.triton_candidates(weight, paired, rows, shared_memory)
         product = product_of(weight, paired)
         return [*triton, *(right_configs(product, rows, shared_memory) if product is not None else ())]

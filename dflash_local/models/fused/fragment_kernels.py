@@ -1,7 +1,6 @@
 """Which few-row kernels may multiply a weight on its card, and which is the fastest: found out once, kept.
 
-The first use of a kernel is a child process's (``kernels.kernel_trial``). At each load the configurations that are used
-are tried again, with the weight at hand.
+A kernel's first use is a child process's (``kernels.kernel_trial``); at each load used configurations are tried again.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ def product_of(weight: object, paired: bool) -> Product | None:
 
 
 def try_new(products: Iterable[Product], rows: int, progress: Progress = lambda text, part: None) -> None:
-    """Try the kernels that products of up to ``rows`` rows may use and that nobody has tried on this card.
-
-    Args:
-        products: on one device. progress: called with what is done, and with the fraction done (0..1).
-    """
+    """Try kernels for up to ``rows`` rows that are new to this card; ``progress`` gets what is done, and its share."""
     each = [(weight, paired) for weight, paired in products if not _unmet(weight)]
     if not each:
         return
@@ -73,11 +68,7 @@ def try_new(products: Iterable[Product], rows: int, progress: Progress = lambda 
 
 
 def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRowConfig]:
-    """Configurations for so many rows whose kernels were tried on this card, and are right with the weight at hand.
-
-    Args:
-        shared_memory: bytes for one program.
-    """
+    """Configurations tried on this card and right with the weight; ``shared_memory`` in bytes."""
     weight, paired = product
     if _unmet(weight):
         return []
@@ -94,11 +85,7 @@ def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRo
 
 
 def remembered(product: Product, rows: int, others: Sequence[GemmConfig | None]) -> Remembered | None:
-    """The configuration that was the fastest here before, where it still is right.
-
-    Args:
-        others: what is not of a few-row kernel and may be chosen, None being the library's product.
-    """
+    """The fastest configuration here before, if still right. ``others``: of no few-row kernel; None: the library's."""
     weight, paired = product
     record = record_of(weight.device)
     chosen = record.chosen(_name(product, rows))

@@ -15,15 +15,15 @@ from dflash_local.kernels.pinned import on_host
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.models.fused.formats import Weight
-from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
-from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.linear import JoinedLinear
+from dflash_local.models.fused.part import PartWeights, RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDeltaNetWeights:
+class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
     """The loaded weights of one layer.
 
     Attributes:
@@ -53,8 +53,8 @@ class GatedDeltaNetWeights:
         return cls(config, at, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)
 
     @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        return (*self.in_proj.products, *self.output.products)
+    def joined(self) -> tuple[JoinedLinear, JoinedLinear]:
+        return self.in_proj, self.output
 
     def finish(self) -> None:
         """Once all places are filled: rates are stored as logarithms, projections perhaps by key heads.
@@ -68,14 +68,12 @@ class GatedDeltaNetWeights:
                 end = begin + product.out_features
                 reorder_rows(product.weight, order[begin:end] - begin, f"{self.at}.in_proj")
                 begin = end
-        self.in_proj.finish()
-        self.output.finish()
+        PartWeights.finish(self)
         self.small.rate.exp_().neg_()
 
     def randomize(self, generator: torch.Generator) -> None:
         """Random matrices and convolution, a norm of one, rates and biases of zero."""
-        self.in_proj.randomize(generator)
-        self.output.randomize(generator)
+        PartWeights.randomize(self, generator)
         self.small.conv.normal_(generator=generator)
         self.norm.fill_(1.0)
         self.small.rate.zero_()

@@ -1,7 +1,4 @@
-"""Whether a row's product depends on the rows beside it: exact mode stands on that it does not.
-
-Libraries promise nothing, so it is tried on the device at hand, for every shape of weight, when a target is loaded.
-"""
+"""Whether a row's product depends on the rows beside it, tried for every shape at load: exact mode stands on that."""
 
 from __future__ import annotations
 

@@ -82,10 +82,7 @@ def choose_experts(
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """A line on the packed weights whose products are the generic one here, one on those that are not packed, and why.
-
-    None where there are no such weights, and where no kernels run.
-    """
+    """Lines on weights whose product here is the generic one, and on weights that are not packed, with reasons."""
     found: list[str] = []
     products = [product for layer in layers if layer.config is None and (product := _packed(layer))]
     if products:
@@ -120,17 +117,12 @@ def _product(layer: Linear | GateUp) -> fragment_kernels.Product | None:
 
 
 def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[Any]:
-    """Kernel configurations that divide a weight and fit a device's shared memory (bytes for one program)."""
     return format_of(layer.weight).candidates(layer.weight, layer.paired, rows, shared_memory)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Products of one kind, and those whose weights are read between two uses of these.
-
-    Attributes:
-        rows: of the activations.
-    """
+    """Products of one kind for ``rows`` rows, and those whose weights are read between two uses of these."""
 
     members: Sequence[Linear | GateUp]
     others: Sequence[Linear | GateUp]
@@ -163,7 +155,6 @@ class _Kind:
         return self.timer.agrees(known.us, run, lambda: self.microseconds(known.config, TIMED_AGAIN))
 
     def microseconds(self, config: KernelConfig | None, layers: int) -> float:
-        """Of one of the first layers' products."""
         layers = min(layers, len(self.members))
         others = [largest_tensor(each.weight) for each in (*self.others, *self.members[layers:])]
         return self.timer.microseconds(self.run(config, layers), layers, others)

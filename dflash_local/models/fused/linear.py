@@ -25,12 +25,8 @@ Kind = tuple[bool, type | FragmentFormat, torch.Size]  # of a product: paired, f
 
 
 @dataclass(slots=True)
-class Linear:
-    """A weight [N, K] with its product.
-
-    Attributes:
-        config: of the product's kernel; None takes the library's product. paired: two products, one gates the other.
-    """
+class _Product:
+    """A weight [N, K]. ``config``: of its product's kernel; None is the library's. ``paired``: gate and up."""
 
     weight: Weight
     config: KernelConfig | None = LIBRARY
@@ -38,19 +34,20 @@ class Linear:
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0]
+        return self.weight.shape[0] // (2 if self.paired else 1)
 
     @property
     def kind(self) -> Kind:
         """What its kernels depend on: products of one kind run alike."""
-        return _kind(self.paired, self.weight)
+        return self.paired, form_of(self.weight), self.weight.shape
+
+
+@dataclass(slots=True)
+class Linear(_Product):
+    """A weight [N, K] with its product."""
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``out = x @ weight.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
         if bias is None:
@@ -65,20 +62,10 @@ class Linear:
 
 
 @dataclass(slots=True)
-class GateUp:
+class GateUp(_Product):
     """The two halves of a gated layer, [2 I, K], with their joint product."""
 
-    weight: Weight
-    config: KernelConfig | None = LIBRARY
     paired: ClassVar[bool] = True
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0] // 2
-
-    @property
-    def kind(self) -> Kind:
-        return _kind(self.paired, self.weight)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
@@ -115,13 +102,9 @@ class JoinedLinear:
         return cls(tuple(products), places)
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``out = x @ weights.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
+        """As of ``Linear``."""
         if len(self.products) == 1:
             return self.products[0](x, out, residual, bias)
         begin = 0
@@ -155,11 +138,7 @@ class JoinedLinear:
 
 @dataclass(frozen=True, slots=True)
 class JoinedGateUp:
-    """Gate and up with what follows them: one product where both have one format, else two and the activation.
-
-    Attributes:
-        products: the one, or gate and up. places: where the checkpoint's tensors are read to.
-    """
+    """Gate and up with what follows them: one product where both have one format, else two and the activation."""
 
     products: tuple[GateUp] | tuple[Linear, ...]
     places: Places
@@ -198,10 +177,6 @@ def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
     for product in products:
         groups.setdefault(product.kind, []).append(product)
     return list(groups.values())
-
-
-def _kind(paired: bool, weight: Weight) -> Kind:
-    return paired, form_of(weight), weight.shape
 
 
 def _with_tail(weight: Weight, below: Weight) -> FragmentWeight | None:

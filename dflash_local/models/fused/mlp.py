@@ -8,14 +8,14 @@ import torch
 
 from dflash_local.config.features import MLPConfig
 from dflash_local.layout.mlp import MLPLayout
-from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear
-from dflash_local.models.fused.part import RunState
+from dflash_local.models.fused.linear import JoinedGateUp, JoinedLinear
+from dflash_local.models.fused.part import PartWeights, RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
 
 @dataclass(frozen=True, slots=True)
-class MLPWeights:
+class MLPWeights(PartWeights["MLP"]):
     config: MLPConfig
     gate_up: JoinedGateUp
     down: JoinedLinear
@@ -29,16 +29,8 @@ class MLPWeights:
         return cls(config, gate_up, down, {**gate_up.places, **down.places})
 
     @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
-        return (*self.gate_up.products, *self.down.products)
-
-    def finish(self) -> None:
-        self.gate_up.finish()
-        self.down.finish()
-
-    def randomize(self, generator: torch.Generator) -> None:
-        self.gate_up.randomize(generator)
-        self.down.randomize(generator)
+    def joined(self) -> tuple[JoinedGateUp, JoinedLinear]:
+        return self.gate_up, self.down
 
     def bind(self, at: str, run: RunState) -> MLP:
         (intermediate,) = run.tensors.take(MLPLayout(self.config).activations(run.owner, run.spec))

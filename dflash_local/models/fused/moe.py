@@ -10,26 +10,20 @@ import torch
 from dflash_local.config.features import ClampedSwiGLU, MoEConfig
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.expert_prefill import experts_prefill
-from dflash_local.kernels.experts import (
-    Routing,
-    RoutingOptions,
-    experts_down,
-    experts_swiglu,
-    route,
-)
+from dflash_local.kernels.experts import Routing, RoutingOptions, experts_down, experts_swiglu, route
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout
 from dflash_local.models.fused.expert_kernels import ExpertBlock, mixture_of
 from dflash_local.models.fused.experts import Experts
-from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear
+from dflash_local.models.fused.linear import JoinedGateUp, JoinedLinear
 from dflash_local.models.fused.mlp import MLPWeights
-from dflash_local.models.fused.part import RunState, UsedRows
+from dflash_local.models.fused.part import PartWeights, RunState, UsedRows
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
 
 @dataclass(frozen=True, slots=True)
-class MoEWeights:
+class MoEWeights(PartWeights["MoE"]):
     """The loaded weights of one layer.
 
     Attributes:
@@ -60,9 +54,9 @@ class MoEWeights:
         return cls(config, router, bias, experts, shared, {**places, **shared.places})
 
     @property
-    def products(self) -> tuple[Linear | GateUp, ...]:
+    def joined(self) -> tuple[JoinedLinear | JoinedGateUp, ...]:
         """Its products with matrices that every row is multiplied with."""
-        return (*self.router.products, *(() if self.shared is None else self.shared.products))
+        return (self.router, *(() if self.shared is None else self.shared.joined))
 
     @property
     def slots(self) -> int:
@@ -87,18 +81,14 @@ class MoEWeights:
         return mixture_of(self.routing, self.slots, clamp)
 
     def finish(self) -> None:
-        self.router.finish()
+        PartWeights.finish(self)
         self.experts.finish()
-        if self.shared is not None:
-            self.shared.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        self.router.randomize(generator)
+        PartWeights.randomize(self, generator)
         if self.router_bias is not None:
             self.router_bias.zero_()
         self.experts.randomize(generator)
-        if self.shared is not None:
-            self.shared.randomize(generator)
 
     def bind(self, at: str, run: RunState) -> MoE:
         layout = MoELayout(self.config)
@@ -144,19 +134,12 @@ class MoE:
             instead of the router's, for measuring; the router runs all the same.
     """
 
-    def __init__(
-        self,
-        weights: MoEWeights,
-        routed: RoutedRows,
-        shared: torch.Tensor | None,
-        used: UsedRows,
-    ) -> None:
+    def __init__(self, weights: MoEWeights, routed: RoutedRows, shared: torch.Tensor | None, used: UsedRows) -> None:
         self.weights, self._routed, self._shared, self._used = weights, routed, shared, used
         self.distinct_experts: torch.Tensor | None = None
         self.fixed_logits: torch.Tensor | None = None
 
     def launches(self, rows: int) -> int:
-        """Of the routed experts, for so many rows of a block."""
         kernels = self.weights.experts.kernels
         return 1 if kernels is None else -(-rows // max(kernels.configs))
 
@@ -177,11 +160,7 @@ class MoE:
     def routed(
         self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``out`` [M, H] = the weighed sum of a block's rows' experts (+ residual), without a shared one of its own.
-
-        Args:
-            logits: [M, E] or [M, E + 1], what the rows are routed by.
-        """
+        """``out`` [M, H] = the weighed sum of rows' experts (+ residual) by ``logits`` [M, E] or [M, E + 1]."""
         weights, matrices = self.weights, self.weights.experts
         chosen, experts, intermediate = (buffer[: len(x)] for buffer in self._routed[1:4])
         routing = Routing(chosen, experts)

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear
 from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 
 @dataclass(slots=True)
 class UsedRows:
-    """How many of a block's rows hold tokens, 0 for all; those behind fill it up in exact mode, and nobody reads what
-    becomes of them.
-    """
+    """How many of a block's rows hold tokens, 0 for all; those behind only fill it up in exact mode."""
 
     count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What all parts of a model share while it runs.
-
-    Attributes:
-        owner: of the shared buffers. start: [1] int32, committed tokens. cycle: see ``CycleState``. used: of the block
-            that runs.
-    """
+    """What all parts share while a model runs. ``owner``: of shared buffers. ``start``: [1] int32, committed tokens."""
 
     owner: str
     tensors: Tensors
@@ -93,22 +86,30 @@ class FeedForward(Protocol):
 Bound = TypeVar("Bound", bound=Mixer | FeedForward, covariant=True)
 
 
-class PartWeights(Protocol[Bound]):
-    """The loaded weights of one part."""
+class PartWeights(Generic[Bound]):
+    """The loaded weights of one part. ``places``: where each of its checkpoint's tensors is read to."""
+
+    places: Places
+
+    @property
+    def joined(self) -> tuple[JoinedLinear | JoinedGateUp, ...]:
+        """Its products with large matrices, whose kernel configurations are to be chosen."""
+        raise NotImplementedError
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Its products with large matrices, whose kernel configurations are to be chosen."""
-
-    @property
-    def places(self) -> Places:
-        """Where each of its checkpoint's tensors is read to."""
+        return tuple(product for each in self.joined for product in each.products)
 
     def finish(self) -> None:
         """Once all places are filled: from what is stored to what is used."""
+        for each in self.joined:
+            each.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
         """Fill the places so that activations keep their scale: for measuring without a download."""
+        for each in self.joined:
+            each.randomize(generator)
 
     def bind(self, at: str, run: RunState) -> Bound:
         """The part as it runs, over what it keeps of the sequence, ``at`` the name of that."""
+        raise NotImplementedError

@@ -1,7 +1,4 @@
-"""Weights of published quantised checkpoints: integers, fp8 and fp4, read from the dialects of their files.
-
-Where ``fragment_format`` has no kernels for them, products are computed by decoding, slice by slice: not fast.
-"""
+"""Weights of quantised checkpoints, read from their files' dialects; without kernels decoded slice by slice."""
 
 from __future__ import annotations
 
@@ -79,6 +76,12 @@ class _Decoded:
     def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
         return []
 
+    def rows_of(self, weight: Any, rows: slice) -> Any:
+        raise NotImplementedError
+
+    def rows(self, weight: Any, stop: int) -> Any:
+        return self.rows_of(weight, slice(0, stop))
+
 
 def stored_size(form: WeightFormat, shape: Size) -> Size:
     """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""
@@ -109,9 +112,6 @@ class _Int(_Decoded):
         zeros = None if weight.zeros is None else weight.zeros[rows]
         return IntWeight(weight.codes[rows], weight.scales[rows], zeros, weight.dtype, weight.bits)
 
-    def rows(self, weight: IntWeight, stop: int) -> IntWeight:
-        return self.rows_of(weight, slice(0, stop))
-
     def randomize(self, weight: IntWeight, generator: torch.Generator) -> None:
         weight.codes.random_(-(2**31), 2**31, generator=generator)
         weight.scales.fill_(weight.shape[1] ** -0.5 / INT_SPREAD[weight.bits])
@@ -133,9 +133,6 @@ class _Fp8(_Decoded):
         blocks = slice(rows.start // weight.block[0], -(-rows.stop // weight.block[0]))
         return Fp8Weight(weight.codes[rows], weight.scales[blocks], weight.block, weight.dtype)
 
-    def rows(self, weight: Fp8Weight, stop: int) -> Fp8Weight:
-        return self.rows_of(weight, slice(0, stop))
-
     def randomize(self, weight: Fp8Weight, generator: torch.Generator) -> None:
         for rows in row_slices(weight):
             codes = weight.codes[rows]
@@ -156,9 +153,6 @@ class _Fp4(_Decoded):
     def rows_of(self, weight: Fp4Weight, rows: slice) -> Fp4Weight:
         row_scales = None if weight.row_scales is None else weight.row_scales[rows]
         return Fp4Weight(weight.codes[rows], weight.scales[rows], row_scales, weight.dtype)
-
-    def rows(self, weight: Fp4Weight, stop: int) -> Fp4Weight:
-        return self.rows_of(weight, slice(0, stop))
 
     def randomize(self, weight: Fp4Weight, generator: torch.Generator) -> None:
         weight.codes.random_(-(2**31), 2**31, generator=generator)
@@ -228,11 +222,7 @@ def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
 
 
 def check_exponents(name: str, stored: torch.Tensor) -> None:
-    """The scales of MXFP4 must be numbers.
-
-    Raises:
-        CheckpointError: one is NaN; says in which tensor.
-    """
+    """The scales of MXFP4 must be numbers. Raises CheckpointError: one is NaN; says in which tensor."""
     if bool((stored == E8M0_NAN).any()):
         raise CheckpointError(f"tensor {name} holds NaN", "download the target again")
 

@@ -66,25 +66,13 @@ class FusedTarget:
         cache_dtype: torch.dtype | None = None,
         offloaded: tuple[Offloaded, ...] = (),
     ) -> None:
-        """Allocate and put it together.
-
-        Args:
-            taps: layers whose outputs the drafter reads. cache_dtype: of keys and values, if not the weights'.
-            offloaded: what lies in host memory; the weights are where they are.
-        """
+        """``taps``: layers the drafter reads. ``cache_dtype``: if not the weights'. ``offloaded``: on the host."""
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
         self.device, self.dtype = weights.device, weights.embedding.dtype
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
-        self.spec = EngineSpec(
-            dtype_name(self.dtype),
-            context,
-            block_size,
-            len(self.taps),
-            dtype_name(self.cache_dtype),
-            exact,
-            offloaded=offloaded,
-        )
+        dtypes = dtype_name(self.dtype), dtype_name(self.cache_dtype)
+        self.spec = EngineSpec(dtypes[0], context, block_size, len(self.taps), dtypes[1], exact, offloaded=offloaded)
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
@@ -106,7 +94,9 @@ class FusedTarget:
         self.distinct_experts = None if counts is None else tensors[counts.name]
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
-        self._fill_rotations(tensors)
+        for width in {part.mixer.rotary_dim for part in model.layers if isinstance(part.mixer, AttentionConfig)}:
+            buffers = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
+            fill_rotation(tensors.take(buffers), model.rotation)
         self.use_taps(taps)
         self.length = 0  # the host's view of ``start``, where it knows
         self.on_residual: OnResidual | None = None
@@ -122,7 +112,6 @@ class FusedTarget:
 
     @property
     def mixtures(self) -> list[MoE]:
-        """The layers' parts that have experts."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE)]
 
     def distinct_of(self, rows: int, counts: Sequence[Sequence[int]] | None = None) -> list[int]:
@@ -136,13 +125,6 @@ class FusedTarget:
         if counts is None:
             counts = [] if self.distinct_experts is None else self.distinct_experts.tolist()
         return [sum(each[: part.launches(rows)]) for part, each in zip(self.mixtures, counts, strict=True)]
-
-    def _fill_rotations(self, tensors: Tensors) -> None:
-        """The tables of positions, one for each width that rotates."""
-        widths = {part.mixer.rotary_dim for part in self.config.layers if isinstance(part.mixer, AttentionConfig)}
-        for width in widths:
-            buffers = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
-            fill_rotation(tensors.take(buffers), self.config.rotation)
 
     def block(self, rows: int, max_seq_len: int, with_taps: bool) -> None:
         """Run ``tokens[:rows]`` at ``start ..``: fills ``hidden``, ``tapped`` and ``logits``, and the cache rows.
@@ -268,12 +250,4 @@ class FusedTarget:
 
 def _bound(index: int, layer: LayerWeights, run: RunState) -> DecoderLayer:
     at = f"{run.owner}.layers.{index}"
-    norms = layer.norms
-    return DecoderLayer(
-        layer.mixer.bind(f"{at}.mixer", run),
-        layer.mlp.bind(f"{at}.mlp", run),
-        norms.mixer_input,
-        norms.mlp_input,
-        norms.mixer_output,
-        norms.mlp_output,
-    )
+    return DecoderLayer(layer.mixer.bind(f"{at}.mixer", run), layer.mlp.bind(f"{at}.mlp", run), *layer.norms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,8 +43,7 @@ PARTS: Mapping[type, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNorms:
+class LayerNorms(NamedTuple):
     """Of the inputs of a layer's two parts and, of sandwich layers, of their results."""
 
     mixer_input: RMSNorm
@@ -53,8 +52,7 @@ class LayerNorms:
     mlp_output: RMSNorm | None = None
 
     def present(self) -> tuple[RMSNorm, ...]:
-        found = (self.mixer_input, self.mlp_input, self.mixer_output, self.mlp_output)
-        return tuple(norm for norm in found if norm is not None)
+        return tuple(norm for norm in self if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The whole target; ``head`` may be the embedding itself, which else may lie in pinned host memory.
-
-    Attributes:
-        places: where a checkpoint's tensors are read to.
-    """
+    """The whole target; ``head`` may be the embedding itself, which else may lie in pinned host memory."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -92,7 +86,6 @@ class TargetWeights:
 
     @property
     def parts(self) -> Iterator[PartWeights[Mixer] | PartWeights[FeedForward]]:
-        """Of all layers."""
         return (part for layer in self.layers for part in (layer.mixer, layer.mlp))
 
     @property
@@ -186,10 +179,8 @@ def allocate(
     places: Places = {buffer.name: tensors[buffer.name] for buffer in ends}
     embedding = tensors[ends.embedding.name]
     head = _head(layout.head_product(model, prefix, embedding_rows), embedding, source, places)
-    layers = []
-    for index, layer in enumerate(model.layers):
-        layers.append(_layer(f"{prefix}layers.{index}", layer, source, places))
-    return TargetWeights(embedding, tuple(layers), source.norm(ends.norm), head, places)
+    layers = tuple(_layer(f"{prefix}layers.{i}", layer, source, places) for i, layer in enumerate(model.layers))
+    return TargetWeights(embedding, layers, source.norm(ends.norm), head, places)
 
 
 def _head(product: LinearSpec | None, embedding: torch.Tensor, source: WeightTensors, places: Places) -> Linear:
@@ -204,13 +195,12 @@ def _head(product: LinearSpec | None, embedding: torch.Tensor, source: WeightTen
 
 def _layer(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:
     """One layer's weights; adds where its tensors are read to."""
-    mixer, mlp = (_part(config, at, source) for config in (layer.mixer, layer.mlp))
+    mixer, mlp = (
+        PARTS[type(config)].of(config, f"{at}.{layout.part_layout(config).module}", source)
+        for config in (layer.mixer, layer.mlp)
+    )
     norms = layout.layer_norms(at, layer, source.spec)
     named = {name: source.norm(norm) for name, norm in norms._asdict().items() if norm is not None}
     places |= {**mixer.places, **mlp.places}
     places |= {norm.name: source.tensors[norm.name] for norm in norms.present()}
     return LayerWeights(mixer, mlp, LayerNorms(**named))
-
-
-def _part(config: object, at: str, source: WeightTensors) -> Any:
-    return PARTS[type(config)].of(config, f"{at}.{layout.part_layout(config).module}", source)

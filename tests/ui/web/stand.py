@@ -15,7 +15,9 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
+from dflash_local.app.download import BeforeDownload
 from dflash_local.app.fitting import PairPlans
+from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus
 from dflash_local.app.served_pair import Details, ServedPair
@@ -24,7 +26,7 @@ from dflash_local.catalog import registry
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.planner.machine import named
-from dflash_local.service.resident import Model, Resident
+from dflash_local.service.resident import Find, Model, Resident
 from dflash_local.service.service import Session
 from tests.service.scripted import ScriptedSession
 
@@ -42,6 +44,10 @@ class FakeServedPair(ServedPair):
     pulling: Callable[..., None] = lambda _name, _hear, _cancelled: None
     report: Mapping[str, Any] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    planning: Callable[..., LoadChoices | None] = lambda _name, _context, _draft: None
+
+    def listed_name(self, name: str) -> str:
+        return name
 
     def entries(self) -> Sequence[ModelEntry]:
         return self.registry
@@ -58,7 +64,19 @@ class FakeServedPair(ServedPair):
         row = replace(demo, name=f"all about {name}")
         return Details(InstallStatus(row, None, None), PairPlans(named("H200", None), None, None, ()), None)
 
-    def pull(self, name: str, hear: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]) -> None:
+    def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
+        return self.planning(name, context, draft)
+
+    def before_download(self, choice: LoadChoice) -> BeforeDownload:
+        return BeforeDownload("apache-2.0", "100.0 GiB free for /models")
+
+    def pull(
+        self,
+        name: str,
+        hear: Callable[[PullProgress | Notice], None],
+        cancelled: Callable[[], bool],
+        draft: bool = True,
+    ) -> None:
         self.pulling(name, hear, cancelled)
 
     def removal(self, name: str) -> str:
@@ -101,7 +119,7 @@ def site(
     rules: Rules | None = None,
     change: Callable[[FakeServedPair], None] = lambda _served: None,
     make: Callable[[Resident], Any] = FakeServedPair,
-    find: Callable[[str], Model] | None = None,
+    find: Find | None = None,
 ) -> Iterator[Site]:
     """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
 

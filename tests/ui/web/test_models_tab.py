@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ def enter(page: Page, here: Site) -> None:
     page.goto(here.url)
     page.get_by_role("tab", name="Models").click()
     page.locator("#df-details pre").wait_for()
+    page.locator(".df-plans").wait_for()  # the tables are drawn: no click falls between two of them
 
 
 def real_pair(resident: Resident) -> Any:
@@ -52,7 +54,7 @@ def real_pair(resident: Resident) -> Any:
     return ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
 
 
-def any_model(name: str) -> Model:
+def any_model(name: str, _load: LoadConfig | None = None) -> Model:
     return Model(name, lambda _progress: ScriptedSession())
 
 
@@ -64,6 +66,14 @@ def choose(page: Page, name: str) -> None:
     """Click a row, and wait until what belongs to it is shown."""
     row(page, name).locator("button").click()
     page.locator("#df-details pre").get_by_text(name).first.wait_for()
+    page.locator(f'.df-plans[data-pair="{name}"]').wait_for()
+
+
+def start(page: Page, action: str) -> Locator:
+    """The button of the load dialog, once it offers this."""
+    found = page.locator(".df-start:visible:enabled", has_text=re.compile(f"^{action}"))
+    found.wait_for()
+    return found
 
 
 def enabled(page: Page, button: str) -> Locator:
@@ -79,7 +89,7 @@ def test_a_pull_is_seen_by_every_window_and_goes_on_when_its_own_is_closed(
     toy_hub.fault("*.safetensors", "trickle", times=9, rate=SLOW)
     with models(visitor, make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
-        enabled(page, "df-download").click()
+        start(page, "Download$").click()
         bar = page.locator("#df-pulling [role=progressbar][aria-valuenow]")
         bar.wait_for()
         other = page.context.new_page()
@@ -103,13 +113,13 @@ def test_a_pair_is_pulled_loaded_and_removed(
 ) -> None:
     with models(visitor, make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
-        assert page.locator("#df-load").is_disabled() and page.locator("#df-remove").is_disabled()
-        enabled(page, "df-download").click()
+        assert page.locator("#df-remove").is_disabled()
+        start(page, "Download$").click()
         page.locator("#df-pulling").get_by_text("every file verified").wait_for()
         row(page, TARGET).get_by_text("here", exact=True).wait_for()
         assert toy_hub.sent("*.safetensors") > 1_000_000
 
-        enabled(page, "df-load").click()
+        start(page, "Load$").click()  # its shapes are known now, and so its plans
         page.locator("#df-standing").get_by_text(f"{TARGET} is loaded").wait_for()
         row(page, TARGET).locator(".df-served").wait_for()
         assert here.resident.model.name == TARGET
@@ -137,15 +147,15 @@ def test_a_pull_that_fails_is_one_plain_line(
     toy_hub.fault("api", "404", times=99, code="RepoNotFound")
     with models(visitor, make=real_pair) as (_, page):
         choose(page, TARGET)
-        enabled(page, "df-download").click()
+        start(page, "Download$").click()
         line = page.locator("#df-pulling [role=alert]")
         line.wait_for()
         assert "was not downloaded" in line.inner_text() and "\n" not in line.inner_text()
-        enabled(page, "df-download")
+        start(page, "Download$")
 
 
 def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
-    def broken(name: str) -> Model:
+    def broken(name: str, _load: LoadConfig | None) -> Model:
         def load(_progress: object) -> ScriptedSession:
             raise DownloadError("a shard is missing", "pull it again")
 
@@ -156,7 +166,7 @@ def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
 
     with models(visitor, change=change, find=broken) as (here, page):
         choose(page, "other")
-        enabled(page, "df-load").click()
+        start(page, "Load$").click()
         page.locator("#df-models-notice").get_by_text("a shard is missing (pull it again)").wait_for()
         assert here.resident.model.name == "scripted"
 

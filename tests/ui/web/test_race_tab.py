@@ -87,6 +87,8 @@ def test_web_07_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
         leave(visitor)
 
 
+# Each half is here by itself: the page over a scripted pair, and the bundled one served (tests/api/test_clients.py).
+@pytest.mark.slow
 @pytest.mark.needs_torch
 def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
     from dflash_local.engine.load import load

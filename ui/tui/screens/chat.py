@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widgets import Footer, Static, TextArea
 
 from dflash_local.app.chat_session import ChatSession
@@ -20,18 +22,18 @@ from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.board import Board
 from dflash_local.ui.tui.collector import SETTLE_S, Collector
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs, Notification
 from dflash_local.ui.tui.memory_watch import MemoryWatch
-from dflash_local.ui.tui.own_commands import OWN, own_command
+from dflash_local.ui.tui.own_commands import OWN, load_dialog, named_model, own_command
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
-from dflash_local.ui.tui.widgets.meter import Meter
+from dflash_local.ui.tui.widgets.meter import Meter, one_line
 from dflash_local.ui.tui.widgets.reply import ReplyView, figures
 from dflash_local.ui.tui.widgets.transcript import Transcript
 
 PULSE_S = 0.03  # how often what came is drawn
+METER_S = 0.1  # figures that change faster cannot be read
 NOTHING_CAME = "nothing came of it; your message is back in the field"
 
 
@@ -104,21 +106,17 @@ class ChatScreen(Screen[None]):
 
     @property
     def busy(self) -> bool:
-        """True while a job runs."""
         return self._job is not None
 
     @property
     def composer(self) -> Composer:
-        """Where messages are typed."""
         return self.query_one(Composer)
 
     @property
     def transcript(self) -> Transcript:
-        """The conversation on screen."""
         return self.query_one(Transcript)
 
     async def show(self, text: str, level: str = "note") -> None:
-        """Put a note into the conversation."""
         await self.transcript.add(Note(text, level))
 
     async def show_error(self, error: DFlashError) -> None:
@@ -201,7 +199,7 @@ class ChatScreen(Screen[None]):
             self.readings.load(facts)
             self.readings.mode = self.conversation.options.mode
         else:
-            self.readings.state = "no model is loaded"
+            self.set_ready()
 
     @on(Composer.Sent)
     async def _sent(self, message: Composer.Sent) -> None:
@@ -260,8 +258,8 @@ class ChatScreen(Screen[None]):
 
     async def reply_ended(self, ended: Ended) -> bool:
         """Close the view of a reply; False when it was not kept."""
-        view, self._view, self._answer = self._view, None, None
-        answer = ended.result if isinstance(ended.result, Answer) else None
+        view, answer = self._view, self._answer
+        self._view = self._answer = None
         if ended.error is not None:
             self.readings.state = "failed"
             await self.show_error(ended.error)
@@ -269,12 +267,12 @@ class ChatScreen(Screen[None]):
                 await self.show("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
         if view is None:
             return False
-        if answer is None or answer.finished is None or answer.turn is None:
+        if answer is None or answer.turn is None:
             await view.remove()
             if ended.error is None:
                 await self.show(NOTHING_CAME)
             return False
-        await view.finish(figures(answer.finished), answer.turn.ending)
+        await view.finish(figures(answer.finished) if answer.finished is not None else "", answer.turn.ending)
         return True
 
     async def action_command(self, line: str) -> None:
@@ -284,6 +282,13 @@ class ChatScreen(Screen[None]):
         if own is not None:
             await own(self, argument.strip())
             return
+        name = named_model(word, argument) if self.session.loads_here else ""
+        started = load_dialog(self, name, line) if name else self.run_command(lambda: self.session.execute(line))
+        if not started:
+            self.composer.put(line)
+
+    def run_command(self, work: Callable[[], str]) -> bool:
+        """Start what every chat can do, show what it returns and what it changed; False while something runs."""
         before, loaded = list(self.conversation.turns), self.session.facts
 
         async def then(ended: Ended) -> None:
@@ -297,11 +302,14 @@ class ChatScreen(Screen[None]):
                 self.take_facts()
             if self.conversation.turns != before or self.session.facts is not loaded:
                 await self.transcript.offer(() if self.conversation.turns else self.session.examples)
-            self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
+            self.set_ready()
             self.readings.mode = self.conversation.options.mode
 
-        if not self.begin(lambda: self.session.execute(line), then):
-            self.composer.put(line)
+        return self.begin(work, then)
+
+    def set_ready(self) -> None:
+        """Nothing runs any more."""
+        self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
 
     def action_stop(self) -> None:
         self.stop()
@@ -337,3 +345,38 @@ class ChatScreen(Screen[None]):
         hint = self.query_one("#hint", Static)
         hint.display = bool(text)
         hint.update(Content(text))
+
+
+class Board:
+    """Draws the title, the line below the conversation and the panel; the panel less often than the text."""
+
+    def __init__(self, screen: Screen[None], session: ChatSession, readings: Readings) -> None:
+        self._screen, self._session, self._readings = screen, session, readings
+        self._drawn = -METER_S
+        self._later: Timer | None = None
+
+    def draw(self, at_once: bool) -> None:
+        """Show the figures as they are now; the panel a moment later unless ``at_once``."""
+        pair, facts = self._session.pair, self._session.facts
+        how = f" · {facts.loaded_as}" if facts is not None else ""
+        mode = "" if self._readings.mode == "dflash" else " · without drafting (ar)"
+        self._set_text("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))
+        self._set_text("#status", one_line(self._readings))
+        due = self._drawn + METER_S - time.monotonic()
+        if at_once or due <= 0:
+            self._meter()
+        elif self._later is None:
+            self._later = self._screen.set_timer(due, self._meter)
+
+    def _meter(self) -> None:
+        if self._later is not None:
+            self._later.stop()
+            self._later = None
+        self._drawn = time.monotonic()
+        if self._screen.has_class("-wide") and self._screen.has_class("-metered"):
+            self._screen.query_one(Meter).show(self._readings)
+
+    def _set_text(self, where: str, text: str) -> None:
+        place = self._screen.query_one(where, Static)
+        if str(place.content) != text:
+            place.update(Content(text), layout=False)

@@ -37,19 +37,19 @@ class HelpScreen(ModalScreen[None]):
     """A sheet over the chat; any of its keys takes it away."""
 
     BINDINGS = [Binding("escape,f1,q,enter", "dismiss", "Close")]
-    CSS_PATH = "help.tcss"
+    CSS_PATH = "sheet.tcss"
 
     def __init__(self, commands: Mapping[str, str]) -> None:
         super().__init__()
         self._commands = commands
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="sheet"):
-            yield Static("Keys", classes="heading")
+        with VerticalScroll(id="help", classes="sheet"):
+            yield Static("Keys", classes="heading apart")
             yield Static(Content(_table(KEYS)))
-            yield Static("Commands", classes="heading")
+            yield Static("Commands", classes="heading apart")
             yield Static(Content(_table(self._commands)))
-            yield Static("A message may begin with // instead of /. Esc closes this.", classes="heading")
+            yield Static("A message may begin with // instead of /. Esc closes this.", classes="heading apart")
 
 
 def _table(rows: Mapping[str, str]) -> str:

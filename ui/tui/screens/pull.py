@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from textual.app import ComposeResult
@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.model_entries import ModelEntry
+from dflash_local.app.download import BeforeDownload
 from dflash_local.errors import DFlashError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.terminal import byte_size, safe, safe_line
@@ -40,10 +40,10 @@ class Pulled:
     """How a download was left.
 
     Attributes:
-        entry: the pair as it is now. start_chat: the user wants to chat with it. word: what came of it.
+        here: the pair is. start_chat: the user wants to chat with it. word: what came of it.
     """
 
-    entry: ModelEntry
+    here: bool
     start_chat: bool
     word: str
 
@@ -52,18 +52,30 @@ class PullScreen(ModalScreen[Pulled]):
     """Downloads one pair.
 
     Args:
-        ask: whether to ask before anything is downloaded.
+        question: its size, and whether it runs here. ask: whether to ask before anything is downloaded.
+        draft: with its drafter. leave: whether the end of the download closes this.
     """
 
     BINDINGS = [
         Binding("enter", "go", "Download"),
         Binding("escape,q", "leave", "Stop"),
     ]
-    CSS_PATH = "pull.tcss"
+    CSS_PATH = "sheet.tcss"
 
-    def __init__(self, session: ChatSession, entry: ModelEntry, ask: bool = True) -> None:
+    def __init__(
+        self,
+        session: ChatSession,
+        name: str,
+        question: str,
+        before: BeforeDownload,
+        ask: bool = True,
+        draft: bool = True,
+        leave: bool = False,
+    ) -> None:
         super().__init__()
-        self._session, self._entry, self._ask = session, entry, ask
+        self._session, self._model, self._ask, self._draft, self._leave_at_end = session, name, ask, draft, leave
+        room = f"; {before.disk}" if before.disk else ""
+        self._question = f"{question}\nIts licence: {before.licence}{room}."
         self._inbox = Inbox()
         self._jobs = Jobs(self._inbox)
         self._download = Download()
@@ -72,12 +84,12 @@ class PullScreen(ModalScreen[Pulled]):
         self.state: State = "asking"
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="pull"):
-            yield Static(Content(f"Download {safe_line(self._entry.name)}"), classes="heading")
-            yield Static(Content(safe(self._entry.question)), id="question")
-            yield Static("", id="progress", markup=False)
-            yield Static("", id="word", markup=False)
-            yield Static("", id="keys", classes="heading", markup=False)
+        with Vertical(id="pull", classes="sheet"):
+            yield Static(Content(f"Download {safe_line(self._model)}"), classes="heading")
+            yield Static(Content(safe(self._question)), id="question")
+            yield Static("", id="progress", classes="apart", markup=False)
+            yield Static("", id="word", classes="apart", markup=False)
+            yield Static("", id="keys", classes="heading apart", markup=False)
 
     def on_mount(self) -> None:
         self.set_interval(PULSE_S, self._pulse)
@@ -113,12 +125,11 @@ class PullScreen(ModalScreen[Pulled]):
 
     def _leave(self, start_chat: bool) -> None:
         self._left = True
-        here = "local" if self.state == "done" else "partial" if self._download.done else self._entry.state
-        self.dismiss(Pulled(replace(self._entry, state=here), start_chat, self._word))
+        self.dismiss(Pulled(self.state == "done", start_chat, self._word))
 
     def _begin(self) -> None:
         self._download, self._cancelled, self._word, self.state = Download(), False, "", "running"
-        self._jobs.start(lambda: self._session.pull(self._entry.name, self._inbox.put, lambda: self._cancelled))
+        self._jobs.start(lambda: self._session.pull(self._model, self._inbox.put, lambda: self._cancelled, self._draft))
         self._show()
 
     def _pulse(self) -> None:
@@ -135,7 +146,9 @@ class PullScreen(ModalScreen[Pulled]):
 
     def _ended(self, error: DFlashError | None) -> None:
         if error is None:
-            self.state, self._word = "done", f"{self._entry.name} is here and verified"
+            self.state, self._word = "done", f"{self._model} is here and verified"
+            if self._leave_at_end:
+                self._leave(start_chat=True)
             return
         hint = f"; {error.hint}" if error.hint else ""
         self.state = "failed"
@@ -153,10 +166,11 @@ class PullScreen(ModalScreen[Pulled]):
         if self.state == "asking":
             return []
         lines = []
-        for repo, (done, total) in self._download.repos.items():
-            share = done / total if total else 1.0
+        for repo, event in self._download.repos.items():
+            share = event.done / event.total if event.total else 1.0
             gauge = bar(share, BAR).replace(" ", "░")
-            lines += [safe_line(repo), f"{gauge} {int(share * 100):3d}%  {byte_size(done)} of {byte_size(total)}"]
+            figures = f"{int(share * 100):3d}%  {byte_size(event.done)} of {byte_size(event.total)}"
+            lines += [safe_line(repo), f"{gauge} {figures}"]
         if not lines:
             return ["asking the Hub what there is"] if self.state in ("running", "stopping") else []
         return [*lines, f"in all {self._download.line}"]

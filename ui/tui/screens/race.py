@@ -120,12 +120,10 @@ class RaceScreen(Screen[Race | None]):
         self._begun = time.monotonic()
 
     def action_skip(self) -> None:
-        """Go to the end of the replay."""
         if self._begun is not None:
             self._begun = float("-inf")
 
     def action_leave(self) -> None:
-        """Back, ending what runs."""
         self._leaving = True
         if self._racer is not None and self.race is None:
             self._racer.cancel()

@@ -56,7 +56,6 @@ class Composer(TextArea):
 
     @property
     def completions(self) -> list[str]:
-        """The commands that begin as the text does."""
         if not self.text.startswith("/") or any(character.isspace() for character in self.text):
             return []
         return [name for name in self._commands if name.startswith(self.text.lower())]

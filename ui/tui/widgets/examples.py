@@ -16,14 +16,11 @@ HEADING = "Try one of these: Tab or a click puts it into the field."
 
 
 class Example(Static):
-    """One of them."""
-
     def __init__(self, prompt: str) -> None:
         super().__init__(Content(f"› {safe_line(prompt)}"), classes="example")
         self._prompt = prompt
 
     def on_click(self) -> None:
-        """Into the field with it."""
         composer = self.screen.query_one(Composer)
         composer.put(self._prompt)
         composer.focus()
@@ -42,10 +39,8 @@ class Examples(Vertical):
             yield Example(prompt)
 
     def on_mount(self) -> None:
-        """The field knows them from now on."""
         self.screen.query_one(Composer).examples = self._prompts
 
     def on_unmount(self) -> None:
-        """And no longer."""
         for composer in self.screen.query(Composer):  # none where the program ends
             composer.examples = ()

@@ -37,15 +37,12 @@ class LaneView(Vertical):
 
     @property
     def done(self) -> bool:
-        """True when all of the lane is shown."""
         return self._lane is not None and self._next >= len(self._lane.steps)
 
     def set_status(self, text: str) -> None:
-        """Say how far it is."""
         self.query_one(".state", Static).update(Content(text))
 
     async def load(self, lane: Lane | None) -> None:
-        """Begin anew with this lane."""
         self._lane, self._next, self._tokens, self._safe = lane, 0, 0, SafePieces()
         await self.query_one(PlainText).clear()
 

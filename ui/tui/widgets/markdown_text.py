@@ -163,7 +163,7 @@ class MarkdownText(Widget):
         super().selection_updated(selection)
 
     def on_click(self, event: events.Click) -> None:
-        """A model's link is told, not followed."""
+        """A model's link is shown, not followed."""
         address = event.style.meta.get("href")
         if address:
             event.stop()

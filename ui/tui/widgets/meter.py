@@ -36,7 +36,6 @@ class Meter(VerticalScroll, can_focus=False):
         yield Static("", id="precision", markup=False)
 
     def show(self, readings: Readings) -> None:
-        """Draw the figures as they are now."""
         self._put("speed", f"{_rate(readings.now)} now  {_rate(readings.mean)} mean tok/s")
         # From nothing up, since it scales to its lowest; nothing alone would be drawn as the highest.
         self.query_one(Sparkline).data = [0.0, *readings.speeds] if readings.speeds else []

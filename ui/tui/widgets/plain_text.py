@@ -40,6 +40,5 @@ class PlainText(Vertical):
             await self.remove_children(self.children[: len(self.children) - MAX_CHUNKS])
 
     async def clear(self) -> None:
-        """Begin anew."""
         self._last, self._text = None, ""
         await self.remove_children()

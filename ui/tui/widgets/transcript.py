@@ -38,7 +38,6 @@ class Transcript(VerticalScroll):
 
     @property
     def replies(self) -> list[ReplyView]:
-        """The replies on screen, oldest first."""
         return list(self.query(ReplyView))
 
     def page(self, direction: int) -> None:
@@ -54,7 +53,6 @@ class Transcript(VerticalScroll):
             await self.mount(Examples(prompts))
 
     async def add(self, widget: Widget) -> None:
-        """Put something at the end."""
         await self.mount(widget)
         if len(self.children) > MAX_SHOWN:
             keep = MAX_SHOWN * 3 // 4

@@ -1,0 +1,137 @@
+"""A running vLLM or SGLang server in place of a pair loaded here: which model it must serve, and a service over it.
+
+Files of the pair are not needed on this machine: tokenizer and chat template are the server's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.app.loading import Start, warn_of
+from dflash_local.app.models import model_store, registry
+from dflash_local.app.notices import Notify
+from dflash_local.app.resolve import Choice, choose
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.generation_config import FILE
+from dflash_local.errors import UnknownModelError
+from dflash_local.events import Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.service.service import Service
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.remote.endpoint import Endpoint
+    from dflash_local.remote.server_checks import Program, WantedModel
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServer:
+    """A server that replies come from.
+
+    Attributes:
+        program: that it must be; None takes vLLM and SGLang.
+    """
+
+    url: str
+    program: Program | None = None
+
+    def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
+        """The pair that a name means, with what the registry knows of it; the only model of the server without a name.
+
+        Raises:
+            UsageError: a bad address or ``drafter``. UnknownModelError: no name, and it serves several models.
+            ServerError: no name, and no such server answers.
+        """
+        from dflash_local.remote import server_checks
+
+        where = self._endpoint(user)
+        if model is None:
+            facts = server_checks.probe(where, server_checks.WantedModel(), self.program)
+            model = facts.served
+        choice = _choice(model, drafter, user)
+        if choice is None or choice.row is None:
+            return Pair(model, _folder(choice, user), _nowhere(user), bundled=False)
+        if choice.row.bundled and choice.own_drafter:
+            return bundled.find(choice.row.bundled)
+        row = choice.row
+        target = _folder(choice, user)
+        return Pair(choice.name, target, _nowhere(user), False, row.alarm_band, thinking=row.thinking)
+
+    def starter(self, drafter: str | None) -> Start:
+        """What takes the place of ``app.loading.start_service``.
+
+        Args:
+            drafter: that the server is to draft with, instead of the registry's.
+        """
+
+        def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
+            from dflash_local.remote.openai_server import attach
+
+            session = attach(self._endpoint(user), wanted_model(pair, drafter, user), self.program)
+            notify(Notice(f"replies come from {session.facts.loaded_as}"))
+            warn_of(session, notify)
+            return Service(session)
+
+        return start
+
+    def _endpoint(self, user: Settings) -> Endpoint:
+        from dflash_local.remote.endpoint import TOKEN_VARIABLE, endpoint
+
+        return endpoint(self.url, user.environ.get(TOKEN_VARIABLE))
+
+
+def wanted_model(pair: Pair, drafter: str | None, user: Settings) -> WantedModel:
+    """What a server must serve for a pair."""
+    from dflash_local.remote.server_checks import WantedModel
+
+    choice = _choice(pair.name, drafter, user)
+    if choice is None:
+        return WantedModel(pair.name, (pair.name,))
+    row = choice.row
+    names = [pair.name, choice.name, str(choice.target.resolve()) if isinstance(choice.target, Path) else ""]
+    if row is not None and row.name == choice.name:
+        names += [row.target.id if row.target is not None else "", *row.aliases]
+    drafter_of = choice.drafter
+    drafters = [str(drafter_of.resolve()) if isinstance(drafter_of, Path) else drafter_of.id if drafter_of else ""]
+    known = choice.drafter_row
+    drafters += known.mirrors if known is not None else ()
+    block = known.fingerprints[0].block_size if known is not None and known.fingerprints else None
+    return WantedModel(
+        pair.name, tuple(filter(None, dict.fromkeys(names))), tuple(filter(None, dict.fromkeys(drafters))), block
+    )
+
+
+def sampling_notice(pair: Pair) -> str:
+    """That replies are greedy where nobody gives a temperature; empty where the authors' advice is on this machine."""
+    if (pair.target / FILE).is_file():
+        return ""
+    return f"greedy unless --temperature is given: what the authors of {pair.name} advise is not on this machine"
+
+
+def _choice(model: str, drafter: str | None, user: Settings) -> Choice | None:
+    """What a name means; None for one that only the server may know."""
+    try:
+        return choose(model, drafter, user, draft=False)
+    except UnknownModelError:
+        if registry(user).find(model) is not None or drafter is not None:
+            raise
+        return None
+
+
+def _folder(choice: Choice | None, user: Settings) -> Path:
+    """The target's folder where it is on this machine."""
+    target = choice.target if choice is not None else None
+    if isinstance(target, Path):
+        return target
+    store = model_store(user)
+    found = store.find(target) if store is not None else None
+    return _nowhere(user) if found is None else found.folder
+
+
+def _nowhere(user: Settings) -> Path:
+    """A path that does not exist, of what lies on a server."""
+    return (user.hub.cache or Path(os.devnull)) / "on a server"

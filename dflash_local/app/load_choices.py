@@ -1,0 +1,147 @@
+"""What a load dialog offers: each way to load a pair on this machine, with its memory, speed and download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_local.app.fitting import Loaded, machine, shapes
+from dflash_local.app.models import ModelStore, model_store
+from dflash_local.app.recommending import recommended
+from dflash_local.app.resolve import (
+    Choice,
+    choose,
+    missing_files,
+    refuse_what_does_not_run,
+    size_gib,
+    with_local_mirror,
+)
+from dflash_local.errors import UsageError
+from dflash_local.load_config import LoadConfig
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.planner.machine import Machine
+    from dflash_local.planner.plan import Plan
+    from dflash_local.planner.recommend import Option, Preference
+
+CONTEXTS = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)  # lengths that a dialog offers beside the most that fits
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """One way to load a pair.
+
+    Attributes:
+        model: what commands take as MODEL: the pair's name, or a pre-quantised target's repository.
+        option: its weights, its plan and its predicted speed.
+        download_gib: to be fetched first; 0 where all of it is here, None where its size is not known.
+    """
+
+    model: str
+    option: Option
+    download_gib: float | None
+
+    @property
+    def config(self) -> LoadConfig:
+        """What to load ``model`` with."""
+        return self.option.config
+
+    @property
+    def plan(self) -> Plan:
+        """Memory, context and engine."""
+        return self.option.plan
+
+    @property
+    def fits(self) -> bool:
+        """True when it does."""
+        return self.option.fits
+
+    @property
+    def here(self) -> bool:
+        """True when nothing has to be downloaded."""
+        return self.download_gib == 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChoices:
+    """The ways to load a pair: those that fit, the best first, then those that do not.
+
+    Attributes:
+        name: of the pair. asked: what holds for all of them. contexts: lengths to choose from, the longest last.
+        has_drafter: drafting can be switched off.
+    """
+
+    name: str
+    machine: Machine
+    asked: LoadConfig
+    choices: tuple[LoadChoice, ...]
+    contexts: tuple[int, ...]
+    has_drafter: bool
+
+    @property
+    def settled(self) -> bool:
+        """True where nothing is left to choose: there is one way, which fits and is here."""
+        return len(self.choices) == 1 and self.choices[0].fits and self.choices[0].here
+
+    @property
+    def preselected(self) -> int | None:
+        """Index of the best that is here, else of the best; None where nothing fits."""
+        fitting = [index for index, each in enumerate(self.choices) if each.fits]
+        return next((index for index in fitting if self.choices[index].here), fitting[0] if fitting else None)
+
+
+def load_choices(
+    name: str,
+    user: Settings,
+    asked: LoadConfig | None = None,
+    loaded: Loaded | None = None,
+    preference: Preference = "balanced",
+) -> LoadChoices | None:
+    """Plan every way to load a pair; may take a second. None where its shape is not known before it is here.
+
+    Args:
+        name: whatever ``resolve`` takes. asked: options that hold for all: context, drafter, device.
+        loaded: what this process has loaded: its memory counts as free.
+
+    Raises:
+        UnknownModelError: no such pair. DoesNotFitError: it runs on a server only. DownloadError: it is announced only.
+        UsageError: the device is not there.
+    """
+    from dflash_local.planner.plan import context_limit
+
+    asked = asked or LoadConfig()
+    choice, store = _chosen(name, user, asked.draft), model_store(user)
+    refuse_what_does_not_run(choice)
+    known = shapes(choice, store)
+    if known is None:
+        return None
+    where = machine(user, device=asked.device, loaded=loaded)
+    found = recommended(choice.target_row, known, where, asked, preference=preference, user=user, store=store)
+    options = (*found.fitting, *found.rest)
+    choices = tuple(_choice(choice, option, asked.draft, store) for option in options)
+    longest = max((option.plan.context or 0 for option in found.fitting), default=0)
+    if asked.context is not None:
+        longest = context_limit(known.target, known.drafter if asked.draft else None)
+    contexts = tuple(context for context in CONTEXTS if context < longest)
+    return LoadChoices(choice.name, where, asked, choices, contexts, choice.drafter is not None)
+
+
+def _chosen(name: str, user: Settings, draft: bool) -> Choice:
+    """As ``choose``, with the drafter that could be had where none is asked for."""
+    try:
+        return choose(name, None, user)
+    except UsageError:
+        if draft:
+            raise
+        return choose(name, None, user, draft=False)
+
+
+def _choice(choice: Choice, option: Option, draft: bool, store: ModelStore | None) -> LoadChoice:
+    own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
+    if store is None:
+        lacking = tuple(role for role, _ in own.repos)
+    else:
+        own = with_local_mirror(own, store)
+        lacking = tuple(missing_files(own, store, draft))
+    return LoadChoice(own.name, option, size_gib(own, lacking) if lacking else 0.0)

@@ -1,0 +1,131 @@
+"""Figures of a task over the results of its prompts: both acceptance lengths, rates, waits, right answers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_local.bench.tasks.results import PromptResult, Reply
+
+RIGHT = ("right", "passed")
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of the replies' own values, by nearest rank; None where there is no reply."""
+
+    p50: float | None
+    p90: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModeFigures:
+    """All replies of one mode; the first token of a reply belongs to its prefill.
+
+    Attributes:
+        tokens_per_s: decode rate, first tokens left out. end_to_end_tokens_per_s: prefill included.
+        right: replies that are right or passed, of ``scored``.
+    """
+
+    tokens: int
+    tokens_per_s: float | None
+    end_to_end_tokens_per_s: float | None
+    ttft_s: Percentiles
+    decode_rates: Percentiles
+    end_to_end_rates: Percentiles
+    right: int
+    scored: int
+    timed_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigures:
+    """One task.
+
+    Attributes:
+        prompts: answered. failed: that ended in an error, and count nowhere else. replies: turns of those answered.
+        acceptance_length: as the cards: the mean of each reply's cycles, averaged over replies.
+        mean_acceptance_length: as vLLM: tokens of all drafting cycles / those cycles.
+        cycles: that drafted. speedup: of the end-to-end rates; decode_speedup: of the decode rates.
+        equal: replies with the same ids in both modes.
+    """
+
+    prompts: int
+    failed: int
+    replies: int
+    cycles: int
+    acceptance_length: float | None
+    mean_acceptance_length: float | None
+    speedup: float | None
+    decode_speedup: float | None
+    equal: int
+    ar: ModeFigures
+    dflash: ModeFigures
+
+
+def acceptance_length(replies: Sequence[Sequence[int]]) -> float | None:
+    """As the model cards: each reply's mean over its cycles, then the mean of these; replies without one left out.
+
+    Args:
+        replies: accepted drafts + 1 of each drafting cycle, for each reply.
+    """
+    means = [sum(lengths) / len(lengths) for lengths in replies if lengths]
+    return sum(means) / len(means) if means else None
+
+
+def mean_acceptance_length(replies: Sequence[Sequence[int]]) -> float | None:
+    """As vLLM's "mean acceptance length": 1 + accepted drafts / drafting cycles, all replies together."""
+    lengths = [length for reply in replies for length in reply]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that ``share`` of all do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1] if ordered else None
+
+
+def of_results(results: Sequence[PromptResult]) -> TaskFigures:
+    """The figures of a task's prompts."""
+    turns = [turn for result in results if not result.error for turn in result.turns]
+    ar, dflash = _mode([turn.ar for turn in turns]), _mode([turn.dflash for turn in turns])
+    lengths = [turn.dflash.acceptance_lengths for turn in turns]
+    return TaskFigures(
+        prompts=sum(not result.error for result in results),
+        failed=sum(bool(result.error) for result in results),
+        replies=len(turns),
+        cycles=sum(map(len, lengths)),
+        acceptance_length=acceptance_length(lengths),
+        mean_acceptance_length=mean_acceptance_length(lengths),
+        speedup=_ratio(dflash.end_to_end_tokens_per_s, ar.end_to_end_tokens_per_s),
+        decode_speedup=_ratio(dflash.tokens_per_s, ar.tokens_per_s),
+        equal=sum(turn.equal for turn in turns),
+        ar=ar,
+        dflash=dflash,
+    )
+
+
+def _mode(replies: Sequence[Reply]) -> ModeFigures:
+    decode_s = sum(reply.decode_s for reply in replies)
+    tokens = sum(reply.tokens for reply in replies)
+    scores = [reply.score for reply in replies if reply.score is not None]
+    return ModeFigures(
+        tokens=tokens,
+        tokens_per_s=_ratio(sum(max(reply.tokens - 1, 0) for reply in replies), decode_s),
+        end_to_end_tokens_per_s=_ratio(tokens, decode_s + sum(reply.prefill_s for reply in replies)),
+        ttft_s=_percentiles([reply.ttft_s for reply in replies]),
+        decode_rates=_percentiles([reply.tokens_per_s for reply in replies]),
+        end_to_end_rates=_percentiles([reply.end_to_end_tokens_per_s for reply in replies]),
+        right=sum(score in RIGHT for score in scores),
+        scored=len(scores),
+        timed_out=scores.count("timed out"),
+    )
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles:
+    return Percentiles(percentile(values, 0.5), percentile(values, 0.9))
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

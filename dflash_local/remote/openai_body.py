@@ -1,0 +1,88 @@
+"""A ``Request`` as the body of an OpenAI-compatible request to vLLM or SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.errors import UsageError
+from dflash_local.remote.server_checks import ServerFacts
+from dflash_local.request import Message, Request
+
+MAX_SEED = 2**63 - 1  # both programs take a signed integer
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[str, Any]]:
+    """The path and body of a streamed request.
+
+    What is off in a ``SamplingParams`` is left out of the body, so that the server's own default holds.
+
+    Raises:
+        UsageError: the server cannot do what is asked, or decides it itself.
+    """
+    _check(request, facts, seed)
+    limit = request.limits.max_new_tokens
+    body: dict[str, Any] = {
+        "model": facts.served,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_tokens": None if facts.context and limit >= facts.context else limit,
+        "seed": seed,
+        **_sampling(request),
+    }
+    if request.limits.stop:
+        body["stop"] = list(request.limits.stop)
+    # vLLM streams token ids; SGLang refuses to (noonghunna/club-3090 PR 1257), and reports its drafts instead.
+    body["return_token_ids" if facts.program == "vllm" else "return_spec_tokens_details"] = True
+    if not request.messages:
+        return COMPLETIONS, body | {"prompt": list(request.prompt_ids) or request.prompt}
+    body["messages"] = [_message(message) for message in request.messages]
+    body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
+    if request.tools:
+        body["tools"] = [dict(tool) for tool in request.tools]
+    return CHAT, body
+
+
+def _check(request: Request, facts: ServerFacts, seed: int) -> None:
+    if request.mode == "ar" and facts.drafts is not False:
+        raise UsageError(
+            f"{facts.title} drafts for every request, as it was started: no request can switch that off",
+            "start a second server without --speculative-config for plain replies",
+        )
+    if request.block_size is not None and request.block_size != facts.block_size:
+        raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")
+    if request.logprobs is not None:
+        raise UsageError("log-probabilities through a server are not supported yet")
+    if seed > MAX_SEED:
+        raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
+
+
+def _sampling(request: Request) -> dict[str, Any]:
+    given = request.sampling
+    if given.greedy:
+        found: dict[str, Any] = {"temperature": 0.0}
+    elif given.top_p == 0:  # the best token alone; servers refuse the number
+        found = {"temperature": given.temperature, "top_k": 1}
+    else:
+        found = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    found |= {name: getattr(given, name) for name in penalties}
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, **dict.fromkeys(penalties[1:], 0.0)}
+    return {name: value for name, value in found.items() if name not in off or value != off[name]}
+
+
+def _message(message: Message) -> Mapping[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.thinking:
+        found["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.name:
+        found["name"] = message.name
+    return found

@@ -1,0 +1,272 @@
+"""A session in a running vLLM or SGLang server, used as if its pair were loaded here.
+
+What a server does not report stays absent: of single cycles nothing is known, and acceptance comes from the reply's own
+figures or the difference of the server's counters. Its text is a model's: screens make it safe, as any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from dflash_local.errors import ServerError, UsageError
+from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
+from dflash_local.remote import server_metrics
+from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
+from dflash_local.remote.openai_body import MAX_SEED, body_of
+from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
+from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
+from dflash_local.request import Request, fresh_seed
+
+THOUGHT = "</think>"  # what a server's reasoning parser takes out of the text
+SHORTEST_S = 0.01  # a reply that came within less tells nothing of its speed
+REASONS: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "function_call": "stop",
+}
+
+
+class ServerSession:
+    """The session of a server, for one ``Service`` of this process.
+
+    Errors of a request are none of the session: the next request asks the server again.
+
+    Args:
+        wanted: the model that it must serve, also after a restart. facts: of the check before.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, wanted: WantedModel, facts: ServerFacts, patience: Patience = PATIENCE
+    ) -> None:
+        self.facts = facts
+        self._endpoint, self._wanted, self._patience = endpoint, wanted, patience
+        self._reasons: set[str] = set()  # for which acceptance was not known: each is a warning once
+        self._counters: Counters | None = None  # of the last request
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """Answer ``request``: the events up to and including ``Finished``; cancelling hangs up.
+
+        Raises:
+            UsageError: the server cannot do it. ServerError: it is gone, silent, or ends the reply with an error;
+                what came before stands.
+        """
+        seed = request.sampling.seed
+        seed = fresh_seed() & MAX_SEED if seed is None else seed
+        body_of(request, self.facts, seed)  # refused in the call
+        return self._reply(request, seed, cancelled)
+
+    def close(self) -> None:
+        """Nothing of it is here."""
+
+    def _reply(self, request: Request, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
+        before = server_metrics.read(self._endpoint)
+        if self._restarted(before):
+            self.facts = probe(self._endpoint, self._wanted, self.facts.program)
+            yield Notice(f"the server at {self.facts.url} was restarted: {self.facts.loaded_as}", "warning")
+        path, body = body_of(request, self.facts, seed)
+        reply = Reply(request, self.facts, seed)
+        try:
+            yield from self._streamed(path, body, reply, cancelled)
+        except UsageError:
+            # Both programs refuse a limit that the prompt leaves no room for; without one they fill what there is.
+            if body["max_tokens"] is None or self.facts.context == 0:
+                raise
+            yield from self._streamed(path, body | {"max_tokens": None}, reply, cancelled)
+        stopped = cancelled()
+        if not stopped and reply.reason is None:
+            raise broken_off(self.facts.url, "the connection was closed")
+        yield from reply.begin()
+        acceptance, self._counters = reply.acceptance, before
+        if acceptance is None and self.facts.drafts is not False:
+            try:
+                after = server_metrics.read_settled(self._endpoint, before) if before is not None else None
+                self._counters = after
+                acceptance = server_metrics.difference(before, after)
+            except Unattributable as why:
+                level: Literal["info", "warning"] = "info" if str(why) in self._reasons else "warning"
+                self._reasons.add(str(why))
+                yield Notice(f"the acceptance length of this reply is not known: of the server, {why}", level)
+        if reply.unparsed:
+            yield Notice(f"the reply holds {THOUGHT}: the server was started without a reasoning parser", "warning")
+        if not stopped and reply.usage is None:
+            yield Notice("the server reports no token counts, so that speeds are not known")
+        yield reply.finished("cancelled" if stopped else reply.reason or "stop", acceptance)
+
+    def _streamed(
+        self, path: str, body: Mapping[str, Any], reply: Reply, cancelled: Callable[[], bool]
+    ) -> Iterator[Event]:
+        stream = EventStream(self._endpoint, path, body, self._patience)
+        try:
+            for content in stream.events(cancelled):
+                if isinstance(content, Notice):
+                    yield content
+                else:
+                    yield from reply.take(content)
+        finally:
+            stream.close()
+
+    def _restarted(self, now: Counters | None) -> bool:
+        """True where a counter went back since the last request."""
+        last = self._counters
+        if last is None or now is None or last.ended is None:
+            return False
+        return now.ended is None or now.ended < last.ended
+
+
+class Reply:
+    """What has come of one reply, and the events it makes.
+
+    Attributes:
+        reason: why it ended; None before. usage: of the last event that had one.
+        acceptance: as the reply itself reports it. unparsed: thoughts came as text of the reply.
+    """
+
+    def __init__(self, request: Request, facts: ServerFacts, seed: int) -> None:
+        self.reason: FinishReason | None = None
+        self.usage: Mapping[str, Any] | None = None
+        self.acceptance: Acceptance | None = None
+        self.unparsed = False
+        self._request, self._facts, self._seed = request, facts, seed
+        self._began = time.perf_counter()
+        self._first: tuple[float, int] | None = None  # seconds, and tokens that had come then
+        self._last = 0.0
+        self._started = False
+        self._calling = False
+        self._prompt_ids: tuple[int, ...] = ()
+
+    def take(self, content: Mapping[str, Any]) -> Iterator[Event]:
+        """The events that one event of the server makes.
+
+        Raises:
+            ServerError: it reports an error, or an end that is none.
+        """
+        error = stream_error(content)
+        if error:
+            raise ServerError(
+                f"the server at {self._facts.url} ended the reply: {error}", "its log has the reason; ask again"
+            )
+        now = time.perf_counter() - self._began
+        usage = content.get("usage")
+        self.usage = usage if isinstance(usage, dict) else self.usage
+        self.acceptance = server_metrics.of_reply(content) or self.acceptance
+        self._prompt_ids = _ids(content.get("prompt_token_ids")) or self._prompt_ids
+        choices = content.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            return
+        self._prompt_ids = _ids(choice.get("prompt_token_ids")) or self._prompt_ids
+        pieces, ids = tuple(self._pieces(choice)), _ids(choice.get("token_ids"))
+        if pieces or ids:
+            self.unparsed = self.unparsed or any(one.channel == "final" and THOUGHT in one.text for one in pieces)
+            if self._first is None:
+                self._first = (now, len(ids) or self._count("completion_tokens") or 1)
+            self._last = now
+            yield from self.begin()
+            yield Step(pieces, ids, 0, 0, 0, now, drafts=0)
+        reason = choice.get("finish_reason")
+        if reason is not None:
+            self._last = now
+            if reason not in REASONS:
+                raise ServerError(f"the server at {self._facts.url} ended the reply: {str(reason)[:40]!r}", "ask again")
+            self.reason = REASONS[reason]
+
+    def begin(self) -> Iterator[Event]:
+        """``Started``, once."""
+        if not self._started:
+            self._started = True
+            details = (self.usage or {}).get("prompt_tokens_details")
+            reused = _whole(details.get("cached_tokens")) if isinstance(details, dict) else 0
+            ids = self._prompt_ids if self._request.return_token_ids else ()
+            yield Started(self._count("prompt_tokens") or len(self._prompt_ids), reused, self._ttft, ids)
+
+    def finished(self, reason: FinishReason, acceptance: Acceptance | None) -> Finished:
+        """The end, with the figures that are known."""
+        tokens = self._count("completion_tokens")
+        first = self._first or (0.0, 0)
+        decode = max(0.0, self._last - first[0])
+        whole = self._last or (time.perf_counter() - self._began)
+        block = (acceptance.block if acceptance is not None else None) or self._facts.block_size
+        stats = Stats(
+            acceptance_lengths=acceptance.lengths if acceptance is not None else (),
+            acceptance_per_position=acceptance.per_position if acceptance is not None else (),
+            mean_acceptance_length=acceptance.mean if acceptance is not None else None,
+            turn_acceptance_length=None,
+            tokens_per_s=max(0, tokens - first[1]) / decode if decode > SHORTEST_S else 0.0,
+            end_to_end_tokens_per_s=tokens / whole if whole else 0.0,
+            ttft_s=self._ttft,
+            prefill_s=self._ttft,
+            decode_s=decode,
+            draft_s=0.0,
+            verify_s=0.0,
+            other_s=0.0,
+            engine=self._facts.engine,
+            mode="ar" if self._facts.drafts is False else "dflash",
+            block_size=block,
+            seed=self._seed,
+        )
+        return Finished(reason, Usage(self._count("prompt_tokens") or len(self._prompt_ids), tokens), stats)
+
+    @property
+    def _ttft(self) -> float:
+        return self._first[0] if self._first is not None else 0.0
+
+    def _count(self, name: str) -> int:
+        return _whole((self.usage or {}).get(name))
+
+    def _pieces(self, choice: Mapping[str, Any]) -> Iterator[Piece]:
+        """The texts of a choice: a delta of a chat, or the text of a completion."""
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            text = choice.get("text")
+            if isinstance(text, str) and text:
+                yield Piece(text)
+            return
+        channels: tuple[tuple[str, Channel], ...] = (
+            ("reasoning_content", "thinking"),
+            ("reasoning", "thinking"),
+            ("content", "final"),
+        )
+        seen = set()
+        for name, channel in channels:
+            text = delta.get(name)
+            if isinstance(text, str) and text and (channel, text) not in seen:  # vLLM fills both names of one release
+                seen.add((channel, text))
+                yield Piece(text, channel)
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+
+    def _call(self, call: Any) -> Iterator[Piece]:
+        """A part of a tool call: its name on a line of its own, then its arguments as they come."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(name, str) and name:
+            yield Piece(f"{chr(10) if self._calling else ''}{name} ", "tool")
+            self._calling = True
+        if isinstance(arguments, str) and arguments:
+            yield Piece(arguments, "tool")
+
+
+def attach(
+    endpoint: Endpoint, wanted: WantedModel, program: Program | None = None, patience: Patience = PATIENCE
+) -> ServerSession:
+    """The session of the server that listens at an address and serves the wanted model.
+
+    Raises:
+        ServerError, UnknownModelError: see ``server_checks.probe``.
+    """
+    return ServerSession(endpoint, wanted, probe(endpoint, wanted, program), patience)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else []
+    return tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

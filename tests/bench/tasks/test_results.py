@@ -1,0 +1,62 @@
+"""Results kept line by line: taken up again, torn ends cut off, other runs' files left alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash_local.bench.tasks.results import PromptResult, Reply, ResultsFile, Turn
+from dflash_local.errors import UsageError
+
+REPLY = Reply(3, "stop", (2, 1), 0.1, 0.1, 1.0, 2.0, 2.5, "text \x1b[0m ü", None)
+DONE = PromptResult("1", (Turn(5, True, replace(REPLY, acceptance_lengths=()), REPLY),))
+FAILED = PromptResult("2", error="ContextError: too long")
+
+
+def opened(folder: Path, fresh: bool = False, **identity: object) -> ResultsFile:
+    return ResultsFile(folder, "owner/name-gsm8k", {"block": 8, **identity}, fresh)
+
+
+def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.add(DONE)
+    file.add(FAILED)
+    assert opened(tmp_path).results == {"1": DONE, "2": FAILED}
+    assert file.path.name.startswith("owner-name-gsm8k-") and file.path.stat().st_mode & 0o077 == 0
+    file.add(replace(FAILED, error="", turns=DONE.turns))
+    assert not opened(tmp_path).results["2"].error, "the last line of a prompt counts"
+
+
+def test_a_torn_line_is_cut_off_and_a_damaged_one_is_run_again(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.add(DONE)
+    whole = file.path.read_bytes()
+    file.path.write_bytes(whole + b'{"id": "7"}\n\xff\n{"id": "2", "tu')
+    again = opened(tmp_path)
+    assert again.results == {"1": DONE}
+    again.add(FAILED)
+    assert opened(tmp_path).results == {"1": DONE, "2": FAILED}
+
+
+def test_other_settings_have_another_file(tmp_path: Path) -> None:
+    opened(tmp_path).add(DONE)
+    assert opened(tmp_path, thinking=True).results == {}
+    assert opened(tmp_path, fresh=True).results == {} and opened(tmp_path).results == {}
+
+
+@pytest.mark.parametrize("head", [b"", b"\n", b"[]\n", json.dumps({"version": 1, "identity": {}}).encode() + b"\n"])
+def test_a_file_that_is_not_this_run_s_is_left_alone(tmp_path: Path, head: bytes) -> None:
+    file = opened(tmp_path)
+    file.path.write_bytes(head)
+    with pytest.raises(UsageError, match="damaged"):
+        opened(tmp_path)
+    assert file.path.read_bytes() == head
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be written"):
+        opened(tmp_path / "file" / "folder")

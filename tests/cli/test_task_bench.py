@@ -1,0 +1,174 @@
+"""``dflash bench --tasks`` in-process on a toy: from the hub to the tables, resumed after a kill, refused in a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from dflash_local.bench.tasks import results  # noqa: E402
+from dflash_local.bench.tasks.table import TASKS  # noqa: E402
+from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from dflash_local.engine.session import Session  # noqa: E402
+from dflash_local.errors import EngineError  # noqa: E402
+from tests.bench.tasks.data_files import add_task, file_of  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
+from tests.fake_hub import FakeHub, online  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not (FOLDER / "demo").is_dir(), reason="the bundled pairs are not in this checkout")
+ARGV = ("bench", "demo", "--device", "cpu", "--max-new-tokens", "8", "--tasks")
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    """All six data sets."""
+    with FakeHub() as fake, online(fake):
+        for name in TASKS:
+            add_task(fake, name)
+        yield fake
+
+
+def test_all_six_make_tables_and_a_second_run_asks_nobody(cli: Cli, hub: FakeHub, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = cli(*ARGV, ",".join(TASKS), "--limit", "2", "--report", str(report), "--out", str(tmp_path / "rows"))
+    assert done.code == 0, done.err
+    tables = [line for line in done.out.splitlines() if line.startswith("|")]
+    assert [line.split(" | ")[0] for line in tables[2:8]] == [f"| {task.title}" for task in TASKS.values()]
+    assert "toy" in done.out and "code was not run" in done.out
+    content = json.loads(report.read_text(encoding="utf-8"))
+    assert [task["prompts"] for task in content["tasks"]] == [2] * 6
+    by_name = {task["task"]: task for task in content["tasks"]}
+    assert by_name["mt-bench"]["replies"] == 4, "two turns each"
+    assert all(task["equal"] == task["replies"] for task in content["tasks"])
+    assert by_name["gsm8k"]["ar"]["scored"] == 2 and by_name["humaneval"]["ar"]["scored"] == 0
+    assert not hub.gets("*.py"), "no code is fetched"
+    before = len(hub.requests)
+    again = cli(*ARGV, "gsm8k", "--limit", "2", "--out", str(tmp_path / "rows"), "--json")
+    assert again.code == 0 and len(hub.requests) == before
+    assert again.json["tasks"][0]["data"] == by_name["gsm8k"]["data"]
+    assert again.json["tasks"][0]["ar"] == by_name["gsm8k"]["ar"], "the same results, not measured again"
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    cli: Cli, hub: FakeHub, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second prompt, and a line that the kill left half written."""
+    rendered: list[int] = []
+    real, added = Session.render, results.ResultsFile.add
+
+    def interrupted(file: results.ResultsFile, result: results.PromptResult) -> None:
+        added(file, result)
+        with file.path.open("ab") as stream:
+            stream.write(b'{"id": "2", "tur')
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results.ResultsFile, "add", interrupted)
+        assert cli(*ARGV, "gsm8k").code == 130
+
+    def counted(session: Session, *args: object) -> object:
+        rendered.append(1)
+        return real(session, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "render", counted)
+    done = cli(*ARGV, "gsm8k", "--json")
+    assert done.code == 0, done.err
+    assert done.json["tasks"][0]["prompts"] == 3
+    (file,) = (own_home / ".local" / "share" / "dflash-local" / "bench").glob("demo-gsm8k-*.jsonl")
+    lines = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
+    assert [line["id"] for line in lines[1:]] == ["1", "2", "3"]
+    rendered.clear()
+    assert cli(*ARGV, "gsm8k", "--no-resume").code == 0 and rendered, "anew when asked"
+    assert len(file.read_text(encoding="ascii").splitlines()) == 4
+
+
+def test_a_failed_prompt_is_a_row_and_is_tried_again(cli: Cli, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = Session.render, iter(range(1000))
+
+    def failing(session: Session, *args: object) -> object:
+        if next(count) == 2:  # the first is the warm-up's
+            raise EngineError("planted")
+        return real(session, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "render", failing)
+        done = cli(*ARGV, "gsm8k", "--json")
+    task = done.json["tasks"][0]
+    assert done.code == 0 and (task["prompts"], task["failed"]) == (2, 1)
+    assert [row["error"] for row in task["rows"]].count("EngineError: planted") == 1
+    again = cli(*ARGV, "gsm8k", "--json").json["tasks"][0]
+    assert (again["prompts"], again["failed"]) == (3, 0)
+
+
+def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Path) -> None:
+    first = cli(*ARGV, "gsm8k", "--limit", "1", "--json").json["tasks"][0]["data"]
+    add_task(hub, "gsm8k", file_of("gsm8k")[:-1] + b" \n")
+    assert cli(*ARGV, "gsm8k", "--limit", "1", "--json").json["tasks"][0]["data"] == first
+    new = cli(*ARGV, "gsm8k", "--limit", "1", "--accept-new-data", "--json").json["tasks"][0]["data"]
+    assert new["commit"] != first["commit"] and new["sha256"] != first["sha256"]
+    (place,) = (own_home / ".cache").rglob(f"{new['commit']}/test.jsonl")
+    place.write_bytes(b"{}")
+    done = cli(*ARGV, "gsm8k")
+    assert done.code == 4 and new["sha256"] in done.err and "--accept-new-data" in done.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("demo", "--tasks", "gsm8k", "--weights", "random"), "--tasks does not go with --weights random"),
+        (("demo", "--tasks", "gsm9k"), "'gsm9k' is unknown"),
+        (("demo", "--tasks", ","), "names no task"),
+        (("demo", "--tasks", "gsm8k", "--prompts", "builtin"), "--tasks does not go with --prompts"),
+        (("demo", "--tasks", "gsm8k", "--limit", "0"), "limit 0"),
+        (("demo", "--run-code"), "--run-code is for --tasks"),
+        (("demo", "--no-resume"), "--no-resume is for --tasks"),
+    ],
+)
+def test_bad_options_are_one_line(cli: Cli, argv: tuple[str, ...], word: str) -> None:
+    done = cli("bench", *argv)
+    assert done.code == 2 and word in done.err and done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "more", "word"),
+    [
+        (b"\xff\xfe", {}, "not UTF-8"),
+        (b'{"question": ' + b"[" * 200_000, {}, "line 1"),
+        (b'{"question": "a\\u001b[2J", "answer": "#### 1"}', {}, "control character"),
+        (b'{"question": "a"}', {}, "answer is missing"),
+        (b" " * (5 << 20), {}, "are allowed"),
+        (b'{"question": "a", "answer": "#### 1"}', {"../../.bashrc": b"x"}, "which is refused"),
+    ],
+)
+def test_poisoned_data_are_refused_in_a_line_and_not_recorded(
+    cli: Cli, own_home: Path, raw: bytes, more: dict[str, bytes], word: str
+) -> None:
+    with FakeHub() as fake, online(fake):
+        add_task(fake, "gsm8k", raw, **more)
+        done = cli(*ARGV, "gsm8k")
+        assert done.code == 4 and word in done.err and done.out == "" and "\x1b" not in done.err
+        assert not list(own_home.rglob("datasets.json")) and not list(own_home.rglob("test.jsonl"))
+        add_task(fake, "gsm8k")
+        assert cli(*ARGV, "gsm8k", "--limit", "1").code == 0, "the owner's correction is taken"
+
+
+def test_code_runs_only_when_asked_and_may_be_run_later(
+    cli: Cli, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run scores the texts that are there, without the model writing them again."""
+    first = cli(*ARGV, "mbpp,humaneval", "--limit", "1", "--json").json
+    assert [task["dflash"]["scored"] for task in first["tasks"]] == [0, 0] and first["sandbox"] is None
+
+    def rendered(session: Session, *args: object) -> object:
+        raise AssertionError("written again")
+
+    monkeypatch.setattr(Session, "render", rendered)
+    second = cli(*ARGV, "mbpp,humaneval", "--limit", "1", "--run-code", "--json").json
+    assert [task["dflash"]["scored"] for task in second["tasks"]] == [1, 1] and "network" in second["sandbox"]
+    assert second["tasks"][0]["rows"][0]["dflash"] == ["failed"], "a toy writes no programs"
+    shown = cli(*ARGV, "mbpp", "--limit", "1", "--run-code").out
+    assert f"code ran with {second['sandbox']}" in shown and "0 of 1 / 0 of 1" in shown

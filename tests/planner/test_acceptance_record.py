@@ -1,0 +1,66 @@
+"""What drafting was worth in the replies of this machine, and what predictions make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_local.catalog.row import Published
+from dflash_local.catalog.shapes import shape
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.read_model import read_model
+from dflash_local.planner.acceptance_record import ENOUGH, MANY, AcceptanceRecord, Count
+from dflash_local.planner.machine import named
+from dflash_local.planner.recommend import Weights, recommend
+
+NAME = "Qwen/Qwen3.5-9B"
+
+
+def test_replies_are_counted_by_target_and_become_one_length(tmp_path: Path) -> None:
+    record = AcceptanceRecord(tmp_path)
+    record.add(NAME, (4,) * (ENOUGH // 4 - 1))
+    assert record.read()[NAME].acceptance is None, "too few"
+    record.add(NAME, (2, 6))
+    record.add("another/one", ())
+    found = AcceptanceRecord(tmp_path).read()
+    assert list(found) == [NAME] and found[NAME] == Count(ENOUGH + 4, ENOUGH // 4 + 1)
+    lengths = found[NAME].acceptance
+    assert lengths is not None and lengths.low == lengths.high == pytest.approx(4.0)
+    assert lengths.source == f"measured here over {ENOUGH + 4} tokens"
+
+
+def test_what_was_written_lately_weighs_more() -> None:
+    count = Count(0, 0)
+    for length, cycles in ((2, MANY), (6, MANY // 3)):
+        for _ in range(cycles // 64):
+            count = count.plus(64 * length, 64)
+    assert count.tokens < MANY and count.tokens / count.cycles > 3.5, "4 were the mean of all"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": [1]}', '{"a": [1, 2]}', '{"a": ["4", 1]}', '{"a": [true, true]}'])
+def test_a_damaged_file_counts_nothing_and_is_written_anew(tmp_path: Path, content: str) -> None:
+    record = AcceptanceRecord(tmp_path)
+    assert record.path is not None
+    record.path.write_text(content)
+    assert record.read() == {}
+    record.add(NAME, (3,))
+    assert json.loads(record.path.read_text()) == {NAME: [3, 1]}
+    AcceptanceRecord(None).add(NAME, (3,))
+
+
+def test_a_prediction_takes_the_measured_length_of_its_own_target() -> None:
+    shapes = shape(NAME), shape(f"z-lab/{NAME[5:]}-DFlash")
+    assert shapes[0] is not None and shapes[1] is not None
+    target, drafter = read_model(shapes[0], NAME), DrafterConfig.from_shape(shapes[1], "d")
+    card = (Published("gsm8k", None, "v1", 1, 5.0, None, None, "the card"),)
+    enough = Count(800, 200)
+
+    def lengths(name: str) -> tuple[float, float] | None:
+        found = recommend([Weights(target)], drafter, named("RTX 4090", 24), None, "balanced", card, (), {name: enough})
+        assert found.best is not None and found.best.prediction is not None
+        length = found.best.prediction.acceptance
+        return None if length is None else (length.low, length.high)
+
+    assert lengths(NAME) == (4.0, 4.0) and lengths("another/one") == (5.0, 5.0)

@@ -1,0 +1,224 @@
+"""The ways to load a pair, over the chat: memory, speed and download of each; what is chosen is downloaded first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+
+from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.download import BeforeDownload
+from dflash_local.app.load_choices import LoadChoice, LoadChoices
+from dflash_local.load_config import FUSED
+from dflash_local.tables import amount, gib, natural_width, table, tokens
+from dflash_local.terminal import safe_line
+from dflash_local.ui.choice_text import COLUMNS, NO_DRAFTER, basis, choice_row
+from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
+from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
+
+PULSE_S = 0.05
+WIDEST = 116  # columns of the dialog
+AROUND = 7  # of them beside a row: borders, paddings and the bar that scrolls
+SHORTER = {
+    ", rounded at load": " at load",
+    ", 8-bit KV": ", KV 8",
+    "does not fit": "no",
+    " x acceptance": " x",
+    "reference (slow)": "slow",
+}
+
+
+class LoadScreen(ModalScreen[LoadChoice | None]):
+    """Dismissed with the way that was chosen; all it needs is here then."""
+
+    BINDINGS = [
+        Binding("d", "drafter", "Drafter"),
+        Binding("c", "context", "Context"),
+        Binding("escape,q", "dismiss", "Close"),
+    ]
+    CSS_PATH = "sheet.tcss"
+
+    def __init__(self, session: ChatSession, choices: LoadChoices) -> None:
+        super().__init__()
+        self._session, self._choices = session, choices
+        self._contexts: tuple[int, ...] = choices.contexts
+        self._inbox = Inbox()
+        self._jobs = Jobs(self._inbox)
+        self._then: Callable[[Any], None] | None = None  # what to do with the result of the running job
+        self._word = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="load", classes="sheet"):
+            yield Static("", id="pair", classes="heading", markup=False)
+            yield Static("", id="columns", classes="heading apart", markup=False)
+            yield OptionList(markup=False)
+            yield Static("", id="remark", classes="apart", markup=False)
+            yield Static("", id="basis", markup=False)
+            yield Static("", id="keys", classes="heading apart", markup=False)
+
+    def on_mount(self) -> None:
+        self.set_interval(PULSE_S, self._pulse)
+        self._fill(self._choices.preselected)
+        self.query_one(OptionList).focus()
+
+    def on_resize(self) -> None:
+        """Columns are dropped and cut as the width has it."""
+        self._fill(self._list.highlighted)
+
+    @property
+    def _list(self) -> OptionList:
+        return self.query_one(OptionList)
+
+    @property
+    def _highlighted(self) -> LoadChoice | None:
+        at = self._list.highlighted
+        return None if at is None else self._choices.choices[at]
+
+    # planning
+
+    def action_drafter(self) -> None:
+        if self._choices.has_drafter:
+            self._plan(self._choices.asked.context, not self._choices.asked.draft)
+
+    def action_context(self) -> None:
+        """The next of: as much context as fits, and the lengths that are offered."""
+        offered = (None, *self._contexts)
+        asked = self._choices.asked.context
+        at = offered.index(asked) if asked in offered else -1
+        self._plan(offered[(at + 1) % len(offered)], self._choices.asked.draft)
+
+    def _plan(self, context: int | None, draft: bool) -> None:
+        name = self._choices.name
+        self._work("planning", lambda: self._session.load_choices(name, context, draft), self._planned)
+
+    def _planned(self, choices: LoadChoices | None) -> None:
+        if choices is None:
+            return
+        before, moved = self._highlighted, self._list.highlighted != self._choices.preselected
+        self._choices = choices
+        if choices.asked.context is None:
+            self._contexts = choices.contexts
+        same = [at for at, each in enumerate(choices.choices) if before is not None and _key(each) == _key(before)]
+        self._fill(same[0] if same and moved else choices.preselected)
+
+    def _work(self, word: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Do on a thread what takes a while; one thing at a time."""
+        if self._then is None:
+            self._word, self._then = word, then
+            self._jobs.start(work)
+            self._show()
+
+    def _pulse(self) -> None:
+        for item in self._inbox.take():
+            if isinstance(item, Ended) and self._then is not None:
+                then, self._then, self._word = self._then, None, ""
+                if item.error is not None:
+                    self._word = f"error: {item.error}"
+                else:
+                    then(item.result)
+                self._show()
+
+    # choosing
+
+    def on_option_list_option_highlighted(self) -> None:
+        if self._then is None:
+            self._word = ""
+        self._show()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Load it, downloading first what is missing."""
+        choice = self._choices.choices[event.option_index]
+        if self._then is not None:
+            return
+        if not choice.fits:
+            self._word = f"cannot be loaded: {_remark(choice)}"
+            self._show()
+        elif choice.here:
+            self.dismiss(choice)
+        else:
+            look = partial(self._session.before_download, choice.model)
+            self._work("looking at the disk", look, partial(self._pull, choice))
+
+    def _pull(self, choice: LoadChoice, before: BeforeDownload) -> None:
+        def back(pulled: Pulled | None) -> None:
+            if pulled is not None and pulled.here:
+                self.dismiss(choice)
+            else:  # some of it may be here now
+                self._plan(self._choices.asked.context, self._choices.asked.draft)
+
+        question, draft = f"It takes {gib(choice.download_gib)} of disk.", choice.config.draft
+        self.app.push_screen(PullScreen(self._session, choice.model, question, before, draft=draft, leave=True), back)
+
+    # drawing
+
+    def _fill(self, highlighted: int | None) -> None:
+        width = min(self.size.width, WIDEST) - AROUND
+        head, *lines = _lines(self._choices, width)
+        self.query_one("#columns", Static).update(Content(head))
+        shown = self._list
+        shown.clear_options()
+        for choice, line in zip(self._choices.choices, lines, strict=True):
+            shown.add_option(Content.styled(line, "" if choice.fits else "dim"))
+        shown.highlighted = 0 if highlighted is None else highlighted
+        self._show()
+
+    def _show(self) -> None:
+        choice, where = self._highlighted, self._choices.machine
+        alone = "" if self._choices.asked.draft else " without its drafter"
+        title = f"Load {self._choices.name}{alone} on {where.name}, {amount(where.free)} free"
+        for name, text in (
+            ("pair", title),
+            ("remark", self._word or ("" if choice is None else _remark(choice))),
+            ("basis", basis(self._choices)),
+            ("keys", self._keys(choice)),
+        ):
+            place = self.query_one(f"#{name}", Static)
+            place.update(Content(safe_line(text)))
+            place.display = bool(text) or name == "remark"
+
+    def _keys(self, choice: LoadChoice | None) -> str:
+        """What the keys do, and how what they change stands."""
+        asked = self._choices.asked
+        keys = ["Enter loads" if choice.here else "Enter downloads and loads"] if choice and choice.fits else []
+        if self._choices.has_drafter:
+            keys.append(f"d: drafter {'on' if asked.draft else 'off'}")
+        if self._contexts or asked.context is not None:
+            keys.append(f"c: context {tokens(asked.context) if asked.context else 'max'}")
+        return " · ".join([*keys, "Esc closes"])
+
+
+def _key(choice: LoadChoice) -> tuple[str, str | None, str]:
+    return choice.model, choice.config.quantize, choice.config.kv_cache
+
+
+def _remark(choice: LoadChoice) -> str:
+    remark = choice_row(choice).remark
+    return f"{choice.model}: {remark}" if choice.fits else remark
+
+
+def _lines(choices: LoadChoices, width: int) -> list[str]:
+    """The head and a line for each way; too wide, first what is the same for all goes, then words become fewer."""
+    rows = [choice_row(each).cells for each in choices.choices]
+    idle = {"-", NO_DRAFTER}
+    for step in range(3):
+        kept = [at for at, cells in enumerate(zip(*rows)) if not set(cells) <= idle]
+        columns, cells = [COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        if natural_width(columns, cells) <= width:
+            break
+        idle = {*idle, FUSED}
+        if step == 1:
+            rows = [tuple(map(_shorter, row)) for row in rows]
+    return table(columns, cells, width)
+
+
+def _shorter(cell: str) -> str:
+    for words, fewer in SHORTER.items():
+        cell = cell.replace(words, fewer)
+    return cell
