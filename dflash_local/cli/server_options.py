@@ -42,6 +42,14 @@ Url = Annotated[
         "--url", metavar="URL", help="Replies of a running vLLM or SGLang server; its token in DFLASH_ENGINE_TOKEN."
     ),
 ]
+PlainUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--plain-url",
+        metavar="URL",
+        help="A second server, of the same target without drafts: it writes the plain text.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
