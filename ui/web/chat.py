@@ -224,7 +224,7 @@ class ChatTab:
             pause = PULSE_S * (1 + len(reply.source.text) // CHARS_A_PULSE)
             if visitor.chat.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
                 continue
-            changes = self._drawn(visitor, reply)
+            changes = {self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
             if now - figured < FIGURES_S:
                 changes.pop(self.figures)
             else:

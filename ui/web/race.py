@@ -90,11 +90,7 @@ class RaceTab:
         job = Job(contest.run, contest.stop)
         visitor.running.append(contest)
         try:
-            yield {
-                self.result: "",
-                self.stop: gr.update(interactive=True),
-                **self._drawn(contest.tracks, contest.state),
-            }
+            yield {self.result: "", **self._drawn(contest.tracks, contest.state)}
             async for changes in self._run(visitor, contest, job, prompt):
                 yield changes
         finally:  # a window that is closed ends its race
@@ -140,7 +136,12 @@ class RaceTab:
         return texts[0] if stale and texts else gr.skip()
 
     def _drawn(self, tracks: dict[Mode, Track], state: str, race: Race | None = None) -> Changes:
-        return {self.status: markup.paragraph(state), self.lanes: lanes(tracks, race)}
+        """A race that goes on; each update has all of it, so that none depends on one that came before."""
+        return {
+            self.status: markup.paragraph(state),
+            self.lanes: lanes(tracks, race),
+            self.stop: gr.update(interactive=True),
+        }
 
 
 def race_content(served: ServedPair, race: Race, prompt: str) -> dict[str, Any]:
