@@ -155,3 +155,10 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+def program(here: Site) -> Any:
+    """A client of the page's named endpoints, as patient as the windows are; of itself it waits 5 s."""
+    from gradio_client import Client
+
+    return Client(here.url, verbose=False, httpx_kwargs={"timeout": 60.0})

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_local.errors import BusyError, Interrupted
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -106,11 +106,10 @@ def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visi
 
 
 def test_programs_ask_for_both_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradio_client import Client
     from gradio_client.exceptions import AppError
 
     with site(change=lambda served: setattr(served, "report", REPORT)) as here:
-        client = Client(here.url, verbose=False)
+        client = program(here)
         assert client.predict(api_name="/about") == {"dflash-local": "0"}
         assert client.predict(api_name="/certify") == REPORT
 

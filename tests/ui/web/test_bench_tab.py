@@ -20,7 +20,7 @@ from dflash_local.service.race import Lane, Race
 from dflash_local.service.resident import Model, Resident
 from tests.service.scripted import STATS, PartingSession, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -137,12 +137,11 @@ def test_what_cannot_be_run_is_one_line(visitor: Visitor) -> None:
 
 
 def test_programs_run_it_by_name() -> None:
-    from gradio_client import Client
     from gradio_client.exceptions import AppError
 
     gate = threading.Event()
     with site(ScriptedSession(), ScriptedSession(gate=gate), change=two_prompts) as here:
-        client = Client(here.url, verbose=False)
+        client = program(here)
         report = client.predict(max_tokens=8, prompts=1, api_name="/bench")
         assert len(report["prompts"]) == 1 and report["max_new_tokens"] == 8
         with pytest.raises(AppError, match="max_tokens"):

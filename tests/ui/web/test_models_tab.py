@@ -22,7 +22,7 @@ from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -193,7 +193,6 @@ def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) ->
 
 
 def test_programs_use_the_pairs_by_name() -> None:
-    from gradio_client import Client
     from gradio_client.exceptions import AppError
 
     def pulling(_name: str, hear: Any, cancelled: Any) -> None:
@@ -209,7 +208,7 @@ def test_programs_use_the_pairs_by_name() -> None:
         served.pulling = pulling
 
     with site(change=change) as here:
-        client = Client(here.url, verbose=False)
+        client = program(here)
         listed = client.predict(api_name="/models")
         assert [(one["name"], one["served"]) for one in listed] == [("scripted", True), ("absent-one", False)]
         assert "is loaded" in client.predict("scripted", api_name="/load")
@@ -233,10 +232,8 @@ def test_programs_use_the_pairs_by_name() -> None:
 
 
 def test_no_endpoint_is_named_that_is_not_meant_to_be() -> None:
-    from gradio_client import Client
-
     with site() as here:
-        named = set(Client(here.url, verbose=False).view_api(return_format="dict")["named_endpoints"])
+        named = set(program(here).view_api(return_format="dict")["named_endpoints"])
     assert named == {
         *("/chat", "/race", "/stop", "/models", "/pull", "/cancel_pull", "/remove"),
         *("/load", "/unload", "/bench", "/about", "/certify"),

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from tests.service.scripted import HELLO, ScriptedSession
-from tests.ui.web.stand import Site, site, wait_until
+from tests.ui.web.stand import Site, program, site, wait_until
 from tests.ui.web.test_chat_tab import said
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Site, ScriptedSession, Any]]:
     """One server, its session and a client for all tests of this file."""
-    gradio_client = pytest.importorskip("gradio_client")
+    pytest.importorskip("gradio_client")
     session = ScriptedSession()
     with site(session) as here:
-        client = gradio_client.Client(here.url, verbose=False)
+        client = program(here)
         yield here, session, client
         client.close()
 
