@@ -98,6 +98,7 @@ KEYS: dict[str, Key] = {
     "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _up_to(MAX_TEMPERATURE, _number)),
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _up_to(MAX_NEW_TOKENS, _whole)),
     **{name: Key("true or false", _flag) for name in ("thinking", "history", "attach", "debug", "safe")},
+    **{name: Key("the path of a program", _text) for name in ("vllm", "sglang")},
 }
 
 
@@ -126,6 +127,7 @@ class Settings:
     Attributes:
         load_config: how pairs are loaded where a command has no options of its own.
         safe: begin with the slowest way of running, which needs least of the machine.
+        vllm: the program of that name to launch, in place of an installed one. sglang: the Python that has SGLang.
     """
 
     environ: Mapping[str, str]
@@ -143,6 +145,8 @@ class Settings:
     attach: bool = True
     debug: bool = False
     safe: bool = False
+    vllm: str | None = None
+    sglang: str | None = None
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

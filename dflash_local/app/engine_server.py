@@ -6,9 +6,9 @@ Files of the pair are not needed on this machine: tokenizer and chat template ar
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dflash_local.app.loading import Start, warn_of
 from dflash_local.app.models import model_store, registry
@@ -25,7 +25,18 @@ from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_local.remote.endpoint import Endpoint
+    from dflash_local.remote.openai_server import ServerSession
     from dflash_local.remote.server_checks import Program, WantedModel
+
+
+class ReplySource(Protocol):
+    """What gives replies in place of a pair loaded here: a running server, or one that is launched."""
+
+    def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
+        """The pair that a name means."""
+
+    def starter(self, drafter: str | None) -> Start:
+        """What takes the place of ``app.loading.start_service``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +44,12 @@ class EngineServer:
     """A server that replies come from.
 
     Attributes:
-        program: that it must be; None takes vLLM and SGLang.
+        program: that it must be; None takes vLLM and SGLang. token: that it wants; None for the user's variable.
     """
 
     url: str
     program: Program | None = None
+    token: str | None = field(default=None, repr=False)
 
     def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
         """The pair that a name means, with what the registry knows of it; the only model of the server without a name.
@@ -52,14 +64,7 @@ class EngineServer:
         if model is None:
             facts = server_checks.probe(where, server_checks.WantedModel(), self.program)
             model = facts.served
-        choice = _choice(model, drafter, user)
-        if choice is None or choice.row is None:
-            return Pair(model, _folder(choice, user), _nowhere(user), bundled=False)
-        if choice.row.bundled and choice.own_drafter:
-            return bundled.find(choice.row.bundled)
-        row = choice.row
-        target = _folder(choice, user)
-        return Pair(choice.name, target, _nowhere(user), False, row.alarm_band, thinking=row.thinking)
+        return known_pair(model, drafter, user)
 
     def starter(self, drafter: str | None) -> Start:
         """What takes the place of ``app.loading.start_service``.
@@ -69,19 +74,38 @@ class EngineServer:
         """
 
         def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            from dflash_local.remote.openai_server import attach
-
-            session = attach(self._endpoint(user), wanted_model(pair, drafter, user), self.program)
-            notify(Notice(f"replies come from {session.facts.loaded_as}"))
-            warn_of(session, notify)
-            return Service(session)
+            return Service(self.session(pair, drafter, user, notify))
 
         return start
+
+    def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> ServerSession:
+        """The session of the server, which was checked.
+
+        Raises:
+            ServerError: nobody answers, or another program. UnknownModelError: it serves another model.
+        """
+        from dflash_local.remote.openai_server import attach
+
+        session = attach(self._endpoint(user), wanted_model(pair, drafter, user), self.program)
+        notify(Notice(f"replies come from {session.facts.loaded_as}"))
+        warn_of(session, notify)
+        return session
 
     def _endpoint(self, user: Settings) -> Endpoint:
         from dflash_local.remote.endpoint import TOKEN_VARIABLE, endpoint
 
-        return endpoint(self.url, user.environ.get(TOKEN_VARIABLE))
+        return endpoint(self.url, self.token or user.environ.get(TOKEN_VARIABLE))
+
+
+def known_pair(model: str, drafter: str | None, user: Settings) -> Pair:
+    """What is known here of a pair that a server has, whatever of it is on this machine."""
+    choice = _choice(model, drafter, user)
+    if choice is None or choice.row is None:
+        return Pair(model, _folder(choice, user), _nowhere(user), bundled=False)
+    if choice.row.bundled and choice.own_drafter:
+        return bundled.find(choice.row.bundled)
+    row = choice.row
+    return Pair(choice.name, _folder(choice, user), _nowhere(user), False, row.alarm_band, thinking=row.thinking)
 
 
 def wanted_model(pair: Pair, drafter: str | None, user: Settings) -> WantedModel:
@@ -99,10 +123,21 @@ def wanted_model(pair: Pair, drafter: str | None, user: Settings) -> WantedModel
     drafters = [str(drafter_of.resolve()) if isinstance(drafter_of, Path) else drafter_of.id if drafter_of else ""]
     known = choice.drafter_row
     drafters += known.mirrors if known is not None else ()
+    drafters += [str(folder) for name in drafters if (folder := _snapshot(name, user)) is not None]
     block = known.fingerprints[0].block_size if known is not None and known.fingerprints else None
     return WantedModel(
         pair.name, tuple(filter(None, dict.fromkeys(names))), tuple(filter(None, dict.fromkeys(drafters))), block
     )
+
+
+def _snapshot(name: str, user: Settings) -> Path | None:
+    """The folder of a repository of which something is on this machine; a server launched here is given that."""
+    from dflash_local.catalog.repo_id import is_repo_id
+    from dflash_local.catalog.row import Repo
+
+    store = model_store(user)
+    found = store.find(Repo(name)) if store is not None and is_repo_id(name) else None
+    return None if found is None else found.folder.resolve()
 
 
 def sampling_notice(pair: Pair) -> str:

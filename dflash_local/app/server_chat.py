@@ -1,9 +1,9 @@
-"""A chat whose replies come from a running vLLM or SGLang server: other models are those that it serves."""
+"""A chat whose replies come from a vLLM or SGLang server: other models are those that it serves, or is launched for."""
 
 from __future__ import annotations
 
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.engine_server import EngineServer
+from dflash_local.app.engine_server import ReplySource
 from dflash_local.catalog.bundled import Pair
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.chat_options import ChatOptions
@@ -21,7 +21,7 @@ class ServerChat(ChatSession):
 
     def __init__(
         self,
-        server: EngineServer,
+        server: ReplySource,
         drafter: str | None,
         pair: Pair,
         options: ChatOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -177,13 +177,19 @@ class Launch:
     command: Annotated[str, command]
     environment: dict[Variable, str] = field(default_factory=dict)
 
-    def line(self, target: str, drafter: str, gpus: int | None = None) -> str:
-        """The exact line for a POSIX shell, environment first, every word quoted as needed.
+    @property
+    def gpus(self) -> int | None:
+        """Over so many the command spreads the weights; None where it does not say."""
+        words = shlex.split(self.command)
+        value = next((words[at + 1] for at, word in enumerate(words[:-1]) if word in TENSOR_PARALLEL), "")
+        return int(value) if value.isdigit() else None
+
+    def words(self, target: str, drafter: str, gpus: int | None = None) -> list[str]:
+        """The program and its arguments.
 
         Args:
             gpus: over so many the weights are spread, instead of those that the command names.
         """
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         words = [word.replace("TARGET", target).replace("DRAFTER", drafter) for word in shlex.split(self.command)]
         if gpus is not None:
             option = next((each for each in TENSOR_PARALLEL if each in words), "")
@@ -191,7 +197,16 @@ class Launch:
                 words[words.index(option) + 1] = str(gpus)
             else:
                 words += [TENSOR_PARALLEL[0 if words[0] == "vllm" else 1], str(gpus)]
-        return " ".join([*variables, *map(shlex.quote, words)])
+        return words
+
+    def line(self, target: str, drafter: str, gpus: int | None = None, options: Sequence[str] = ()) -> str:
+        """The exact line for a POSIX shell, environment first, every word quoted as needed; see ``words``.
+
+        Args:
+            options: at its end.
+        """
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, *map(shlex.quote, [*self.words(target, drafter, gpus), *options])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.fetch import obtain
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.screen import application, can_show, show
-from dflash_local.cli.server_options import Engine, Url, origin
+from dflash_local.cli.server_options import Engine, EngineArgs, KeepServer, Url, origin
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
@@ -36,6 +36,8 @@ def chat(
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
     url: Url = None,
     engine: Engine = None,
+    engine_args: EngineArgs = None,
+    keep: KeepServer = False,
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
@@ -46,22 +48,22 @@ def chat(
         sampling = {"temperature": user.temperature, **sampling}
     merged(SamplingParams(), sampling)  # an error comes before anything is downloaded or loaded
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
-    source = origin(call, model, drafter, load, engine, url, user.model or DEFAULT_MODEL)
+    source = origin(call, model, drafter, load, engine, url, user.model or DEFAULT_MODEL, engine_args, keep)
     pair, load = source.pair, source.load
     options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, call.thinks(pair, think), system)
     from dflash_local.app.chat_session import ChatSession
     from dflash_local.cli.repl import repl
 
-    keep = user.history and not no_history
+    recorded = user.history and not no_history
     if source.server is None:
-        session = ChatSession(pair, load, options, user, keep)
+        session = ChatSession(pair, load, options, user, recorded)
     else:
         from dflash_local.app.server_chat import ServerChat
 
-        session = ServerChat(source.server, drafter, pair, options, user, keep)
+        session = ServerChat(source.server, drafter, pair, options, user, recorded)
         if "temperature" not in sampling and (notice := sampling_notice(pair)):
             console.note(notice)
-    chosen = "" if model or user.model or source.server is not None else " (no MODEL was given)"
+    chosen = "" if model or user.model or url is not None else " (no MODEL was given)"
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
     if run_screen is not None:
         raise typer.Exit(show(run_screen, session, greeting(pair, chosen)))

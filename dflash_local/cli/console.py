@@ -145,12 +145,17 @@ class Console:
         else:
             self.note(event.message, "dim")
 
-    def show_progress(self, text: str, fraction: float) -> None:
-        """A line on stderr that is rewritten in place until anything else is said; nothing off a terminal."""
+    def show_progress(self, text: str, fraction: float | None = None) -> None:
+        """A line on stderr that is rewritten in place until anything else is said; nothing off a terminal.
+
+        Args:
+            fraction: how far it is (0..1); None where that is not known.
+        """
         if self.json_progress:
             self.json({"progress": text, "fraction": fraction})
         elif self.live:
-            line = f"{terminal.safe_line(text)} {fraction:.0%}"[: max(10, self.note_columns - 1)]
+            share = "" if fraction is None else f" {fraction:.0%}"
+            line = f"{terminal.safe_line(text)}{share}"[: max(10, self.note_columns - 1)]
             self._progress_width = max(self._progress_width, len(line))
             self._err(f"\r{line.ljust(self._progress_width)}")
 

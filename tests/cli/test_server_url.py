@@ -73,7 +73,10 @@ def test_the_token_comes_from_its_variable(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--engine", "vllm"), "--engine vllm needs --url"),
+        (("--keep",), "--keep is for a server that is launched"),
+        (("--url", "http://127.0.0.1:1", "--engine-args", "-x"), "--engine-args is for a server that is launched"),
+        (("--engine", "vllm", "--engine-args", "'"), "--engine-args: No closing quotation"),
+        (("--engine", "vllm", "--quantize", "int8"), "--quantize int8: the launched server decides"),
         (("--url", "http://127.0.0.1:1", "--engine", "fused"), "loads a pair here"),
         (("--url", "http://127.0.0.1:1", "--quantize", "int8"), "--quantize int8: the server at --url decides"),
         (("--url", "http://127.0.0.1:1", "--mode", "ar"), "--mode ar: the server at --url decides"),

@@ -155,6 +155,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake = self.fake
         routes: dict[str, Any] = {
+            "/health": {},
             "/v1/models": {
                 "object": "list",
                 "data": [

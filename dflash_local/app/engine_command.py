@@ -1,0 +1,167 @@
+"""The command that serves a pair with vLLM or SGLang on this machine, or on several: the registry row's, or, for a
+pair without one, that of its drafter's block size.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.app.models import ModelStore, model_store
+from dflash_local.app.resolve import Choice, with_local_mirror
+from dflash_local.catalog.row import Launch, Row, fingerprint_of
+from dflash_local.checkpoint_files.json_file import read_object
+from dflash_local.checkpoint_files.model_config import CONFIG
+from dflash_local.errors import DownloadError, SettingsError, UsageError
+from dflash_local.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Repo
+    from dflash_local.remote.server_checks import Program
+
+BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
+DRAFTING = "--speculative-"  # how all options of drafting begin, of both programs
+HEAD = "HEAD_ADDRESS"  # stands for the address of the first of several machines
+HEAD_PORT: Mapping[Program, str] = {"vllm": "8000", "sglang": "30000"}  # where they listen unless told otherwise
+MEET_PORT = 20000  # where SGLang's machines meet
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How a server is started.
+
+    Attributes:
+        words: the program, as the registry calls it, and its arguments. environment: variables besides the user's own.
+        fetched: repositories that are not on this machine, which the server downloads itself.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    fetched: tuple[str, ...] = ()
+
+
+def server_command(program: Program, choice: Choice, user: Settings, drafts: bool = True) -> ServerCommand:
+    """The command that serves a choice; files that are on this machine are named by their folders.
+
+    Args:
+        drafts: False leaves the drafter out, and nothing else.
+
+    Raises:
+        UsageError: no drafter, or none of known block size. DownloadError: the drafter is announced only, or the files
+            are not here and this is offline. SettingsError: the row's command starts another program.
+    """
+    store = model_store(user)
+    choice = choice if store is None else with_local_mirror(choice, store)
+    row = choice.drafter_row if drafts or choice.row is None else choice.row
+    if drafts and choice.drafter is None:
+        if row is not None and not row.bundled:
+            raise DownloadError(f"{row.name} is announced: no drafter is published yet", "dflash models lists others")
+        raise UsageError(f"no drafter is known for {choice.name}", "name one with --drafter")
+    if choice.target is None:
+        raise UsageError(f"nothing is known of where the files of {choice.name} are")
+    launch = _launch_of(program, row) or _generic(program, _block_of(choice, store) if drafts else None)
+    target = _place(choice.target, store)
+    drafter = _place(choice.drafter, store) if drafts and choice.drafter is not None else target
+    fetched = tuple(dict.fromkeys(place for place in (target, drafter) if not Path(place).is_absolute()))
+    if fetched and user.hub.offline:
+        raise DownloadError(
+            f"{' and '.join(fetched)} is not on this machine, and this is offline",
+            f"without HF_HUB_OFFLINE: dflash pull {choice.name}",
+        )
+    words = launch.words(target, drafter)
+    if words[0] not in BEGINS[program]:
+        raise SettingsError(f"the {program} command of {choice.name} starts {words[0]!r}", "see registry.yaml")
+    return ServerCommand(tuple(words if drafts else undrafted(words)), launch.environment, fetched)
+
+
+def undrafted(words: Sequence[str]) -> list[str]:
+    """A command without its options of drafting, each with its value."""
+    left: list[str] = []
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            dropping = word.startswith(DRAFTING)
+        elif dropping:
+            dropping = False
+            continue
+        if not dropping:
+            left.append(word)
+    return left
+
+
+def node_commands(row: Row, nodes: int) -> dict[str, tuple[str, ...]]:
+    """Server program -> a line for each of several alike machines, the first of them at ``HEAD``.
+
+    Tensor parallelism over all GPUs: neither program drafts across stages of a pipeline (vllm-project/vllm 57755).
+    """
+    if row.server is None or row.target is None or row.drafter is None:
+        return {}
+    launches: dict[str, tuple[Program, Launch | None]] = {
+        "vLLM": ("vllm", row.server.vllm),
+        "SGLang": ("sglang", row.server.sglang),
+    }
+    target, drafter = row.target.id, row.drafter.id
+    found = {}
+    for title, (program, launch) in launches.items():
+        if launch is not None:
+            gpus = nodes * (launch.gpus or row.server.tensor_parallel or 1)
+            more = [_of_node(program, nodes, rank) for rank in range(nodes)]
+            found[title] = tuple(launch.line(target, drafter, gpus, options) for options in more)
+    return found
+
+
+def _of_node(program: Program, nodes: int, rank: int) -> list[str]:
+    """The options of one of several machines; only the first takes requests."""
+    several = ["--nnodes", str(nodes), "--node-rank", str(rank)]
+    if program == "vllm":
+        several += ["--master-addr", HEAD]
+        return [*several, "--headless"] if rank else [*several, "--host", HEAD]
+    several += ["--dist-init-addr", f"{HEAD}:{MEET_PORT}"]
+    return several if rank else [*several, "--host", HEAD]
+
+
+def _launch_of(program: Program, row: Row | None) -> Launch | None:
+    if row is None or row.server is None:
+        return None
+    return row.server.vllm if program == "vllm" else row.server.sglang
+
+
+def _generic(program: Program, block: int | None) -> Launch:
+    """The command for a pair without a row; without a block size it does not draft."""
+    if program == "vllm":
+        words = ["vllm", "serve", "TARGET"]
+        config = {"method": "dflash", "model": "DRAFTER", "num_speculative_tokens": (block or 1) - 1}
+        words += ["--speculative-config", json.dumps(config)] if block else []
+    else:
+        words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET"]
+        drafting = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "DRAFTER"]
+        words += [*drafting, "--speculative-num-draft-tokens", str(block)] if block else []
+    return Launch(shlex.join(words))
+
+
+def _block_of(choice: Choice, store: ModelStore | None) -> int:
+    """The trained block size of a choice's drafter, anchor included."""
+    row = choice.drafter_row
+    known = row.fingerprints[0].block_size if row is not None and row.fingerprints else None
+    if known is None and choice.drafter is not None:
+        folder = Path(_place(choice.drafter, store))
+        found = fingerprint_of(read_object(folder / CONFIG, optional=True))["block"]
+        known = found if isinstance(found, int) else None
+    if known is None:
+        raise UsageError(
+            f"the block size of the drafter of {choice.name} is not known before it is here",
+            "download it first: dflash pull",
+        )
+    return known
+
+
+def _place(part: Repo | Path, store: ModelStore | None) -> str:
+    """The folder of a part that is whole on this machine, else its repository's id."""
+    if isinstance(part, Path):
+        return str(part.resolve())
+    found = None if store is None else store.find(part)
+    return part.id if found is None or found.missing else str(found.folder.resolve())

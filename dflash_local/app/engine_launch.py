@@ -1,0 +1,255 @@
+"""Launches a vLLM or SGLang server for a pair on this machine, and gives replies of it.
+
+The server listens on loopback, at a free port, behind a fresh token, and ends with this program unless it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.app.engine_command import ServerCommand, server_command
+from dflash_local.app.engine_install import installed_program
+from dflash_local.app.engine_server import EngineServer, known_pair
+from dflash_local.app.loading import Start
+from dflash_local.app.notices import Notify
+from dflash_local.app.resolve import Choice, choose
+from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import MissingDependencyError, SettingsError, UsageError
+from dflash_local.events import LoadProgress, Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint
+from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.service.service import Service, Session
+from dflash_local.service.wrapped import WrappedSession
+from dflash_local.settings import Settings
+from dflash_local.store.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from dflash_local.remote.server_process import LoadPatience, ServerProcess
+
+HOST = "127.0.0.1"
+KEY_VARIABLE = "VLLM_API_KEY"  # SGLang has none: its key stands on its command line
+KEPT_LOGS = 20  # of all launched servers; older ones are removed
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedServer:
+    """A server that was launched and answers; a ``with`` ends it.
+
+    Attributes:
+        url: where it listens. token: that it wants. log: everything that it wrote.
+    """
+
+    program: Program
+    model: str
+    url: str
+    token: str = field(repr=False)
+    log: Path
+    _process: ServerProcess = field(repr=False)
+
+    def __enter__(self) -> LaunchedServer:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the server, and of the process group of all that it started."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.alive
+
+    @property
+    def server(self) -> EngineServer:
+        """What attaches to it."""
+        return EngineServer(self.url, self.program, self.token)
+
+    def stop(self) -> None:
+        """End it and all that it started; takes seconds. Nothing where it was kept."""
+        self._process.stop()
+
+    def keep(self) -> str:
+        """Let it run on after this program; says where, and how to use and end it.
+
+        Raises:
+            OSError: the file of its token cannot be written.
+        """
+        file = self.log.with_suffix(".token")
+        write_atomic(file, self.token)
+        self._process.release()
+        attach = f"{TOKEN_VARIABLE}=$(cat {shlex.quote(str(file))}) dflash chat {shlex.quote(self.model)}"
+        return f"{PROGRAMS[self.program]} stays at {self.url}: {attach} --url {self.url}; kill {self.pid} ends it"
+
+
+def launch(
+    program: Program,
+    choice: Choice,
+    user: Settings,
+    drafts: bool = True,
+    extra: Sequence[str] = (),
+    notify: Notify = lambda _event: None,
+    patience: LoadPatience | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> LaunchedServer:
+    """Launch a server for a choice and wait until it answers; takes minutes.
+
+    Args:
+        choice: of ``app.resolve.choose``. drafts: False for the same server without its drafter.
+        extra: arguments behind those of the registry. notify: told how far the start is.
+
+    Raises:
+        MissingDependencyError: the program is not installed. ServerError: it ended or hung, and its line that says why.
+        UsageError, DownloadError, SettingsError: see ``server_command``. Interrupted: cancelled.
+    """
+    from dflash_local.remote.server_process import LoadPatience, ServerProcess
+
+    if os.name != "posix":
+        raise UsageError(
+            f"{PROGRAMS[program]} is not launched on this system", "start it on Linux (WSL2 is one); --url takes it"
+        )
+    command = server_command(program, choice, user, drafts)
+    executable = program_of(program, user)
+    token, endpoint = secrets.token_urlsafe(24), _free_endpoint()
+    argv = [str(executable), *command.words[1:], "--served-model-name", choice.name]
+    argv += ["--host", HOST, "--port", endpoint.url.rpartition(":")[2]]
+    argv += ["--api-key", token] if program == "sglang" else []
+    log = _log_file(program, user)
+    title = PROGRAMS[program]
+    for name in command.fetched:
+        notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
+    process = ServerProcess(
+        program, [*argv, *extra], _environment(user, command, executable, token), Endpoint(endpoint.url, token), log
+    )
+
+    def progress(line: str, share: float) -> None:
+        notify(LoadProgress(f"{title}: {line}", share))
+
+    with ExitStack() as stack:
+        stack.callback(process.stop)
+        notify(Notice(f"{title} starts with {choice.name}, process {process.pid}; its log: {log}"))
+        process.wait(progress, patience or LoadPatience(), cancelled)
+        stack.pop_all()
+    return LaunchedServer(program, choice.name, endpoint.url, token, log, process)
+
+
+def program_of(program: Program, user: Settings) -> Path:
+    """The program to start: the user's own by its setting, else the installed one. Of SGLang its Python.
+
+    Raises:
+        SettingsError: the setting names no program. MissingDependencyError: there is none.
+    """
+    own = {"vllm": user.vllm, "sglang": user.sglang}[program]
+    if own is not None:
+        path = Path(own).expanduser()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            what = "the program vllm" if program == "vllm" else "the Python that has SGLang"
+            raise SettingsError(f"DFLASH_{program.upper()}={own!r} is no program", f"give the path of {what}")
+        return path.absolute()
+    found = installed_program(program, user)
+    if found is None:
+        raise MissingDependencyError(
+            f"{PROGRAMS[program]} is not installed here",
+            f"dflash engine install {program}, or DFLASH_{program.upper()}=PATH of one that is, or --url of a server",
+        )
+    return found
+
+
+class LaunchedSession(WrappedSession):
+    """The session of a launched server, which ends with it."""
+
+    def __init__(self, session: Session, server: LaunchedServer) -> None:
+        super().__init__(session)
+        self._server = server
+
+    def close(self) -> None:
+        """Hang up and end the server, unless it was kept."""
+        super().close()
+        self._server.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchingEngine:
+    """A server that is launched for each pair that replies are wanted of; stands where ``EngineServer`` does.
+
+    Attributes:
+        extra: arguments of the program behind those of the registry. keep: leave it running in the end.
+    """
+
+    program: Program
+    extra: tuple[str, ...] = ()
+    drafts: bool = True
+    keep: bool = False
+
+    def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
+        """The pair that a name means; nothing is launched or downloaded yet.
+
+        Raises:
+            UsageError: no name. UnknownModelError: no such pair.
+        """
+        if model is None:
+            raise UsageError("no MODEL was given", "dflash models lists all")
+        choose(model, drafter, user, draft=self.drafts)  # a name that only a running server knows is none here
+        return known_pair(model, drafter, user)
+
+    def starter(self, drafter: str | None) -> Start:
+        """What takes the place of ``app.loading.start_service``.
+
+        Args:
+            drafter: that the server is to draft with, instead of the registry's.
+        """
+
+        def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
+            choice = choose(pair.name, drafter, user, draft=self.drafts)
+            choice.announce(notify)
+            with ExitStack() as stack:
+                server = launch(self.program, choice, user, self.drafts, self.extra, notify)
+                stack.callback(server.stop)
+                session = server.server.session(pair, drafter, user, notify)
+                if self.keep:
+                    notify(Notice(server.keep()))
+                stack.pop_all()
+                return Service(LaunchedSession(session, server))
+
+        return start
+
+
+def _environment(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:
+    """The user's variables, the row's, and the programs beside this one, such as a compiler's front end, first."""
+    own = {name: value for name, value in user.environ.items() if name != TOKEN_VARIABLE}
+    path = os.pathsep.join(filter(None, [str(executable.parent), own.get("PATH", "")]))
+    return {**own, **command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", KEY_VARIABLE: token}
+
+
+def _free_endpoint() -> Endpoint:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return Endpoint(f"http://{HOST}:{free.getsockname()[1]}")
+
+
+def _log_file(program: Program, user: Settings) -> Path:
+    """A new log's path; of older ones the last few are left.
+
+    Raises:
+        SettingsError: there is no home folder.
+    """
+    if user.state_dir is None:
+        raise SettingsError("there is no folder for the server's log: no home folder", "set HOME or DFLASH_HOME")
+    folder = user.state_dir / "engines"
+    with suppress(OSError):
+        for old in sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)[: -(KEPT_LOGS - 1)]:
+            old.unlink()
+            old.with_suffix(".token").unlink(missing_ok=True)
+    return folder / f"{program}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}.log"

@@ -1,0 +1,63 @@
+"""The log of a server that is launched here: how far its start is, and why it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dflash_local import terminal
+from dflash_local.remote.server_checks import Program
+
+TAIL = 256 * 2**10  # bytes of the end that are looked at
+MAX_LINE = 300  # characters of it in one line
+
+# What both programs write while they start, in this order; which of them has come says how far a start is.
+STAGES: Mapping[Program, tuple[str, ...]] = {
+    "vllm": (
+        *("non-default args", "Initializing a V1 LLM engine", "Starting to load model", "Loading weights took"),
+        *("Model loading took", "KV cache size: ", "Capturing CUDA graphs", "init engine", "Started server process"),
+    ),
+    "sglang": (
+        *("server_args=", "Load weight begin", "Load weight end", "KV Cache is allocated"),
+        *("Capture cuda graph begin", "Capture cuda graph end", "Uvicorn running on"),
+    ),
+}
+# (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang
+PREFIX = re.compile(r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?)?")
+FAULT = re.compile(r"\b[A-Za-z_.]*(Error|Exception|error)\b: *\S|\bKilled\b|out of memory|Permission denied|not found")
+FOLLOWS = ("Engine core initialization failed", "root cause above", "See stack trace")  # said after the reason itself
+
+
+def last_line(log: Path) -> str:
+    """The last line that says anything, safe to show, without time and process; empty where there is none."""
+    return next(iter(reversed(_lines(log))), "")
+
+
+def share(log: Path, program: Program) -> float:
+    """How far a start is (0..1), by the last stage that the log speaks of."""
+    text, stages = _end_of(log), STAGES[program]
+    reached = [number for number, stage in enumerate(stages, 1) if stage in text]
+    return max(reached, default=0) / (len(stages) + 1)
+
+
+def reason(log: Path) -> str:
+    """The line that says why it ended; else the last one."""
+    lines = _lines(log)
+    faults = [line for line in lines if FAULT.search(line)]
+    own = [line for line in faults if not any(words in line for words in FOLLOWS)]
+    return next(iter(reversed(own or faults or lines)), "")
+
+
+def _lines(log: Path) -> list[str]:
+    found = (terminal.safe_line(line).strip() for line in re.split(r"[\r\n]+", _end_of(log)))
+    return [line[:MAX_LINE] for each in found if (line := PREFIX.sub("", each, count=1).strip())]
+
+
+def _end_of(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            return file.read(TAIL).decode("utf-8", "replace")
+    except OSError:
+        return ""

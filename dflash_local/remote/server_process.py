@@ -1,0 +1,179 @@
+"""A vLLM or SGLang server as a process of this program: started with a log, watched until it answers, ended.
+
+It has a session of its own, so that Ctrl-C is for this program alone, and a second process ends it where this one is
+killed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local import terminal
+from dflash_local.errors import Interrupted, MissingDependencyError, ServerError
+from dflash_local.remote import server_log
+from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.remote.server_watch import END_S
+from dflash_local.store.atomic import FILE_MODE, make_private
+
+WATCH = Path(__file__).with_name("server_watch.py")
+HEALTH = "/health"  # of both programs; needs no token
+HEALTH_S = 5.0
+POLL_S = 0.5
+Progress = Callable[[str, float], None]  # what a start is at, and how far (0..1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPatience:
+    """When a start is given up, in seconds: as a whole, which may hold a download, and without a line in its log."""
+
+    total_s: float = 3 * 3600.0
+    silent_s: float = 1200.0
+
+
+class ServerProcess:
+    """A server that was started.
+
+    Attributes:
+        endpoint: where it listens, or will. log: everything that it writes.
+
+    Args:
+        argv: its program first. environ: its whole environment.
+
+    Raises:
+        MissingDependencyError: the program cannot be started. OSError: the log cannot be written.
+    """
+
+    def __init__(
+        self, program: Program, argv: Sequence[str], environ: Mapping[str, str], endpoint: Endpoint, log: Path
+    ) -> None:
+        self.endpoint, self.log = endpoint, log
+        self._title = PROGRAMS[program]
+        self._program = program
+        self._lock = threading.Lock()
+        self._left = False  # ended, or no longer ours to end
+        make_private(log.parent)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MissingDependencyError(
+                f"{self._title} cannot be started: {terminal.safe_line(argv[0])}: {error.strerror}",
+                "dflash engine list shows what is installed",
+            ) from error
+        finally:
+            os.close(descriptor)
+        self._watch = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WATCH), str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the server, and of its process group."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def wait(
+        self,
+        progress: Progress,
+        patience: LoadPatience = LoadPatience(),
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ServerError: it ended, or took too long. Interrupted: it was cancelled. It runs on in these two cases.
+        """
+        began = heard = time.monotonic()
+        size = 0
+        while not self._answers():
+            now = time.monotonic()
+            if not self.alive:
+                raise self._ended()
+            written = self.log.stat().st_size
+            if written != size:
+                size, heard = written, now
+            if now - began > patience.total_s or now - heard > patience.silent_s:
+                raise self._too_late(now - began, now - heard > patience.silent_s)
+            if cancelled():
+                raise Interrupted(f"the start of {self._title} was broken off")
+            line = server_log.last_line(self.log)
+            progress(f"{now - began:.0f} s: {line}" if line else "starting", server_log.share(self.log, self._program))
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End it and all that it started; takes seconds. Nothing where that was done, or it was released."""
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+            group = self._process.pid
+            with suppress(ProcessLookupError, PermissionError):
+                if self.alive:
+                    self._process.terminate()  # it ends its own processes best itself
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(END_S)
+                os.killpg(group, signal.SIGKILL)  # also what outlived the server itself
+            self._process.wait()
+            self._dismiss()
+
+    def release(self) -> None:
+        """Leave it running when this program ends."""
+        with self._lock:
+            if not self._left:
+                self._left = True
+                self._dismiss()
+
+    def _dismiss(self) -> None:
+        """The watching process has nothing to do any more."""
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self._watch.communicate(b"left", timeout=END_S)
+
+    def _answers(self) -> bool:
+        try:
+            with closing(self.endpoint.connection(HEALTH_S)) as connection:
+                found = self.endpoint.send(connection, "GET", HEALTH).status == http.client.OK
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        return found and self.alive  # and not another program at a port that it could not have
+
+    def _ended(self) -> ServerError:
+        code = self._process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = server_log.reason(self.log)
+        return ServerError(f"{self._title} ended while it started ({how}){f': {why}' if why else ''}", self._hint)
+
+    def _too_late(self, seconds: float, silent: bool) -> ServerError:
+        what = "has written nothing for too long" if silent else "takes too long to start"
+        line = server_log.last_line(self.log)
+        last = f"; its last line: {line}" if line else ""
+        return ServerError(f"{self._title} {what}, {seconds:.0f} s after its start{last}", self._hint)
+
+    @property
+    def _hint(self) -> str:
+        return f"its log: {self.log}"

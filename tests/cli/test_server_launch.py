@@ -1,0 +1,177 @@
+"""``--engine vllm`` and ``sglang`` without ``--url``: the server is launched, used and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.app.engine_launch import launch
+from dflash_local.app.resolve import choose
+from dflash_local.catalog import bundled
+from dflash_local.errors import Interrupted, ServerError
+from dflash_local.events import LoadProgress, Notice
+from dflash_local.remote.server_process import LoadPatience
+from dflash_local.settings import load as load_settings
+from tests.cli.conftest import Cli, Opened
+from tests.remote.launched_fake import ROOT, fake_program, is_alive, wait_until_gone
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return fake_program(tmp_path / "bin", monkeypatch)
+
+
+def started(record: Path) -> dict[str, Any]:
+    content = json.loads(record.read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def logs(home: Path) -> list[Path]:
+    return sorted((home / ".local" / "state" / "dflash-local" / "engines").glob("*.log"))
+
+
+def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Path, own_home: Path) -> None:
+    result = cli("run", "demo", "hi", "--engine", "vllm", "--engine-args", "--enforce-eager --max-model-len 1024")
+    assert result.code == 0 and result.out == "Hello, world!\n" and not opened.sessions, result.err
+    assert "replies come from vLLM 0.32.0 at http://127.0.0.1:" in result.err and "warning" not in result.err
+    found = started(record)
+    pair = bundled.find("demo")
+    argv, port = found["argv"], found["argv"][-4]
+    drafts = {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 7}
+    assert argv[:3] == ["serve", str(pair.target), "--speculative-config"] and json.loads(argv[3]) == drafts
+    assert argv[4:] == [
+        *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", port),
+        *("--enforce-eager", "--max-model-len", "1024"),
+    ]
+    key = found["environ"]["VLLM_API_KEY"]
+    (log,) = logs(own_home)
+    assert len(key) > 20 and key not in " ".join(argv) + result.err and stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert str(log) in result.err and "Starting to load model" in log.read_text(encoding="utf-8")
+    assert not is_alive(found["pid"]) and not is_alive(found["child"])
+
+
+def test_sglang_gets_its_own_command(cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = fake_program(tmp_path / "python", monkeypatch, "DFLASH_SGLANG")
+    result = cli("run", "demo", "hi", "--engine", "sglang")
+    assert result.code == 0 and result.out == "Hello, world!\n" and "warning: SGLang" not in result.err, result.err
+    pair, argv = bundled.find("demo"), started(record)["argv"]
+    assert argv[:4] == ["-m", "sglang.launch_server", "--model-path", str(pair.target)]
+    assert argv[4:10] == [
+        *("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(pair.drafter)),
+        *("--speculative-num-draft-tokens", "8"),
+    ]
+
+
+def test_a_plain_server_has_no_drafter(cli: Cli, opened: Opened, record: Path) -> None:
+    result = cli("run", "demo", "hi", "--engine", "vllm", "--mode", "ar", "--json")
+    assert result.code == 0 and result.json["mode"] == "ar", result.err
+    assert not [word for word in started(record)["argv"] if "speculative" in word]
+
+
+def test_a_chat_talks_to_it_and_changes_the_model(cli: Cli, opened: Opened, record: Path) -> None:
+    result = cli("chat", "--engine", "vllm", stdin="hi\n/model demo-hybrid\nhi\n")
+    assert result.code == 0 and result.out.count("Hello, world!\n") == 2, result.err
+    assert "talking to demo (toy pair) (no MODEL was given)" in result.err
+    found = started(record)  # of the second one
+    assert "demo-hybrid" in found["argv"] and not is_alive(found["pid"])
+
+
+def test_one_that_dies_is_a_line_with_its_reason(
+    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "dies")
+    result = cli("run", "demo", "hi", "--engine", "vllm")
+    (log,) = logs(own_home)
+    assert result.code == 7 and result.out == ""
+    assert result.err.splitlines()[-2:] == [
+        "error: vLLM ended while it started (exit code 1): ValueError: No room for one request, 9 GiB are needed",
+        f"hint: its log: {log}",
+    ]
+
+
+def test_one_that_hangs_is_ended(record: Path, toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "hangs")
+    user = load_settings()
+    with pytest.raises(ServerError, match="takes too long to start.*its last line: Starting to load model"):
+        launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(2.0, 60.0))
+    assert not is_alive(started(record)["pid"]) and not is_alive(started(record)["child"])
+    with pytest.raises(ServerError, match="has written nothing for too long"):
+        launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(60.0, 2.0))
+    with pytest.raises(Interrupted, match="the start of vLLM was broken off"):
+        launch("vllm", choose("demo", None, user), user, drafts=False, cancelled=record.exists)
+    assert not is_alive(started(record)["pid"])
+
+
+def test_how_far_the_start_is_comes_from_its_log(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DELAY", "1.5")
+    user, events = load_settings(), list[Notice | LoadProgress]()
+    with launch("vllm", choose("demo", None, user), user, notify=events.append) as server:
+        assert server.alive and server.pid == started(record)["pid"] and "token" not in repr(server)
+    assert not server.alive
+    lines = [(event.stage, event.fraction) for event in events if isinstance(event, LoadProgress)]
+    assert lines and lines[-1][0].endswith("s: Starting to load model /a/model...") and 0 < lines[-1][1] < 1
+    server.stop()  # a second time does nothing
+
+
+def test_a_kept_server_goes_on(
+    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = cli("run", "demo", "hi", "--engine", "vllm", "--keep")
+    found = started(record)
+    try:
+        assert result.code == 0 and is_alive(found["pid"]), result.err
+        line = next(line for line in result.err.splitlines() if "vLLM stays at" in line)
+        token = logs(own_home)[0].with_suffix(".token")
+        url = f"http://127.0.0.1:{found['argv'][-1]}"
+        assert f"DFLASH_ENGINE_TOKEN=$(cat {token}) dflash chat demo --url {url}; kill {found['pid']} ends it" in line
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        refused = cli("run", "demo", "hi", "--url", url)
+        assert refused.code == 7 and "wants a token" in refused.err
+        monkeypatch.setenv("DFLASH_ENGINE_TOKEN", token.read_text(encoding="utf-8"))
+        assert cli("run", "demo", "hi", "--url", url).out == "Hello, world!\n"
+    finally:
+        os.killpg(found["pid"], signal.SIGKILL)
+
+
+def test_it_ends_with_a_program_that_is_killed(record: Path, tmp_path: Path) -> None:
+    script = (
+        "import os, signal\n"
+        "from dflash_local.app.engine_launch import launch\n"
+        "from dflash_local.app.resolve import choose\n"
+        "from dflash_local.settings import load\n"
+        "launch('vllm', choose('demo', None, load()), load())\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found = started(record)
+    assert wait_until_gone(found["pid"]) and wait_until_gone(found["child"])
+
+
+def test_a_program_that_is_not_there(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch, local: Path) -> None:
+    missing = cli("run", "demo", "hi", "--engine", "vllm")
+    assert missing.code == 1 and "vLLM is not installed here" in missing.err
+    assert "dflash engine install vllm" in missing.err and len(missing.err.splitlines()) == 2
+    monkeypatch.setenv("DFLASH_VLLM", str(local / "vllm"))
+    wrong = cli("chat", "demo", "--engine", "vllm", stdin="hi\n")
+    assert wrong.code == 3 and "is no program" in wrong.err
+    (local / "vllm").write_text("#!/no/such/interpreter\n", encoding="utf-8")
+    (local / "vllm").chmod(0o755)
+    broken = cli("run", "demo", "hi", "--engine", "vllm")
+    assert broken.code == 1 and "vLLM cannot be started" in broken.err
+
+
+def test_a_name_that_only_a_server_may_know_is_not_launched(cli: Cli, opened: Opened, record: Path) -> None:
+    result = cli("run", "house-model", "hi", "--engine", "vllm")
+    assert result.code == 3 and "unknown model" in result.err and not record.exists()

@@ -1,0 +1,88 @@
+"""A program that takes the place of ``vllm``, or of the Python that has SGLang, when a server is launched.
+
+Variables: FAKE_RECORD names a file that gets what it was started with; FAKE_FAULT is ``dies``, ``hangs`` or empty;
+FAKE_DELAY is in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST_WORDS = (
+    "(EngineCore pid=7) ERROR 11-23 12:00:00 [core.py:700] ValueError: No room for one request, 9 GiB are needed\n"
+    "RuntimeError: Engine core initialization failed. See root cause above.\n"
+)
+
+
+def fake_program(folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str = "DFLASH_VLLM") -> Path:
+    """Make the program and name it by the variable; returns where it records how it was started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "program"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.remote.launched_fake "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    record = folder / "record.json"
+    monkeypatch.setenv(variable, str(program))
+    monkeypatch.setenv("FAKE_RECORD", str(record))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return record
+
+
+def is_alive(pid: int) -> bool:
+    """True for a process that runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in (b"Z", b"X")
+
+
+def wait_until_gone(pid: int) -> bool:
+    """Whether a process ends within some seconds."""
+    until = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not is_alive(pid)
+
+
+def main() -> None:
+    """Serve until somebody ends it."""
+    from tests.remote.openai_fake import Fake, running
+
+    words = sys.argv[1:]
+    child = subprocess.Popen(["sleep", "600"])
+    record = {"argv": words, "pid": os.getpid(), "child": child.pid, "environ": dict(os.environ)}
+    Path(os.environ["FAKE_RECORD"]).write_text(json.dumps(record), encoding="utf-8")
+    print("(APIServer pid=7) INFO 11-23 12:00:00 [utils.py:1] Starting to load model /a/model...", flush=True)
+    fault = os.environ.get("FAKE_FAULT")
+    if fault == "dies":
+        print(LAST_WORDS, end="", flush=True)
+        child.kill()
+        sys.exit(1)
+    while fault == "hangs":
+        time.sleep(1)
+    time.sleep(float(os.environ.get("FAKE_DELAY", "0")))
+    value = {word: words[at + 1] for at, word in enumerate(words[:-1])}
+    sglang = "sglang.launch_server" in words
+    token = value.get("--api-key") if sglang else os.environ.get("VLLM_API_KEY")
+    fake = Fake(
+        program="sglang" if sglang else "vllm",
+        version="0.5.23" if sglang else "0.32.0",
+        model=value["--served-model-name"],
+        token=token,
+        speculative=any(word.startswith("--speculative-") for word in words),
+        info={"speculative_draft_model_path": value.get("--speculative-draft-model-path")},
+    )
+    with running(fake, int(value["--port"])):
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
