@@ -2,94 +2,64 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_local.app.engine_server import EngineServer
+from dflash_local.app.engine_launch import LaunchedServer, launch
 from dflash_local.app.examples import HELD_OUT
+from dflash_local.app.resolve import choose
 from dflash_local.bench.prompts import held_out
 from dflash_local.catalog import bundled
 from dflash_local.engine.load import load
 from dflash_local.errors import ServerError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.load_config import LoadConfig
+from dflash_local.remote.server_checks import ServerFacts
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli
 from tests.engines.environment import program_of
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / ".venv-vllm"
-START_S = 600.0
+FOLDER = Path(__file__).resolve().parents[2] / ".venv-vllm"
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
+    ),
+]
 PROMPTS, TOKENS, CONTEXT = 10, 200, 1024
 # vLLM's CPU build normalises the context keys of every drafter layer with the first layer's weight: its texts are the
 # target's all the same, its acceptance differs.
 ACCEPTANCE_NEAR = 0.1
+ON_A_CPU = ("--enforce-eager", "--max-model-len", str(CONTEXT), "--dtype", "float32")
+VARIABLES = {
+    "DFLASH_VLLM": str(program_of(FOLDER, "vllm")),
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
-@dataclass(slots=True)
-class Vllm:
-    """A server that runs."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def end(self) -> None:
-        """Kill it and all that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def start(log: Path) -> Vllm:
-    pair = bundled.find("demo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    drafts = {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 7}
-    command = [str(program_of(FOLDER, "vllm")), "serve", str(pair.target), "--served-model-name", "demo"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", str(CONTEXT)]
-    command += ["--dtype", "float32", "--speculative-config", json.dumps(drafts)]
-    environ = {"PATH": os.environ["PATH"], "HOME": str(log.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environ, start_new_session=True)
-    server = Vllm(f"http://127.0.0.1:{port}", process, log)
-    until = time.monotonic() + START_S
-    while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{server.url}/health", timeout=5):
-            return server
-        time.sleep(1.0)
-    server.end()
-    raise AssertionError(f"vLLM did not start: {log.read_text(errors='replace')[-2000:]}")
+def started(home: Path, drafts: bool = True) -> LaunchedServer:
+    user = load_settings({"PATH": "/usr/bin:/bin", "HOME": str(home), **VARIABLES})
+    return launch("vllm", choose("demo", None, user), user, drafts, ON_A_CPU)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    if not program_of(FOLDER, "vllm").is_file():
-        pytest.skip("vLLM is not installed: make test-engines installs it")
-    server = start(tmp_path_factory.mktemp("vllm") / "vllm.log")
-    yield server
-    server.end()
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
+    with started(tmp_path_factory.mktemp("vllm")) as server:
+        yield server
 
 
-def service(vllm: Vllm) -> Service:
-    begin = EngineServer(vllm.url).starter(None)
+def service(vllm: LaunchedServer) -> Service:
+    begin = vllm.server.starter(None)
     return begin(bundled.find("demo"), LoadConfig(), load_settings(), lambda _event: None)
 
 
@@ -105,7 +75,7 @@ def answer(session: Any, request: Request) -> tuple[tuple[int, ...], str, Finish
     raise AssertionError("the reply has no end")
 
 
-def test_texts_and_acceptance_are_ours(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_acceptance_are_ours(vllm: LaunchedServer, capsys: pytest.CaptureFixture[str]) -> None:
     pair = bundled.find("demo")
     own = load(pair, LoadConfig(device="cpu", engine="reference", dtype="float32", context=CONTEXT))
     theirs = service(vllm)
@@ -138,7 +108,12 @@ def test_texts_and_acceptance_are_ours(vllm: Vllm, capsys: pytest.CaptureFixture
     assert abs(means["vllm"] / means["ours"] - 1) < ACCEPTANCE_NEAR
 
 
-def test_a_chat_over_it_answers_and_names_what_is_wrong(vllm: Vllm, cli: Cli) -> None:
+def test_a_chat_over_it_answers_and_names_what_is_wrong(
+    vllm: LaunchedServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = cli("run", "demo", "hi", "--url", vllm.url)
+    assert refused.code == 7 and "wants a token" in refused.err
+    monkeypatch.setenv("DFLASH_ENGINE_TOKEN", vllm.token)
     found = cli("chat", "--plain", "--url", vllm.url, stdin="Count from 3 to 7.\n")
     assert found.code == 0 and found.out.strip() == "3, 4, 5, 6, 7" and "acceptance length" in found.err
     other = cli("run", "qwen3-8b", "hi", "--url", vllm.url)
@@ -147,17 +122,26 @@ def test_a_chat_over_it_answers_and_names_what_is_wrong(vllm: Vllm, cli: Cli) ->
     assert wrong.code == 7 and "vLLM answers at" in wrong.err
 
 
-def test_a_server_that_dies_is_named_and_one_that_comes_back_answers(tmp_path: Path) -> None:
-    if not program_of(FOLDER, "vllm").is_file():
-        pytest.skip("vLLM is not installed: make test-engines installs it")
-    server = start(tmp_path / "vllm.log")
-    session = service(server)
-    try:
-        request = user_request("Count from 3 to 7.", sampling=SamplingParams(temperature=0.0))
-        assert any(isinstance(event, Finished) for event in session.submit(request).events())
-        server.end()
+def test_a_plain_server_answers_and_one_that_dies_is_named(tmp_path: Path) -> None:
+    with started(tmp_path, drafts=False) as server:
+        session = service(server)
+        facts = session.facts
+        assert isinstance(facts, ServerFacts) and facts.drafts is False and facts.block_size == 0
+        greedy = SamplingParams(temperature=0.0)
+        request = user_request("Count from 3 to 7.", sampling=greedy)
+        events = list(session.submit(request).events())
+        assert "".join(p.text for e in events if isinstance(e, Step) for p in e.pieces).strip() == "3, 4, 5, 6, 7"
+        server.stop()
         with pytest.raises(ServerError, match="no server answers"):
             list(session.submit(request).events())
-    finally:
         session.close()
-        server.end()
+
+
+def test_one_command_launches_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    asked = ("Count from 3 to 7.", "--engine", "vllm", "--engine-args")
+    found = cli("run", "demo", *asked, " ".join(ON_A_CPU))
+    assert found.code == 0 and found.out.strip() == "3, 4, 5, 6, 7", found.err
+    failed = cli("run", "demo", *asked, f"{' '.join(ON_A_CPU)} --max-num-seqs none")
+    assert failed.code == 7 and "argument --max-num-seqs: invalid" in failed.err, failed.err
