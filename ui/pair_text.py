@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_local.app.models import InstallStatus, ModelStore, download_gib, server_commands
@@ -20,6 +20,12 @@ THINKING = {
     "either": "on or off",
     None: UNKNOWN,
 }
+SEVERAL = (
+    "The same program and version, and the model at the same place, on each; a network of their own, since what they "
+    "send each other is not encrypted. Weights are spread over all GPUs (tensor parallelism): their number has to "
+    "divide that of the target's attention heads."
+)
+LAUNCHED = "dflash chat MODEL --engine vllm (or sglang) launches it on this machine"
 GATED_URL = "https://huggingface.co/{}"
 
 
@@ -203,7 +209,23 @@ def server(row: Row, width: int) -> list[str]:
         lines += indented(wrapped(f"({row.server.note.strip()})", width - 2))
     if row.runs_on == "server":
         lines += indented(wrapped(SERVED, width - 2))
-    return lines
+    return [*lines, f"  {LAUNCHED}"]
+
+
+def nodes(row: Row, count: int, commands: Mapping[str, Sequence[str]], width: int) -> list[str]:
+    """The commands that serve a pair on several machines, each on one line that can be copied."""
+    from dflash_local.app.engine_command import HEAD, HEAD_PORT
+
+    each = row.server.tensor_parallel if row.server else None
+    gpus = f" with {each} GPU{'s' if each != 1 else ''} each" if each else ""
+    lines = wrapped(f"{row.name} on {count} machines{gpus}; {HEAD} is the first one's address", width)
+    for name, of_nodes in commands.items():
+        lines += ["", f"  {name}:"]
+        for rank, command in enumerate(of_nodes):
+            lines += [f"    on machine {rank + 1}:", f"      {command}"]
+        url = f"http://{HEAD}:{HEAD_PORT['vllm' if name == 'vLLM' else 'sglang']}"
+        lines += [f"    then: dflash chat {row.name} --url {url}"]
+    return [*lines, "", *wrapped(SEVERAL, width)]
 
 
 def terms(row: Row) -> tuple[str, ...]:

@@ -96,6 +96,12 @@ GpuMemory = Annotated[
 ]
 Gpu = Annotated[str | None, named("--gpu", "NAME", "Plan for a GPU known by name, such as 'RTX 4090'.")]
 Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=64, help="So many GPUs of --gpu or --gpu-memory.")]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes", metavar="N", min=2, max=64, help="The server commands for N machines alike, one line for each."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
 System = Annotated[str, named("--system", "TEXT", "The system message.")]

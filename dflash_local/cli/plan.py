@@ -22,6 +22,7 @@ from dflash_local.ui import pair_text, plan_text
 from dflash_local.ui.pair_text import pair_page, terms
 
 if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.recommend import Recommendation
 
@@ -164,6 +165,7 @@ def show(
     model: opt.Model,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
+    nodes: opt.Nodes = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
@@ -176,6 +178,9 @@ def show(
     if choice.row is None:
         raise UnknownModelError(f"{model!r} is a folder, not a pair of the registry", f"dflash plan {model}")
     row = choice.row
+    if nodes is not None:
+        _show_nodes(console, row, nodes, as_json)
+        return
     store = model_store(user)
     item = install_status(row, store)
     if load == user.load_config:
@@ -183,6 +188,17 @@ def show(
     where = fitting.machine(user, gpu, gpu_memory, load.device)
     plans = fitting.pair_plans(fitting.row_shapes(row, user, store), where, row, load, store)
     console.result(_show_report(item, plans), pair_page(item, plans, store, console.columns), as_json)
+
+
+def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
+    """How a server of several machines is started, and reached."""
+    from dflash_local.app.engine_command import node_commands
+
+    commands = node_commands(row, nodes)
+    if not commands:
+        raise SettingsError(f"no command is known that serves {row.name}", f"dflash show {row.name} tells the rest")
+    lines = pair_text.nodes(row, nodes, commands, console.columns)
+    console.result({"model": row.name, "nodes": nodes, "server_commands": commands}, lines, as_json)
 
 
 def _show_report(item: InstallStatus, plans: fitting.PairPlans) -> dict[str, Any]:

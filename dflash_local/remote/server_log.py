@@ -25,7 +25,9 @@ STAGES: Mapping[Program, tuple[str, ...]] = {
 }
 # (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang
 PREFIX = re.compile(r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?)?")
-FAULT = re.compile(r"\b[A-Za-z_.]*(Error|Exception|error)\b: *\S|\bValue error, |\bKilled\b|out of memory|Permission denied|not found")
+FAULT = re.compile(
+    r"\b[A-Za-z_.]*(Error|Exception|error)\b: *\S|\bValue error, |\bKilled\b|out of memory|Permission denied|not found"
+)
 FOLLOWS = ("Engine core initialization failed", "root cause above", "See stack trace")  # said after the reason itself
 
 

@@ -303,3 +303,23 @@ def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
     assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
     for command in ("run", "chat", "serve", "bench", "pull", "plan"):
         assert "--variant" in cli(command, "--help").out
+
+
+def test_show_has_a_line_for_each_of_several_machines(cli: Cli) -> None:
+    found = cli("show", "moonshotai/Kimi-K2.5", "--nodes", "2")
+    lines = [line.strip() for line in found.out.splitlines()]
+    vllm = [line for line in lines if line.startswith("vllm serve moonshotai/Kimi-K2.5 ")]
+    assert found.code == 0 and len(vllm) == 2 and all("--tensor-parallel-size 16" in line for line in vllm)
+    assert "--node-rank 0" in vllm[0] and "--node-rank 1" in vllm[1] and vllm[1].endswith("--headless")
+    assert "then: dflash chat moonshotai/Kimi-K2.5 --url http://HEAD_ADDRESS:8000" in lines
+    sglang = [line for line in lines if "sglang.launch_server" in line]
+    assert len(sglang) == 2 and all("--tp-size 16 " in line and "--nnodes 2" in line for line in sglang)
+    assert all(len(line) <= 100 for line in found.out.splitlines() if "--nnodes" not in line)
+    commands = cli("show", "qwen3.5-9b", "--nodes", "4", "--json").json["server_commands"]
+    assert {name: len(of_nodes) for name, of_nodes in commands.items()} == {"vLLM": 4, "SGLang": 4}
+
+
+def test_show_of_several_machines_refuses_what_it_cannot_say(cli: Cli) -> None:
+    none = cli("show", "demo", "--nodes", "2")
+    assert none.code == 3 and "no command is known that serves" in none.err
+    assert cli("show", "qwen3.5-9b", "--nodes", "1").code == 2
