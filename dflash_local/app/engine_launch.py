@@ -31,13 +31,14 @@ from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.service.service import Service, Session
 from dflash_local.service.wrapped import WrappedSession
 from dflash_local.settings import Settings
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.atomic import make_private, write_atomic
 
 if TYPE_CHECKING:
     from dflash_local.remote.server_process import LoadPatience, ServerProcess
 
 HOST = "127.0.0.1"
 KEY_VARIABLE = "VLLM_API_KEY"  # SGLang has none: its key stands on its command line
+LOADING_GRACE_S = 1.0  # while it loads it has nothing to finish, and vLLM does not listen
 KEPT_LOGS = 20  # of all launched servers; older ones are removed
 
 
@@ -103,12 +104,14 @@ def launch(
     notify: Notify = lambda _event: None,
     patience: LoadPatience | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    token: str | None = None,
 ) -> LaunchedServer:
     """Launch a server for a choice and wait until it answers; takes minutes.
 
     Args:
         choice: of ``app.resolve.choose``. drafts: False for the same server without its drafter.
         extra: arguments behind those of the registry. notify: told how far the start is.
+        token: that it is to want; a fresh one if not given.
 
     Raises:
         MissingDependencyError: the program is not installed. ServerError: it ended or hung, and its line that says why.
@@ -122,7 +125,7 @@ def launch(
         )
     command = server_command(program, choice, user, drafts)
     executable = program_of(program, user)
-    token, endpoint = secrets.token_urlsafe(24), _free_endpoint()
+    token, endpoint = token or secrets.token_urlsafe(24), _free_endpoint()
     argv = [str(executable), *command.words[1:], "--served-model-name", choice.name]
     argv += ["--host", HOST, "--port", endpoint.url.rpartition(":")[2]]
     argv += ["--api-key", token] if program == "sglang" else []
@@ -138,7 +141,7 @@ def launch(
         notify(LoadProgress(f"{title}: {line}", share))
 
     with ExitStack() as stack:
-        stack.callback(process.stop)
+        stack.callback(process.stop, LOADING_GRACE_S)
         notify(Notice(f"{title} starts with {choice.name}, process {process.pid}; its log: {log}"))
         process.wait(progress, patience or LoadPatience(), cancelled)
         stack.pop_all()
@@ -248,6 +251,10 @@ def _log_file(program: Program, user: Settings) -> Path:
     if user.state_dir is None:
         raise SettingsError("there is no folder for the server's log: no home folder", "set HOME or DFLASH_HOME")
     folder = user.state_dir / "engines"
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise SettingsError(f"{folder} cannot be made: {error.strerror}", "it takes the server's log") from error
     with suppress(OSError):
         for old in sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)[: -(KEPT_LOGS - 1)]:
             old.unlink()

@@ -60,7 +60,7 @@ class EngineServer:
         """
         from dflash_local.remote import server_checks
 
-        where = self._endpoint(user)
+        where = self.endpoint(user)
         if model is None:
             facts = server_checks.probe(where, server_checks.WantedModel(), self.program)
             model = facts.served
@@ -79,19 +79,24 @@ class EngineServer:
         return start
 
     def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> ServerSession:
-        """The session of the server, which was checked.
+        """The session of the server.
 
         Raises:
-            ServerError: nobody answers, or another program. UnknownModelError: it serves another model.
+            DFlashError: it does not answer, or serves another model.
         """
-        from dflash_local.remote.openai_server import attach
-
-        session = attach(self._endpoint(user), wanted_model(pair, drafter, user), self.program)
+        session = self.attach(pair, drafter, user)
         notify(Notice(f"replies come from {session.facts.loaded_as}"))
         warn_of(session, notify)
         return session
 
-    def _endpoint(self, user: Settings) -> Endpoint:
+    def attach(self, pair: Pair, drafter: str | None, user: Settings) -> ServerSession:
+        """As ``session``, and says nothing."""
+        from dflash_local.remote.openai_server import attach
+
+        return attach(self.endpoint(user), wanted_model(pair, drafter, user), self.program)
+
+    def endpoint(self, user: Settings) -> Endpoint:
+        """Where it listens. UsageError: that is no address."""
         from dflash_local.remote.endpoint import TOKEN_VARIABLE, endpoint
 
         return endpoint(self.url, self.token or user.environ.get(TOKEN_VARIABLE))

@@ -126,8 +126,12 @@ class ServerProcess:
             progress(f"{now - began:.0f} s: {line}" if line else "starting", server_log.share(self.log, self._program))
             time.sleep(POLL_S)
 
-    def stop(self) -> None:
-        """End it and all that it started; takes seconds. Nothing where that was done, or it was released."""
+    def stop(self, grace_s: float = END_S) -> None:
+        """End it and all that it started; takes seconds. Nothing where that was done, or it was released.
+
+        Args:
+            grace_s: what it may take to end by itself.
+        """
         with self._lock:
             if self._left:
                 return
@@ -137,7 +141,7 @@ class ServerProcess:
                 if self.alive:
                     self._process.terminate()  # it ends its own processes best itself
                     with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(END_S)
+                        self._process.wait(grace_s)
                 os.killpg(group, signal.SIGKILL)  # also what outlived the server itself
             self._process.wait()
             self._dismiss()

@@ -47,9 +47,10 @@ VARIABLES = {
 }
 
 
-def started(home: Path, drafts: bool = True) -> LaunchedServer:
+def started(home: Path, drafts: bool = True, token: str | None = None) -> LaunchedServer:
+    """A server of the demo pair, to be used in a ``with``."""
     user = load_settings({"PATH": "/usr/bin:/bin", "HOME": str(home), **VARIABLES})
-    return launch("vllm", choose("demo", None, user), user, drafts, ON_A_CPU)
+    return launch("vllm", choose("demo", None, user), user, drafts, ON_A_CPU, token=token)
 
 
 @pytest.fixture(scope="module")
