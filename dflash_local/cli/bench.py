@@ -1,8 +1,9 @@
-"""``dflash bench``: AR against DFlash over a list of prompts, or a quantised target against its original."""
+"""``dflash bench``: AR against DFlash over prompts or tasks, here or on a server; a quantised target, its original."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +16,13 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.random_bench import RandomOptions, random_bench
+from dflash_local.cli.server_bench import Concurrency, ServerBench, server_bench
+from dflash_local.cli.server_options import Engine, PlainUrl, Url
 from dflash_local.cli.task_bench import TaskBench, check_limit, task_bench
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
-from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
+from dflash_local.request import MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
@@ -44,6 +47,10 @@ Weights = Annotated[
         help="random: the pair's shapes on this GPU, without a download; times only. "
         f"FORMAT: of a quantised target, {' '.join(USUAL)}.",
     ),
+]
+BlockSizes = Annotated[
+    list[int] | None,
+    opt.named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given; with --tasks repeatable."),
 ]
 Prefill = Annotated[int | None, opt.named("--prefill", "N", "Random weights: tokens of a prompt to time, 0 for none.")]
 AcceptanceLengths = Annotated[
@@ -79,10 +86,12 @@ RunCode = Annotated[
     bool, typer.Option("--run-code", help="With --tasks: run the code that the model wrote, shut off from the machine.")
 ]
 Resume = Annotated[
-    bool | None, typer.Option("--resume/--no-resume", help="With --tasks: go on where an earlier run ended; usual.")
+    bool | None,
+    typer.Option("--resume/--no-resume", help="With --tasks or --url: go on where an earlier run ended; usual."),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="FOLDER", help="With --tasks: where results go, a line a prompt.")
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", help="With --tasks or --url: where results go, a line a prompt."),
 ]
 AcceptNewData = Annotated[
     bool, typer.Option("--accept-new-data", help="With --tasks: take the data as the Hub has them now.")
@@ -95,7 +104,7 @@ def bench(
     prompts: Prompts = None,
     limit: Annotated[int | None, opt.named("--limit", "N", "Only the first N prompts.")] = None,
     max_new_tokens: Tokens = None,
-    block_size: opt.BlockSize = None,
+    block_size: BlockSizes = None,
     context: Contexts = None,
     think: opt.Think = None,
     weights: Weights = "real",
@@ -110,51 +119,61 @@ def bench(
     resume: Resume = None,
     out: Out = None,
     accept_new_data: AcceptNewData = False,
+    url: Url = None,
+    plain_url: PlainUrl = None,
+    engine: Engine = None,
+    concurrency: Concurrency = None,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
 ) -> None:
-    """Measure speed and acceptance with and without drafting. Writes nothing but what --report and --tasks keep."""
+    """Measure speed and acceptance with and without drafting. Writes what --report, --tasks and --url keep."""
     call = Invocation.begin()
-    stored = _stored_format(weights)
+    stored, blocks = _stored_format(weights), tuple(dict.fromkeys(block_size or ()))
+    served = ServerBench(url, plain_url, engine, concurrency)
+    load = served.checked(load)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
-        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks)
+        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks, url=url)
         _refuse_load_options(load, call.user.load_config)
         contexts = tuple(context or ())
+        if len(blocks) > 1:
+            raise UsageError("--block-size is given more than once", "several go with --tasks")
+        block = blocks[0] if blocks else None
         options = RandomOptions(
-            *(load, drafter, contexts, block_size, prefill, acceptance, baselines, report, as_json, stored, routing)
+            *(load, drafter, contexts, block, prefill, acceptance, baselines, report, as_json, stored, routing)
         )
         return random_bench(model, options, call.user, call.console)
     _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None, routing=routing)
-    if fidelity and block_size is not None:
+    if fidelity and blocks:
         raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
     if original is not None and not fidelity:
         raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
-    asked = TaskBench(tasks, limit, max_new_tokens, block_size, run_code, resume, accept_new_data, out)
-    asked.check(fidelity, prompts)
+    asked = TaskBench(tasks, limit, max_new_tokens, blocks, run_code, resume, accept_new_data, out)
+    asked.check(fidelity, prompts, url is not None)
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")
     load = replace(load, context=context[0]) if context else load
     length = TOKENS if max_new_tokens is None else max_new_tokens
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
-    if block_size is not None:
-        check_integer("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    pair = call.pair(model, drafter, replace(load, draft=not fidelity))
     check_report_path(report)
+    if url is not None:
+        found, lines = server_bench(call, served, (model, drafter), load, asked, think, partial(_chosen, name=prompts))
+        return conclude(call.console, found, lines, as_json, report)
+    pair = call.pair(model, drafter, replace(load, draft=not fidelity))
     thinking = call.thinks(pair, think)
     if tasks is not None:
         found, lines = task_bench(call, choose(model, drafter, call.user).drafter_row, pair, load, asked, thinking)
         return conclude(call.console, found, lines, as_json, report)
     check_limit(limit)
-    chosen = _chosen(pair, prompts)[:limit]
+    chosen = _chosen(pair, prompts)[1][:limit]
     if fidelity:
         other = original_of(call, model, pair, original, load)
         found, lines = measure_fidelity(call, pair, other, load, chosen, length, thinking)
     else:
-        found, lines = _compare(call, pair, load, chosen, length, block_size, thinking)
+        found, lines = _compare(call, pair, load, chosen, length, blocks[0] if blocks else None, thinking)
     conclude(call.console, found, lines, as_json, report)
 
 
@@ -204,15 +223,17 @@ def _compare(
     return report, speed.speed_lines(pair, session.facts, found, options)
 
 
-def _chosen(pair: Pair, name: str | None) -> tuple[Prompt, ...]:
-    """The prompts to run; a toy knows only what it was taught, so its own are held out ones."""
+def _chosen(pair: Pair, name: str | None) -> tuple[str, tuple[Prompt, ...]]:
+    """The prompts to run, and their name; a toy knows only what it was taught, so its own are held out ones."""
     from dflash_local.bench import prompts
 
-    if name == "heldout" or (name is None and pair.toy):
-        return prompts.held_out(HELD_OUT)
-    if name in (None, "builtin"):
-        return prompts.built_in()
-    return prompts.from_file(Path(str(name)).expanduser())
+    name = name or ("heldout" if pair.toy else "builtin")
+    if name == "heldout":
+        return name, prompts.held_out(HELD_OUT)
+    if name == "builtin":
+        return name, prompts.built_in()
+    file = Path(name).expanduser()
+    return file.name, prompts.from_file(file)
 
 
 def original_of(call: Invocation, model: str, pair: Pair, named: str | None, load: LoadConfig) -> Pair:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
-from dflash_local.request import check_integer
+from dflash_local.request import MAX_BLOCK_SIZE, check_integer
 
 if TYPE_CHECKING:
     from dflash_local.bench.tasks.results import ResultsFile
-    from dflash_local.bench.tasks.run import RunProgram, TaskOptions
+    from dflash_local.bench.tasks.run import Block, RunProgram, TaskOptions
+    from dflash_local.bench.tasks.scoring import Scoring
     from dflash_local.bench.tasks.table import Item, Task
     from dflash_local.bench.tasks.task_report import Settings
     from dflash_local.catalog.row import Row
@@ -34,20 +36,25 @@ class TaskBench:
 
     Attributes:
         tasks: their names; None measures prompts instead, and the options of tasks alone are refused.
+        block_sizes: each of them is measured; none is the trained one.
         resume: False forgets what an earlier run left. out: the folder of the results; None is the user's data folder.
     """
 
     tasks: str | None
     limit: int | None
     max_new_tokens: int | None
-    block_size: int | None
+    block_sizes: tuple[int, ...]
     run_code: bool
     resume: bool | None
     accept_new_data: bool
     out: Path | None
 
-    def check(self, fidelity: bool, prompts: str | None) -> None:
-        """Raises UsageError for options that do not go together."""
+    def check(self, fidelity: bool, prompts: str | None, server: bool = False) -> None:
+        """Raises UsageError for options that do not go together; ``server``: prompts are measured on one."""
+        if server and fidelity:
+            raise UsageError("--fidelity compares weights that are loaded here", "leave --url out")
+        if server and self.block_sizes:
+            raise UsageError("--block-size: the server at --url decides that when it is started", "leave it out")
         own = {
             "--run-code": self.run_code,
             "--resume" if self.resume else "--no-resume": self.resume is not None,
@@ -55,13 +62,17 @@ class TaskBench:
             "--accept-new-data": self.accept_new_data,
         }
         given = next((name for name, value in own.items() if value), "")
-        if self.tasks is None and given:
+        if self.tasks is None and given and not (server and given in ("--resume", "--no-resume", "--out")):
             raise UsageError(f"{given} is for --tasks", "name tasks, such as --tasks gsm8k")
+        if self.tasks is None and len(self.block_sizes) > 1:
+            raise UsageError("--block-size is given more than once", "several go with --tasks")
+        for size in self.block_sizes:
+            check_integer("block_size", size, 1, MAX_BLOCK_SIZE)
         if self.tasks is not None and (fidelity or prompts is not None):
             raise UsageError(
                 f"--tasks does not go with {'--fidelity' if fidelity else '--prompts'}", "give one of them"
             )
-        if self.tasks is not None:
+        if self.tasks is not None or server:
             check_limit(self.limit)
 
 
@@ -119,47 +130,69 @@ def task_bench(
         row: of the registry, that describes the drafter.
     """
     folder, data = results_folder(call, asked), fetched(call, asked)
-    run_program, isolation = _sandbox(asked, [task for task, _, _ in data])
+    run_program, isolation = code_runner(asked, [task.scoring for task, _, _ in data])
     published = row.published if row is not None else ()
     length = TOKENS if asked.max_new_tokens is None else asked.max_new_tokens
-    with call.session(pair, load) as session:
-        from dflash_local.bench.tasks import figures, task_report
+    with call.session(pair, load) as session, ExitStack() as files:
+        from dflash_local.bench.tasks import card_table, figures, task_report
         from dflash_local.bench.tasks.results import ResultsFile
         from dflash_local.bench.tasks.run import TaskOptions
 
-        block = asked.block_size or session.facts.block_size
-        settings = task_report.Settings(block, length, thinking, isolation)
+        asked_blocks: tuple[Block, ...] = asked.block_sizes or (None,)
+        blocks = {block: block or session.facts.block_size for block in asked_blocks}
+        settings = task_report.Settings(tuple(blocks.values()), length, thinking, isolation)
         measured = []
         with call.console.progress() as line:
-            options = TaskOptions(length, asked.block_size, thinking, run_program, line)
+            options = TaskOptions(length, thinking, run_program, line)
             for task, file, items in data:
-                known = identity(session.facts, pair, load, task, file, settings)
-                kept = ResultsFile(folder, f"{pair.name}-{task.name}", known, fresh=asked.resume is False)
-                done = sum(item.id in kept.results and not kept.results[item.id].error for item in items)
-                if done:
-                    call.console.note(f"{task.title}: {done} of {len(items)} prompts are answered in {kept.path}")
+                kept: dict[Block, ResultsFile] = {}
+                for block, size in blocks.items():
+                    known = identity(session.facts, pair, load, task, file, settings, size)
+                    held = ResultsFile.held(folder, f"{pair.name}-{task.name}", known, fresh=asked.resume is False)
+                    kept[block] = files.enter_context(held)
+                    done = kept[block].answered(item.id for item in items)
+                    note_resumed(call, f"{task.title}, block {size}", done, len(items), kept[block].path)
                 _answer(session, task, items, kept, options)
-                results = tuple(kept.results[item.id] for item in items)
-                cells = task_report.cells(published, task, block)
-                numbers = figures.of_results(results)
-                measured.append(task_report.Measured(task, file, results, numbers, cells, str(kept.path)))
+                cells = card_table.cells(published, task.name, settings.block_sizes)
+                for block, own in kept.items():
+                    results = tuple(own.results[item.id] for item in items)
+                    numbers, path = figures.of_results(results), str(own.path)
+                    one = task_report.Measured(task, blocks[block], file, results, numbers, cells, path)
+                    measured.append(one)
     report = task_report.task_report(pair, session.facts, measured, settings)
     return report, task_report.task_lines(pair, session.facts, measured, settings)
 
 
-def _answer(session: Session, task: Task, items: Sequence[Item], kept: ResultsFile, options: TaskOptions) -> None:
+def note_resumed(call: Invocation, title: str, done: int, prompts: int, path: Path) -> None:
+    """Say what need not be measured again."""
+    if done:
+        call.console.note(f"{title}: {done} of {prompts} prompts are answered in {path}")
+
+
+def _answer(
+    session: Session, task: Task, items: Sequence[Item], kept: Mapping[Block, ResultsFile], options: TaskOptions
+) -> None:
     from dflash_local.bench.tasks import run
 
     try:
         run.measure(session, task, items, kept, options)
     except OSError as error:
-        raise UsageError(
-            f"{kept.path} cannot be written: {error.strerror}", "run it again: it goes on there"
-        ) from error
+        raise cannot_write(next(iter(kept.values())).path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> UsageError:
+    """The error of a disk that takes no more results."""
+    return UsageError(f"{path} cannot be written: {error.strerror}", "run it again: it goes on there")
 
 
 def identity(
-    facts: SessionFacts, pair: Pair, load: LoadConfig, task: Task, data: DataFile, settings: Settings
+    facts: SessionFacts,
+    pair: Pair,
+    load: LoadConfig,
+    task: Task,
+    data: DataFile,
+    settings: Settings,
+    block_size: int,
 ) -> dict[str, Any]:
     """What results may be put together: the same models, data, settings, program and device.
 
@@ -178,15 +211,15 @@ def identity(
         "weights": facts.weights,
         "gpus": provenance.machine()["gpus"],
         "program": __version__,
-        "block_size": settings.block_size,
+        "block_size": block_size,
         "max_new_tokens": settings.max_new_tokens,
         "thinking": settings.thinking,
     }
 
 
-def _sandbox(asked: TaskBench, tasks: list[Task]) -> tuple[RunProgram | None, str | None]:
+def code_runner(asked: TaskBench, scorings: Iterable[Scoring]) -> tuple[RunProgram | None, str | None]:
     """What runs code, and what shuts that off; nothing unasked."""
-    if not asked.run_code or not any(task.scoring == "tests" for task in tasks):
+    if not asked.run_code or "tests" not in scorings:
         return None, None
     from dflash_local.bench.tasks import sandbox
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_local.errors import ServerError, UsageError
+from dflash_local.errors import BusyError, DFlashError, Interrupted, ServerError, UsageError
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
 from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import Endpoint
@@ -28,6 +29,24 @@ REASONS: Mapping[str, FinishReason] = {
     "tool_calls": "stop",
     "function_call": "stop",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole reply.
+
+    Attributes:
+        text: of the final channel. token_ids: as far as the server reports them.
+        counted: it reports how many tokens there are. reused_tokens: of the prompt, that its prefix cache had.
+        acceptance: as the reply itself reports it.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    counted: bool
+    reused_tokens: int
+    finished: Finished
+    acceptance: Acceptance | None
 
 
 class ServerSession:
@@ -67,19 +86,9 @@ class ServerSession:
         if self._restarted(before):
             self.facts = probe(self._endpoint, self._wanted, self.facts.program)
             yield Notice(f"the server at {self.facts.url} was restarted: {self.facts.loaded_as}", "warning")
-        path, body = body_of(request, self.facts, seed)
         reply = Reply(request, self.facts, seed)
-        try:
-            yield from self._streamed(path, body, reply, cancelled)
-        except UsageError:
-            # Both programs refuse a limit that the prompt leaves no room for; without one they fill what there is.
-            if body["max_tokens"] is None or self.facts.context == 0:
-                raise
-            yield from self._streamed(path, body | {"max_tokens": None}, reply, cancelled)
+        yield from self._whole(request, reply, seed, cancelled)
         stopped = cancelled()
-        if not stopped and reply.reason is None:
-            raise broken_off(self.facts.url, "the connection was closed")
-        yield from reply.begin()
         acceptance, self._counters = reply.acceptance, before
         if acceptance is None and self.facts.drafts is not False:
             try:
@@ -95,6 +104,64 @@ class ServerSession:
         if not stopped and reply.usage is None:
             yield Notice("the server reports no token counts, so that speeds are not known")
         yield reply.finished("cancelled" if stopped else reply.reason or "stop", acceptance)
+
+    def answer(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Answer:
+        """A whole reply without a look at the server's counters: several threads may ask at the same time.
+
+        Raises:
+            UsageError, ServerError: see ``generate``. Interrupted: cancelled.
+        """
+        seed = request.sampling.seed
+        seed = fresh_seed() & MAX_SEED if seed is None else seed
+        reply = Reply(request, self.facts, seed)
+        pieces: list[Piece] = []
+        ids: tuple[int, ...] = ()
+        reused = 0
+        for event in self._whole(request, reply, seed, cancelled):
+            if isinstance(event, Step):
+                pieces += event.pieces
+                ids += event.token_ids
+            elif isinstance(event, Started):
+                reused = event.reused_tokens
+        if cancelled():
+            raise Interrupted("interrupted in the middle of a reply")
+        text = "".join(piece.text for piece in pieces if piece.channel == "final")
+        counted = reply.usage is not None
+        return Answer(
+            text, ids, counted, reused, reply.finished(reply.reason or "stop", reply.acceptance), reply.acceptance
+        )
+
+    def counters(self) -> Counters | None:
+        """The server's counters of now, see ``server_metrics.read``."""
+        return server_metrics.read(self._endpoint)
+
+    def settled(self, before: Counters | None, requests: int) -> Counters | None:
+        """Its counters once it counts so many requests as ended, see ``server_metrics.read_settled``."""
+        return None if before is None else server_metrics.read_settled(self._endpoint, before, requests)
+
+    def is_there(self) -> bool:
+        """True where the server still serves the model."""
+        try:
+            probe(self._endpoint, self._wanted, self.facts.program)
+        except BusyError:
+            return True
+        except DFlashError:
+            return False
+        return True
+
+    def _whole(self, request: Request, reply: Reply, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
+        """The events of a reply from its beginning to its last text."""
+        path, body = body_of(request, self.facts, seed)
+        try:
+            yield from self._streamed(path, body, reply, cancelled)
+        except UsageError:
+            # Both programs refuse a limit that the prompt leaves no room for; without one they fill what there is.
+            if body["max_tokens"] is None or self.facts.context == 0:
+                raise
+            yield from self._streamed(path, body | {"max_tokens": None}, reply, cancelled)
+        if not cancelled() and reply.reason is None:
+            raise broken_off(self.facts.url, "the connection was closed")
+        yield from reply.begin()
 
     def _streamed(
         self, path: str, body: Mapping[str, Any], reply: Reply, cancelled: Callable[[], bool]

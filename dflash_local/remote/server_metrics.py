@@ -1,4 +1,4 @@
-"""What a server counts of its drafts, read from its ``/metrics`` page before and after a request, or from the reply.
+"""What a server counts of its drafts, read from its ``/metrics`` page before and after requests, or from the reply.
 
 Names: vLLM, https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/ (counters, to which
 Prometheus clients append ``_total``; the same page has ``metrics.speculative_decoding`` of a single reply) and
@@ -151,22 +151,24 @@ def read(endpoint: Endpoint) -> Counters | None:
     return None if found == Counters() else found
 
 
-def read_settled(endpoint: Endpoint, before: Counters) -> Counters | None:
-    """The counters after a request, once the server counts it as ended; else those of a second later."""
+def read_settled(endpoint: Endpoint, before: Counters, requests: int = 1) -> Counters | None:
+    """The counters after so many requests, once the server counts them as ended; else those of a second later."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
             after = read(endpoint)
         except ServerError:
             return None
-        done = after is None or after.ended is None or (after.idle and after.ended != before.ended)
+        if after is None or after.ended is None or before.ended is None:
+            return after
+        done = after.idle and not 0 <= after.ended - before.ended < requests  # fewer than before: it was restarted
         if done or time.monotonic() > deadline:
             return after
         time.sleep(POLL_S)
 
 
-def difference(before: Counters | None, after: Counters | None) -> Acceptance:
-    """What one request did, where no other one ran between the two readings.
+def difference(before: Counters | None, after: Counters | None, requests: int = 1) -> Acceptance:
+    """What so many requests did, where no other one ran between the two readings.
 
     Raises:
         Unattributable: they do not tell.
@@ -185,7 +187,7 @@ def difference(before: Counters | None, after: Counters | None) -> Acceptance:
     )
     if after.ended < before.ended or min(changes) < 0:
         raise Unattributable("it was restarted meanwhile")
-    if not before.idle or not after.idle or after.ended - before.ended != 1:
+    if not before.idle or not after.idle or after.ended - before.ended != requests:
         raise Unattributable("other requests ran at the same time")
     cycles, drafted, accepted = map(round, changes)
     if accepted > drafted:

@@ -1,4 +1,4 @@
-"""Who is pulling, using or removing a repo, shared between processes by small files in one folder.
+"""Who is pulling, using or removing a repo (or writing results), shared between processes by small files in a folder.
 
 ``flock`` decides where it works; the owner's record (process, start, boot, host) where it is missing or lies, and where
 a killed owner's lock outlives it. The worst that a wrong lock costs is traffic: files appear by rename alone.
@@ -29,7 +29,8 @@ POLL_S = 0.1
 GRACE_S = 1.0  # what a record may be behind its lock, and a lock behind its dead owner
 FOREIGN_S = 86400.0  # how long another machine's session is believed to live
 REMOVAL_S = 60.0  # the same for its removals, which are over in a moment
-Purpose = Literal["pull", "remove"]
+Purpose = Literal["pull", "remove", "measure"]
+DOING = {"pull": "pulled or removed", "remove": "pulled or removed", "measure": "written"}
 
 
 def folder_of(settings: Settings) -> Path | None:
@@ -46,14 +47,15 @@ def exclusive(
     purpose: Purpose = "pull",
     wait: bool = True,
     cancelled: Callable[[], bool] | None = None,
+    title: str = "",
 ) -> Iterator[None]:
-    """Hold the repo as its only puller (or remover) for the length of the block.
+    """Hold the repo as its only puller, remover or (of a file of results) writer for the length of the block.
 
     Where no lock file can be written (no home, read-only home) the block runs without one.
 
     Args:
         on_wait: called once with the holder's process id (None: unknown) when there is one.
-        wait: False raises at once instead of waiting.
+        wait: False raises at once instead of waiting. title: what errors call it instead of ``repo``.
         cancelled: polled while waiting.
 
     Raises:
@@ -63,7 +65,8 @@ def exclusive(
     notified = False
     while lock is not None and not lock.take():
         if not wait:
-            raise BusyError(f"{repo} is being pulled or removed by {_who(lock.holder)}", "wait until it has finished")
+            who = _who(lock.holder)
+            raise BusyError(f"{title or repo} is being {DOING[purpose]} by {who}", "wait until it has finished")
         if not notified and on_wait is not None:
             on_wait(lock.holder.pid if lock.holder else None)
         notified = True

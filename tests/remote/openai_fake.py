@@ -36,6 +36,9 @@ class Fake:
         fault: of the next replies: ``dies``, ``hangs``, ``500``, ``garbage``, ``error``, ``silent``, ``404``,
             ``400``; ``loading``: it is not ready.
         others: requests of other clients that end during each reply. metrics: instead of the page it would have.
+        fault_of: the fault of a request by its body, instead of ``fault``. pause_s: between two events of a reply.
+        lives: so many replies are answered before it is gone: nobody answers any more.
+        most: requests that were under way at the same time.
         bodies: of the requests that came. hung_up: set when a client went away in the middle of a reply.
     """
 
@@ -62,6 +65,16 @@ class Fake:
     cycles: int = 0
     accepted: int = 0
     kept: list[int] = field(default_factory=lambda: [0] * 7)
+    fault_of: Callable[[dict[str, Any]], str] | None = None
+    pause_s: float = 0.005
+    lives: int | None = None
+    running: int = 0
+    most: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def gone(self) -> bool:
+        return self.lives is not None and self.replies >= self.lives
 
     def restart(self) -> None:
         """All that was counted is gone."""
@@ -70,12 +83,24 @@ class Fake:
 
     def count(self) -> None:
         """A reply of three cycles ended, in which 2, 1 and 1 drafts were accepted; and those of others."""
-        for _ in range(1 + self.others):
-            self.replies += 1
-            self.cycles += 3
-            self.accepted += 4
-            self.kept[0] += 3
-            self.kept[1] += 1
+        with self.lock:
+            self.replies += 1 + self.others
+            self.cycles += 3 * (1 + self.others)
+            self.accepted += 4 * (1 + self.others)
+            self.kept[0] += 3 * (1 + self.others)
+            self.kept[1] += 1 + self.others
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Within, a reply is under way."""
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running -= 1
 
     def page(self) -> str:
         """``/metrics``."""
@@ -93,7 +118,7 @@ class Fake:
         lines = [
             "# HELP vllm:num_requests_running Number of requests in model execution batches.",
             "# TYPE vllm:num_requests_running gauge",
-            f"vllm:num_requests_running{{{labels}}} 0.0",
+            f"vllm:num_requests_running{{{labels}}} {self.running}.0",
             f"vllm:num_requests_waiting{{{labels}}} 0.0",
             f'vllm:request_success_total{{{labels},finished_reason="stop"}} {self.replies}.0',
             f'vllm:request_success_total{{{labels},finished_reason="length"}} 0.0',
@@ -148,12 +173,15 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     fake: Fake
+    _fault = ""
 
     def log_message(self, *_: Any) -> None:
         pass
 
     def do_GET(self) -> None:
         fake = self.fake
+        if fake.gone:
+            return self._hang_up()
         routes: dict[str, Any] = {
             "/health": {},
             "/v1/models": {
@@ -196,45 +224,58 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if fake.gone:
+            return self._hang_up()
+        fault = fake.fault if fake.fault_of is None else fake.fault_of(body)
         if not self._allowed():
             return
         fake.bodies.append((self.path, body))
-        if body["model"] != fake.model or fake.fault == "404":
+        if body["model"] != fake.model or fault == "404":
             self._error(404, f"The model `{body['model']}` does not exist.")
-        elif fake.fault == "500":
+        elif fault == "500":
             self._error(500, "EngineCore encountered an issue.\x1b[2J See stack trace (above) for the root cause.")
-        elif fake.fault == "400" or len(PROMPT_IDS) + (body["max_tokens"] or 1) > (fake.context or 2**31):
+        elif fault == "400" or len(PROMPT_IDS) + (body["max_tokens"] or 1) > (fake.context or 2**31):
             self._error(400, f"This model's maximum context length is {fake.context} tokens.")
         else:
+            self._fault = fault
             self._stream()
 
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
     def _stream(self) -> None:
-        fake = self.fake
-        if fake.fault == "silent":
+        fake, fault = self.fake, self._fault
+        if fault == "silent":
             fake.released.wait(10)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            for index, chunk in enumerate(fake.chunks(self.path)):
-                if index == 3 and fake.fault == "dies":
-                    self.close_connection = True
-                    self.connection.close()
-                    return
-                if index == 3 and fake.fault == "hangs":
-                    while not fake.released.wait(0.02):
-                        self._send(b": ")  # fails once the client is gone
-                    return
-                if index == 3 and fake.fault == "error":
-                    error = {"message": "EngineCore died", "type": "InternalServerError", "param": None, "code": 500}
-                    self._send(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
-                    break
-                if index == 3 and fake.fault == "garbage":
-                    self._send(b"data: {not json \x1b[31m\n\nwhat is this\n\n")
-                self._send(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-                time.sleep(0.005)
-            fake.count()
+            with fake.answering():
+                for index, chunk in enumerate(fake.chunks(self.path)):
+                    if index == 3 and (fault == "dies" or fake.gone):
+                        self._hang_up()
+                        return
+                    if index == 3 and fault == "hangs":
+                        while not fake.released.wait(0.02):
+                            self._send(b": ")  # fails once the client is gone
+                        return
+                    if index == 3 and fault == "error":
+                        error = {
+                            "message": "EngineCore died",
+                            "type": "InternalServerError",
+                            "param": None,
+                            "code": 500,
+                        }
+                        self._send(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+                        break
+                    if index == 3 and fault == "garbage":
+                        self._send(b"data: {not json \x1b[31m\n\nwhat is this\n\n")
+                    self._send(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                    time.sleep(fake.pause_s)
+                fake.count()
             self._send(b"data: [DONE]\n\n")
             self.wfile.write(b"0\r\n\r\n")
         except OSError:

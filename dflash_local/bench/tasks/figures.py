@@ -17,6 +17,11 @@ class Percentiles:
 
     p50: float | None
     p90: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Percentiles:
+        return cls(*(percentile(values, share) for share in (0.5, 0.9, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +103,8 @@ def of_results(results: Sequence[PromptResult]) -> TaskFigures:
         cycles=sum(map(len, lengths)),
         acceptance_length=acceptance_length(lengths),
         mean_acceptance_length=mean_acceptance_length(lengths),
-        speedup=_ratio(dflash.end_to_end_tokens_per_s, ar.end_to_end_tokens_per_s),
-        decode_speedup=_ratio(dflash.tokens_per_s, ar.tokens_per_s),
+        speedup=ratio(dflash.end_to_end_tokens_per_s, ar.end_to_end_tokens_per_s),
+        decode_speedup=ratio(dflash.tokens_per_s, ar.tokens_per_s),
         equal=sum(turn.equal for turn in turns),
         ar=ar,
         dflash=dflash,
@@ -112,20 +117,17 @@ def _mode(replies: Sequence[Reply]) -> ModeFigures:
     scores = [reply.score for reply in replies if reply.score is not None]
     return ModeFigures(
         tokens=tokens,
-        tokens_per_s=_ratio(sum(max(reply.tokens - 1, 0) for reply in replies), decode_s),
-        end_to_end_tokens_per_s=_ratio(tokens, decode_s + sum(reply.prefill_s for reply in replies)),
-        ttft_s=_percentiles([reply.ttft_s for reply in replies]),
-        decode_rates=_percentiles([reply.tokens_per_s for reply in replies]),
-        end_to_end_rates=_percentiles([reply.end_to_end_tokens_per_s for reply in replies]),
+        tokens_per_s=ratio(sum(max(reply.tokens - 1, 0) for reply in replies), decode_s),
+        end_to_end_tokens_per_s=ratio(tokens, decode_s + sum(reply.prefill_s for reply in replies)),
+        ttft_s=Percentiles.of([reply.ttft_s for reply in replies]),
+        decode_rates=Percentiles.of([reply.tokens_per_s for reply in replies]),
+        end_to_end_rates=Percentiles.of([reply.end_to_end_tokens_per_s for reply in replies]),
         right=sum(score in RIGHT for score in scores),
         scored=len(scores),
         timed_out=scores.count("timed out"),
     )
 
 
-def _percentiles(values: Sequence[float]) -> Percentiles:
-    return Percentiles(percentile(values, 0.5), percentile(values, 0.9))
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
+def ratio(above: float | None, below: float | None) -> float | None:
+    """The quotient; None where there is nothing to divide, or by."""
     return above / below if above is not None and below else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dflash_local.bench.speed import BOTH, WARM_UP_TOKENS, Progress
-from dflash_local.bench.tasks import scoring
+from dflash_local.bench.speed import WARM_UP_TOKENS, Progress
 from dflash_local.bench.tasks.results import PromptResult, Reply, ResultsFile, Turn
+from dflash_local.bench.tasks.scoring import score
 from dflash_local.bench.tasks.table import Item, Task
 from dflash_local.bench.trial import Written, write
 from dflash_local.engine.session import Session
@@ -16,6 +17,8 @@ from dflash_local.events import Mode
 from dflash_local.request import Limits, Message, Request
 
 RunProgram = Callable[[str], str]
+Block = int | None  # None is the trained size
+PLAIN = "ar"
 
 
 @dataclass(slots=True)
@@ -27,16 +30,21 @@ class TaskOptions:
     """
 
     max_new_tokens: int
-    block_size: int | None = None
     thinking: bool = False
     run_program: RunProgram | None = None
     progress: Progress = field(default=lambda _text, _fraction: None)
 
 
-def measure(session: Session, task: Task, items: Sequence[Item], file: ResultsFile, options: TaskOptions) -> None:
-    """Answer every prompt that ``file`` has no answer of, greedily and from cold caches.
+def measure(
+    session: Session, task: Task, items: Sequence[Item], files: Mapping[Block, ResultsFile], options: TaskOptions
+) -> None:
+    """Answer every prompt that a file has no answer of, greedily and from cold caches.
 
-    A prompt that fails is a result like any other, and is tried again by the next run.
+    The plain reply of a prompt is written once, whatever the number of blocks. A prompt that fails is a result like any
+    other, and is tried again by the next run.
+
+    Args:
+        files: of each block size, whose results are kept in a file of its own.
 
     Raises:
         DeviceLostError: no further prompt can be answered. Interrupted: the user stopped it.
@@ -45,69 +53,98 @@ def measure(session: Session, task: Task, items: Sequence[Item], file: ResultsFi
     warm = False
     for number, item in enumerate(items):
         options.progress(f"{task.title}: prompt {number + 1} of {len(items)}", number / len(items))
-        found = file.results.get(item.id)
-        if found is None or found.error:
+        kept = {block: file.results[item.id] for block, file in files.items() if item.id in file.results}
+        missing = [block for block in files if block not in kept or kept[block].error]
+        if missing:
             try:
                 if not warm:
-                    _warm_up(session, item, options)
+                    _warm_up(session, item, options, tuple(files))
                     warm = True
-                found = PromptResult(item.id, _turns(session, item, options, BOTH if number % 2 == 0 else BOTH[::-1]))
+                written = _turns(session, item, options, missing, _plain_of(kept), number)
+                kept |= {block: PromptResult(item.id, turns) for block, turns in written.items()}
             except (DeviceLostError, Interrupted):
                 raise
             except DFlashError as error:
-                file.add(PromptResult(item.id, error=f"{error.kind}: {error.message}"))
-                continue
-        elif not _to_score(task, found, options):
-            continue
-        last = found.turns[-1]
-        texts: dict[Mode, str] = {"ar": last.ar.text, "dflash": last.dflash.text}
-        file.add(found.scored({mode: score(task, item, text, options.run_program) for mode, text in texts.items()}))
+                for block in missing:
+                    files[block].add(PromptResult(item.id, error=f"{error.kind}: {error.message}"))
+                missing = []
+        for block, result in kept.items():
+            if block in missing or _to_score(task, result, options):
+                files[block].add(_scored(task, item, result, options))
+
+
+def _plain_of(kept: Mapping[Block, PromptResult]) -> PromptResult | None:
+    """A result whose plain replies hold for other blocks too."""
+    whole = (one for one in kept.values() if not one.error and all(turn.ar.ids for turn in one.turns))
+    return next(whole, None)
 
 
 def _to_score(task: Task, result: PromptResult, options: TaskOptions) -> bool:
     """Code that an earlier run wrote and did not run."""
-    return task.scoring == "tests" and options.run_program is not None and result.turns[-1].dflash.score is None
+    if result.error or task.scoring != "tests" or options.run_program is None:
+        return False
+    return result.turns[-1].dflash.score is None
 
 
-def score(task: Task, item: Item, text: str, run_program: RunProgram | None) -> str | None:
-    """Of a reply's final text: right or wrong; of code passed, failed or timed out; None where nothing is compared."""
-    if task.scoring == "tests":
-        if run_program is None:
-            return None
-        return run_program(scoring.program(text, item.before, item.tests, item.entry))
-    if task.scoring == "none":
-        return None
-    found = scoring.number_answer(text) if task.scoring == "number" else scoring.math_answer(text)
-    return "right" if found is not None and found == item.gold else "wrong"
+def _scored(task: Task, item: Item, result: PromptResult, options: TaskOptions) -> PromptResult:
+    last = result.turns[-1]
+    texts: dict[Mode, str] = {"ar": last.ar.text, "dflash": last.dflash.text}
+    return result.scored({mode: score(task.scoring, item, text, options.run_program) for mode, text in texts.items()})
 
 
-def _warm_up(session: Session, item: Item, options: TaskOptions) -> None:
+def _warm_up(session: Session, item: Item, options: TaskOptions, blocks: tuple[Block, ...]) -> None:
     ids = _rendered(session, (Message("user", item.turns[0]),), options)
-    for mode in BOTH:
-        write(session, _request(ids, mode, options, WARM_UP_TOKENS))
+    for request in (_plain(ids, WARM_UP_TOKENS), *(_drafted(ids, block, WARM_UP_TOKENS) for block in blocks)):
+        write(session, request)
 
 
-def _turns(session: Session, item: Item, options: TaskOptions, order: Sequence[Mode]) -> tuple[Turn, ...]:
-    """Each user message after the replies to those before; drafted replies go on, as in the cards' program."""
+def _turns(
+    session: Session,
+    item: Item,
+    options: TaskOptions,
+    blocks: Sequence[Block],
+    known: PromptResult | None,
+    number: int,
+) -> dict[Block, tuple[Turn, ...]]:
+    """Each user message after the replies to those before; drafted replies go on, as in the cards' program.
+
+    Of several blocks the first one's replies go on in all, so that all answer the same prompts as the plain reply.
+
+    Args:
+        known: holds the plain replies already. number: of the prompt: which way goes first changes with it, so that a
+            machine that warms up or slows down favours none.
+    """
     messages: list[Message] = []
-    turns = []
-    for text in item.turns:
+    found: dict[Block, tuple[Turn, ...]] = dict.fromkeys(blocks, ())
+    runs: list[Block | str] = [*([PLAIN] if known is None else []), *blocks]
+    start = number % len(runs)
+    for index, text in enumerate(item.turns):
         messages.append(Message("user", text))
         ids = _rendered(session, tuple(messages), options)
-        written = {mode: write(session, _request(ids, mode, options, options.max_new_tokens)) for mode in order}
-        ar, dflash = written["ar"], written["dflash"]
-        turns.append(Turn(len(ids), ar.ids == dflash.ids, _reply(ar), _reply(dflash)))
-        messages.append(Message("assistant", dflash.text))
-    return tuple(turns)
+        written = {}
+        for run in (*runs[start:], *runs[:start]):
+            tokens = options.max_new_tokens
+            request = _drafted(ids, run, tokens) if not isinstance(run, str) else _plain(ids, tokens)
+            written[run] = _reply(write(session, request))
+        plain = written[PLAIN] if known is None else known.turns[index].ar
+        for block in blocks:
+            turn = Turn(len(ids), plain.ids == written[block].ids, plain, written[block])
+            found[block] = (*found[block], turn)
+        goes_on = written[blocks[0]] if known is None else known.turns[index].dflash
+        messages.append(Message("assistant", goes_on.text))
+    return found
 
 
 def _rendered(session: Session, messages: tuple[Message, ...], options: TaskOptions) -> tuple[int, ...]:
     return session.render(Request(messages=messages, thinking=options.thinking)).ids
 
 
-def _request(ids: tuple[int, ...], mode: Mode, options: TaskOptions, tokens: int) -> Request:
-    block = options.block_size if mode == "dflash" else None
-    return Request(prompt_ids=ids, limits=Limits(tokens), mode=mode, block_size=block)
+def _plain(ids: tuple[int, ...], tokens: int) -> Request:
+    return Request(prompt_ids=ids, limits=Limits(tokens), mode="ar")
+
+
+def _drafted(ids: tuple[int, ...], block: Block, tokens: int) -> Request:
+    return Request(prompt_ids=ids, limits=Limits(tokens), block_size=block)
 
 
 def _reply(written: Written) -> Reply:
@@ -122,4 +159,5 @@ def _reply(written: Written) -> Reply:
         tokens_per_s=stats.tokens_per_s,
         end_to_end_tokens_per_s=stats.end_to_end_tokens_per_s,
         text=written.text,
+        ids=hashlib.sha256(",".join(map(str, written.ids)).encode()).hexdigest()[:16],
     )

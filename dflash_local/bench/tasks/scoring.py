@@ -6,7 +6,14 @@ No algebra: 0.5 and 1/2 are two answers. Nothing here runs what a model wrote.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dflash_local.bench.tasks.table import Item
+
+Scoring = Literal["number", "mathematics", "tests", "text", "none"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 _FENCE = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -14,6 +21,21 @@ _DEFINED = re.compile(r"^(?:async[ ]+)?def[ ]+([A-Za-z_]\w*)", re.MULTILINE)
 _CALLED = re.compile(r"([A-Za-z_]\w*)\s*\(")
 MAX_DIGITS = 400  # of a number that is compared by value; a longer one by its letters
 _IN_TESTS = {"assert", "not", "all", "any", "abs", "round", "set", "sorted", "len", "tuple", "list", "str", "isclose"}
+
+
+def score(scoring: Scoring, item: Item, text: str, run_program: Callable[[str], str] | None) -> str | None:
+    """Of a reply's final text: right or wrong; of code passed, failed or timed out; None where nothing is compared.
+
+    Args:
+        run_program: runs a whole program and returns passed, failed or timed out; None runs no code.
+    """
+    if scoring == "tests":
+        return None if run_program is None else run_program(program(text, item.before, item.tests, item.entry))
+    if scoring == "none" or (scoring == "text" and not item.gold):
+        return None
+    answers: dict[str, Callable[[str], str | None]] = {"number": number_answer, "mathematics": math_answer}
+    found = answers.get(scoring, str.strip)(text)
+    return "right" if found is not None and found == item.gold else "wrong"
 
 
 def number_gold(answer: str) -> str | None:

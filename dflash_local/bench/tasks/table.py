@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 from dflash_local.bench.tasks.records import REFUSED, Form, Record, read
-from dflash_local.bench.tasks.scoring import math_gold, number_gold
+from dflash_local.bench.tasks.scoring import Scoring, math_gold, number_gold
 from dflash_local.errors import DownloadError, UsageError
 
-Scoring = Literal["number", "mathematics", "tests", "none"]
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SOLUTION = "Write a solution to the following problem and make sure that it passes the tests:"
 MIB = 2**20
@@ -50,7 +48,8 @@ class Task:
         limit: the most bytes that the file may have.
         prompts: taken when nobody says how many: the first of the file, all where it has no more.
         item: a record as a prompt; None for one of another split.
-        scoring: number or mathematics: the final answer compared; tests: the reply's code run; none: nothing is right.
+        scoring: number or mathematics: the final answer compared; tests: the reply's code run; text: the whole reply
+            compared; none: nothing is right.
         note: where prompts or data differ from the cards' program.
     """
 

@@ -1,16 +1,23 @@
-"""The measured tasks as a JSON-able dict and as Markdown tables in the cards' form, beside what is published.
-
-What a source does not name stays "not known".
-"""
+"""The measured tasks as a JSON-able dict and as Markdown tables in the cards' form, beside what is published."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from dflash_local.bench.report import TOY, finite, header, number
-from dflash_local.bench.tasks.figures import ModeFigures, Percentiles, TaskFigures
+from dflash_local.bench.tasks.card_table import (
+    Setting,
+    differences,
+    joined,
+    markdown,
+    source_lines,
+    sources,
+    times,
+)
+from dflash_local.bench.tasks.figures import ModeFigures, TaskFigures
 from dflash_local.bench.tasks.results import PromptResult
 from dflash_local.bench.tasks.table import Task
 from dflash_local.catalog.bundled import Pair
@@ -30,7 +37,7 @@ MEANINGS = (
 class Settings:
     """How every task of a run was measured. ``sandbox``: what kept the code that ran from the network, if any ran."""
 
-    block_size: int
+    block_sizes: tuple[int, ...]
     max_new_tokens: int
     thinking: bool
     sandbox: str | None = None
@@ -38,38 +45,19 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One task: its data as recorded, its prompts' results in order, their figures, and the cells published of it."""
+    """One task with one block: its data as recorded, its prompts' results in order, their figures, and the cells
+    published of it."""
 
     task: Task
+    block_size: int
     data: DataFile
     results: tuple[PromptResult, ...]
     figures: TaskFigures
     published: tuple[Published, ...]
     file: str
 
-
-def cells(published: Sequence[Published], task: Task, block: int) -> tuple[Published, ...]:
-    """What is published of single requests on a task: with that block, else with any."""
-    found = [cell for cell in published if cell.task.lower() == task.name and cell.concurrency == CONCURRENCY]
-    return tuple([cell for cell in found if cell.block == block] or found)
-
-
-def differences(cell: Published, settings: Settings, prompts: int) -> tuple[str, ...]:
-    """How a published cell was measured otherwise than here, or that its source does not name it."""
-    source, found = cell.source.lower(), []
-    if cell.block != settings.block_size:
-        found.append(f"block {cell.block or 'not known'} there, {settings.block_size} here")
-    there = {"thinking enabled": "on", "thinking disabled": "off"}
-    thinking = next((value for words, value in there.items() if words in source), "not known")
-    here = "on" if settings.thinking else "off"
-    if thinking != here:
-        found.append(f"thinking {thinking} there, {here} here")
-    if "greedy" not in source:
-        found.append("temperature not known there, 0 here")
-    found.append(f"prompts not known there, the first {prompts} here")
-    if f"{settings.max_new_tokens} output tokens" not in source:
-        found.append(f"at most {settings.max_new_tokens} tokens a reply here")
-    return tuple(found)
+    def setting(self, settings: Settings, blocks: tuple[int, ...]) -> Setting:
+        return Setting(blocks, settings.max_new_tokens, settings.thinking, self.figures.prompts)
 
 
 def task_report(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], settings: Settings) -> dict[str, Any]:
@@ -95,10 +83,12 @@ def _task(one: Measured, settings: Settings) -> dict[str, Any]:
         "note": task.note,
         "scoring": task.scoring,
         "data": asdict(one.data),
+        "block_size": one.block_size,
         "results": one.file,
         **asdict(one.figures),
         "published": [
-            {**asdict(cell), "differences": differences(cell, settings, one.figures.prompts)} for cell in one.published
+            {**asdict(cell), "differences": differences(cell, one.setting(settings, (one.block_size,)))}
+            for cell in one.published
         ],
         "rows": [
             {
@@ -114,13 +104,15 @@ def _task(one: Measured, settings: Settings) -> dict[str, Any]:
 
 def task_lines(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], settings: Settings) -> list[str]:
     """Markdown: the cards' table, the further figures, and what was measured how and where."""
-    thinking = "on" if settings.thinking else "off"
+    thinking, blocks = "on" if settings.thinking else "off", settings.block_sizes
     lines = [
-        f"**{pair.label}**: {facts.engine} engine, {facts.formats} on {facts.device}, block {settings.block_size}, "
-        f"thinking {thinking}, temperature 0, at most {settings.max_new_tokens} tokens a reply, one request at a time",
+        f"**{pair.label}**: {facts.engine} engine, {facts.formats} on {facts.device}, "
+        f"block {', '.join(map(str, blocks))}, thinking {thinking}, temperature 0, at most "
+        f"{settings.max_new_tokens} tokens a reply, one request at a time",
         "",
     ]
-    sources = list(dict.fromkeys(cell.source for one in measured for cell in one.published))
+    by_task = [tuple(group) for _, group in groupby(measured, lambda one: one.task.name)]
+    cited = [(cell, group[0].setting(settings, blocks)) for group in by_task for cell in group[0].published]
     first = (
         "Task",
         "",
@@ -131,97 +123,73 @@ def task_lines(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], se
         "Acceptance length",
         "Right, plain / DFlash",
     )
-    lines += _markdown(first, [row for one in measured for row in _card_rows(one, settings, sources)])
+    lines += markdown(first, [row for group in by_task for row in _card_rows(group, sources(cited))])
     second = (
-        *("Task", "Prompts", "Failed", "Mean acceptance length", "Decode tok/s, plain / DFlash", "Text equal"),
+        *("Task", "Block", "Prompts", "Failed", "Mean acceptance length", "Decode tok/s, plain / DFlash", "Text equal"),
         *("First token, ms, p50 / p90", "DFlash tok/s, p50 / p90", "DFlash decode tok/s, p50 / p90"),
     )
-    lines += ["", *_markdown(second, [_further(one) for one in measured]), "", MEANINGS]
-    lines += _notes(measured, settings, sources)
-    return [*lines, "", f"({TOY})"] if pair.toy else lines
-
-
-def _card_rows(one: Measured, settings: Settings, sources: Sequence[str]) -> list[tuple[str, ...]]:
-    figures = one.figures
-    rows: list[tuple[str, ...]] = [
-        (
-            one.task.title,
-            "here",
-            str(settings.block_size),
-            number(figures.ar.end_to_end_tokens_per_s, 1),
-            number(figures.dflash.end_to_end_tokens_per_s, 1),
-            _times(figures.speedup),
-            number(figures.acceptance_length, 2),
-            f"{_right(figures.ar)} / {_right(figures.dflash)}",
-        )
-    ]
-    for cell in one.published:
-        rows.append(
-            (
-                one.task.title,
-                f"published [{sources.index(cell.source) + 1}]",
-                "-" if cell.block is None else str(cell.block),
-                number(cell.plain_tokens_per_s, 0),
-                number(cell.tokens_per_s, 0),
-                _times(cell.speedup),
-                number(cell.acceptance_length, 2),
-                "-",
-            )
-        )
-    return rows
-
-
-def _further(one: Measured) -> tuple[str, ...]:
-    figures = one.figures
-    return (
-        one.task.title,
-        str(figures.prompts),
-        str(figures.failed),
-        number(figures.mean_acceptance_length, 2),
-        f"{number(figures.ar.tokens_per_s, 1)} / {number(figures.dflash.tokens_per_s, 1)}",
-        f"{figures.equal} of {figures.replies}",
-        _both(figures.dflash.ttft_s, 1e3, 0),
-        _both(figures.dflash.end_to_end_rates, 1, 1),
-        _both(figures.dflash.decode_rates, 1, 1),
-    )
-
-
-def _notes(measured: Sequence[Measured], settings: Settings, sources: Sequence[str]) -> list[str]:
-    """Sources with what differs from here, the data, and what kept code that ran from the machine."""
-    lines = [""]
-    for index, source in enumerate(sources):
-        own = [(one, cell) for one in measured for cell in one.published if cell.source == source]
-        words = dict.fromkeys(d for one, cell in own for d in differences(cell, settings, one.figures.prompts))
-        lines.append(f"[{index + 1}] {source} (drafter {own[0][1].generation}). Differs: {'; '.join(words)}.")
-    if not sources:
-        lines.append("Nothing is published of this pair on these tasks.")
-    for one in measured:
-        data, note = one.data, f"; {one.task.note}" if one.task.note else ""
-        lines.append(
-            f"- {one.task.title}: {data.path} of {data.repo} at {data.commit}, sha256 {data.sha256}, "
-            f"{one.task.split}{note}; results in {one.file}"
-        )
-        errors = dict.fromkeys(result.error for result in one.results if result.error)
-        lines += [f"  - failed: {error}" for error in list(errors)[:3]]
+    lines += ["", *markdown(second, [_further(one) for one in measured]), "", MEANINGS, "", *source_lines(cited)]
+    lines += [line for group in by_task for line in _origin(group)]
     if any(one.task.scoring == "tests" for one in measured):
         ran = "code was not run: --run-code" if settings.sandbox is None else f"code ran with {settings.sandbox}"
         lines.append(f"- {ran}")
-    return lines
+    return [*lines, "", f"({TOY})"] if pair.toy else lines
+
+
+def _card_rows(group: Sequence[Measured], cited: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Of one task: a row for each block, then what is published."""
+    for one in group:
+        figures = one.figures
+        yield (
+            one.task.title,
+            "here",
+            str(one.block_size),
+            number(figures.ar.end_to_end_tokens_per_s, 1),
+            number(figures.dflash.end_to_end_tokens_per_s, 1),
+            times(figures.speedup),
+            number(figures.acceptance_length, 2),
+            f"{_right(figures.ar)} / {_right(figures.dflash)}",
+        )
+    for cell in group[0].published:
+        yield (
+            group[0].task.title,
+            f"published [{cited.index(cell.source) + 1}]",
+            "-" if cell.block is None else str(cell.block),
+            number(cell.plain_tokens_per_s, 0),
+            number(cell.tokens_per_s, 0),
+            times(cell.speedup),
+            number(cell.acceptance_length, 2),
+            "-",
+        )
+
+
+def _further(one: Measured) -> tuple[str, ...]:
+    figures, dflash = one.figures, one.figures.dflash
+    return (
+        one.task.title,
+        str(one.block_size),
+        str(figures.prompts),
+        str(figures.failed),
+        number(figures.mean_acceptance_length, 2),
+        f"{number(figures.ar.tokens_per_s, 1)} / {number(dflash.tokens_per_s, 1)}",
+        f"{figures.equal} of {figures.replies}",
+        joined((dflash.ttft_s.p50, dflash.ttft_s.p90), 1e3, 0),
+        joined((dflash.end_to_end_rates.p50, dflash.end_to_end_rates.p90), 1, 1),
+        joined((dflash.decode_rates.p50, dflash.decode_rates.p90), 1, 1),
+    )
+
+
+def _origin(group: Sequence[Measured]) -> Iterable[str]:
+    """Where a task's data and results are, and what failed."""
+    task, data = group[0].task, group[0].data
+    note = f"; {task.note}" if task.note else ""
+    yield (
+        f"- {task.title}: {data.path} of {data.repo} at {data.commit}, sha256 {data.sha256}, "
+        f"{task.split}{note}; results in {', '.join(one.file for one in group)}"
+    )
+    errors = dict.fromkeys(result.error for one in group for result in one.results if result.error)
+    yield from (f"  - failed: {error}" for error in list(errors)[:3])
 
 
 def _right(figures: ModeFigures) -> str:
     return f"{figures.right} of {figures.scored}" if figures.scored else "-"
-
-
-def _both(values: Percentiles, factor: float, digits: int) -> str:
-    return " / ".join(number(None if v is None else v * factor, digits) for v in (values.p50, values.p90))
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}x"
-
-
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of cells in which nothing may end a cell early."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]

@@ -49,7 +49,7 @@ def test_figures_of_a_task() -> None:
     assert found.ar.end_to_end_tokens_per_s == pytest.approx(22 / 2.2)
     assert found.speedup == pytest.approx((22 / 0.9) / (22 / 2.2)) and found.decode_speedup == pytest.approx(4)
     assert (found.ar.right, found.dflash.right, found.dflash.scored) == (2, 1, 2)
-    assert found.dflash.ttft_s == figures.Percentiles(0.2, 0.6)
+    assert found.dflash.ttft_s == figures.Percentiles(0.2, 0.6, 0.6)
 
 
 def test_nothing_answered_has_no_figures() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="runs on a session, which needs torch")
 
-from dflash_local.bench.tasks import run, sandbox  # noqa: E402
+from dflash_local.bench.tasks import run, sandbox, scoring  # noqa: E402
 from dflash_local.bench.tasks.results import ResultsFile  # noqa: E402
 from dflash_local.bench.tasks.table import TASKS  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, find  # noqa: E402
@@ -38,9 +38,11 @@ from tests.bench.tasks.data_files import file_of  # noqa: E402
 def test_replies_known_to_be_right_and_wrong(name: str, reply: str, score: str | None) -> None:
     limits = sandbox.SandboxLimits(wall_s=60.0, cpu_s=1)
     item = TASKS[name].items(file_of(name), 1)[0]
-    assert run.score(TASKS[name], item, reply, lambda program: sandbox.run(program, limits).outcome) == score
+    assert (
+        scoring.score(TASKS[name].scoring, item, reply, lambda program: sandbox.run(program, limits).outcome) == score
+    )
     if TASKS[name].scoring == "tests":
-        assert run.score(TASKS[name], item, reply, None) is None, "no code runs unasked"
+        assert scoring.score(TASKS[name].scoring, item, reply, None) is None, "no code runs unasked"
 
 
 @pytest.mark.skipif(not (FOLDER / "demo").is_dir(), reason="the bundled pairs are not in this checkout")
@@ -55,7 +57,7 @@ def test_a_second_turn_is_sent_after_the_drafted_reply(tmp_path: Path, monkeypat
     monkeypatch.setattr(Session, "render", render)
     session = load(find("demo"), LoadConfig(dtype="float32", device="cpu"))
     task, file = TASKS["mt-bench"], ResultsFile(tmp_path, "a", {})
-    run.measure(session, task, task.items(file_of("mt-bench"), 1), file, run.TaskOptions(6, block_size=4))
+    run.measure(session, task, task.items(file_of("mt-bench"), 1), {4: file}, run.TaskOptions(6))
     turns = file.results["81"].turns
     conversations = [[(m.role, m.content) for m in request.messages] for request in asked if request.messages]
     first, second = ("user", "Write a post."), ("user", "Now shorter.")

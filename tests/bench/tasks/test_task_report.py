@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the head of every report is made where certificates are, which need torch")
 
-from dflash_local.bench.tasks import figures, task_report  # noqa: E402
+from dflash_local.bench.tasks import card_table, figures, task_report  # noqa: E402
 from dflash_local.bench.tasks.results import PromptResult, Turn  # noqa: E402
 from dflash_local.bench.tasks.table import TASKS  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
@@ -17,7 +17,7 @@ from dflash_local.store.datasets import DataFile  # noqa: E402
 from tests.bench.tasks.test_figures import DRAFTED, PLAIN  # noqa: E402
 
 FACTS = SessionFacts("target", "drafter", 16, True, LoadConfig(engine="fused", dtype="bfloat16", device="cuda"))
-SETTINGS = task_report.Settings(16, 4096, False)
+SETTINGS = task_report.Settings((16,), 4096, False)
 DATA = DataFile("owner/data", "test.jsonl", "a" * 40, "b" * 64, 10, "2026-01-01T00:00:00Z")
 
 
@@ -25,8 +25,8 @@ def measured(name: str, settings: task_report.Settings) -> task_report.Measured:
     row = load().find("Qwen/Qwen3.5-9B")
     assert row is not None
     results = (PromptResult("1", (Turn(5, True, PLAIN, DRAFTED),)), PromptResult("2", error="ContextError: a | b"))
-    cells = task_report.cells(row.published, TASKS[name], settings.block_size)
-    return task_report.Measured(TASKS[name], DATA, results, figures.of_results(results), cells, "rows.jsonl")
+    cells, block = card_table.cells(row.published, name, settings.block_sizes), settings.block_sizes[0]
+    return task_report.Measured(TASKS[name], block, DATA, results, figures.of_results(results), cells, "rows.jsonl")
 
 
 def lines(name: str, settings: task_report.Settings = SETTINGS) -> list[str]:
@@ -48,7 +48,7 @@ def test_the_card_s_row_stands_below_ours_with_source_and_differences() -> None:
 
 
 def test_another_block_is_shown_with_those_published() -> None:
-    settings = task_report.Settings(4, 2048, True)
+    settings = task_report.Settings((4,), 2048, True)
     shown = lines("mt-bench", settings)
     assert [line.split(" | ")[2] for line in shown if "published [1]" in line] == ["8", "16"]
     (source,) = (line for line in shown if line.startswith("[1]"))

@@ -1,0 +1,149 @@
+"""Figures of a task on a server at one number of concurrent requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_local.bench.tasks.figures import RIGHT, Percentiles, ratio
+from dflash_local.bench.tasks.server_results import Drafted, LoopFile, ServerReply
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Output tokens over the wall clock of the longest uninterrupted part, ramp-up and the last replies included.
+
+    Attributes:
+        prompts: answered in that part, which all prompts need not be after a run that went on.
+        whole: the part came to its end; False: what was under way when it ended counts as time, not as tokens.
+        tokens: None where the server does not count them.
+    """
+
+    prompts: frozenset[str]
+    whole: bool
+    tokens: int | None
+    wall_s: float
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return ratio(self.tokens, self.wall_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the drafts were worth.
+
+    Attributes:
+        length: as the cards: each reply's mean over its cycles, then over replies; only where replies report theirs.
+        mean: as vLLM: 1 + accepted drafts / drafting cycles, of all of them together.
+        prompts: that the figures are of. source: where they come from, or why there are none.
+    """
+
+    length: float | None
+    mean: float | None
+    prompts: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """One task on one server.
+
+    Attributes:
+        prompts: answered. failed: that ended in an error, and count nowhere else. requests: turns of those answered.
+        parts: runs that the answers come from. decode_rates, end_to_end_rates: of single requests, tokens per second.
+        reused_tokens: of all prompts, that the server's prefix cache had, as far as it reports them.
+        right: replies that are right or passed, of ``scored``.
+    """
+
+    prompts: int
+    failed: int
+    requests: int
+    parts: int
+    throughput: Throughput | None
+    accepted: Accepted
+    ttft_s: Percentiles
+    latency_s: Percentiles
+    decode_rates: Percentiles
+    end_to_end_rates: Percentiles
+    reused_tokens: int
+    right: int
+    scored: int
+    timed_out: int
+
+
+def of_file(file: LoopFile, ids: Sequence[str]) -> ServerFigures:
+    """The figures of these prompts; throughput and acceptance are of whole parts, whose prompts may be others too."""
+    results = [file.results[name] for name in ids]
+    answered = [result for result in results if not result.error]
+    turns = [turn for result in answered for turn in result.turns]
+    parts = sorted({result.part for result in answered})
+    scores = [turn.score for turn in turns if turn.score is not None]
+    counted = [(turn.tokens, turn.latency_s) for turn in turns if turn.tokens is not None and turn.latency_s]
+    return ServerFigures(
+        prompts=len(answered),
+        failed=len(results) - len(answered),
+        requests=len(turns),
+        parts=len(parts),
+        throughput=_throughput(file, parts),
+        accepted=_accepted(file, parts, turns, len(answered)),
+        ttft_s=Percentiles.of([turn.ttft_s for turn in turns]),
+        latency_s=Percentiles.of([turn.latency_s for turn in turns]),
+        decode_rates=Percentiles.of([turn.tokens_per_s for turn in turns if turn.tokens_per_s is not None]),
+        end_to_end_rates=Percentiles.of([tokens / seconds for tokens, seconds in counted]),
+        reused_tokens=sum(turn.reused_tokens for turn in turns),
+        right=sum(score in RIGHT for score in scores),
+        scored=len(scores),
+        timed_out=scores.count("timed out"),
+    )
+
+
+def speedup(drafted: ServerFigures, plain: ServerFigures) -> float | None:
+    """The ratio of the throughputs; None where they are of different prompts."""
+    above, below = drafted.throughput, plain.throughput
+    if above is None or below is None or above.prompts != below.prompts:
+        return None
+    return ratio(above.tokens_per_s, below.tokens_per_s)
+
+
+def equal(drafted: LoopFile, plain: LoopFile, ids: Sequence[str]) -> tuple[int, int]:
+    """Prompts all of whose replies are the same on both servers, of those that both answered."""
+    pairs = [(drafted.results[name], plain.results[name]) for name in ids]
+    both = [(one.turns, other.turns) for one, other in pairs if not one.error and not other.error]
+    same = sum(all(left.equals(right) for left, right in zip(*turns, strict=True)) for turns in both)
+    return same, len(both)
+
+
+def _throughput(file: LoopFile, parts: Sequence[int]) -> Throughput | None:
+    if not parts:
+        return None
+    longest = max(parts, key=lambda part: len(file.of_part(part)))
+    results = file.of_part(longest)
+    tokens = [turn.tokens for result in results for turn in result.turns]
+    ended = file.parts.get(longest)
+    return Throughput(
+        prompts=frozenset(result.id for result in results),
+        whole=ended is not None,
+        tokens=None if None in tokens else sum(count or 0 for count in tokens),
+        wall_s=ended.wall_s if ended is not None else max(result.ended_s for result in results),
+    )
+
+
+def _accepted(file: LoopFile, parts: Sequence[int], turns: Sequence[ServerReply], prompts: int) -> Accepted:
+    """By the replies' own figures where all have them, else by the counters' differences of the whole parts."""
+    own = [turn.drafted for turn in turns if turn.drafted is not None]
+    if own and len(own) == len(turns):
+        means = [mean for one in own if (mean := _mean([one])) is not None]
+        return Accepted(ratio(sum(means), len(means)), _mean(own), prompts, "reported with each reply")
+    known = {part: ended.drafted for part in parts if (ended := file.parts.get(part)) and ended.drafted is not None}
+    if known:
+        covered = sum(len(file.of_part(part)) for part in known)
+        return Accepted(None, _mean(list(known.values())), covered, "the server's counters")
+    last = file.parts.get(parts[-1]) if parts else None
+    reason = last.reason if last is not None else "the run ended early" if parts else "nothing was answered"
+    return Accepted(None, None, 0, reason)
+
+
+def _mean(drafted: Sequence[Drafted]) -> float | None:
+    cycles = sum(one.cycles for one in drafted)
+    return 1 + sum(one.accepted for one in drafted) / cycles if cycles else None

@@ -1,0 +1,208 @@
+"""A task's prompts on a running server, so many at a time: a worker sends its next prompt when its own is answered."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_local.bench.tasks.scoring import Scoring, score
+from dflash_local.bench.tasks.server_results import Drafted, LoopFile, Part, ServerReply, ServerResult
+from dflash_local.bench.tasks.table import Item
+from dflash_local.errors import DFlashError, Interrupted, ServerError
+from dflash_local.remote import server_metrics
+from dflash_local.remote.openai_server import Answer, ServerSession
+from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
+from dflash_local.request import Limits, Message, Request
+
+WARM_UP_TOKENS = 16
+GOES_ON = "what was measured is kept: start the server and run it again, it goes on there"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured: a task of the cards, or a list of prompts.
+
+    Attributes:
+        data: what its prompts are, JSON-able. origin: the same in a line.
+    """
+
+    name: str
+    title: str
+    scoring: Scoring
+    items: tuple[Item, ...]
+    data: Mapping[str, Any]
+    origin: str
+
+
+@dataclass(slots=True)
+class LoopOptions:
+    """What is run on every prompt.
+
+    Attributes:
+        concurrency: requests at a time.
+        run_program: runs a whole program and returns passed, failed or timed out; None runs no code.
+    """
+
+    concurrency: int
+    max_new_tokens: int
+    thinking: bool = False
+    run_program: Callable[[str], str] | None = None
+    progress: Callable[[str, float], None] = field(default=lambda _text, _fraction: None)
+
+
+def measure(session: ServerSession, subject: Subject, file: LoopFile, options: LoopOptions) -> None:
+    """Answer every prompt that ``file`` has no answer of, greedily; then score what is to be scored.
+
+    A prompt that fails is a result like any other, and is tried again by the next run.
+
+    Raises:
+        ServerError: the server is gone. Interrupted: the user stopped it. OSError: a result cannot be kept.
+    """
+    missing = [item for item in subject.items if not file.answered([item.id])]
+    if missing:
+        _part(session, subject, missing, file, options)
+    for item in subject.items:  # programs run when nothing is measured beside them
+        result = file.results[item.id]
+        if result.error or result.turns[-1].score is not None:
+            continue
+        found = score(subject.scoring, item, result.turns[-1].text, options.run_program)
+        if found is not None:
+            file.add(result.scored(found))
+
+
+def _part(
+    session: ServerSession, subject: Subject, items: Sequence[Item], file: LoopFile, options: LoopOptions
+) -> None:
+    """One uninterrupted measured part, after a warm-up of as many short requests as run at a time."""
+    number, title = file.next_part, f"{subject.title}, {options.concurrency} at a time"
+    with _Loop(session, options).open() as loop:
+        options.progress(f"{title}: warm-up", 0.0)
+        start = session.counters()
+        before = session.settled(start, loop.warm_up())
+        for done, result in enumerate(loop.run(items, number), 1):
+            file.add(result)
+            options.progress(f"{title}: prompt {done} of {len(items)}", done / len(items))
+    wall_s = max(file.results[item.id].ended_s for item in items)
+    drafted, reason = _drafted(session, before, loop.answers)
+    file.end(Part(number, wall_s, drafted, reason))
+
+
+def _drafted(session: ServerSession, before: Counters | None, requests: int) -> tuple[Drafted | None, str]:
+    """What the server's counters tell of a whole part, or why they do not."""
+    if session.facts.drafts is False:
+        return None, "it does not draft"
+    try:
+        found = server_metrics.difference(before, session.settled(before, requests), requests)
+    except Unattributable as why:
+        return None, str(why)
+    return _counts(found), ""
+
+
+class _Loop:
+    """The workers. ``answers``: requests that were answered to their end since the warm-up."""
+
+    def __init__(self, session: ServerSession, options: LoopOptions) -> None:
+        self._session, self._options = session, options
+        self._pool = ThreadPoolExecutor(options.concurrency, "dflash-bench")
+        self._stopped = threading.Event()
+        self._began = 0.0
+        self._lock = threading.Lock()
+        self.answers = 0
+
+    @contextmanager
+    def open(self) -> Iterator[_Loop]:
+        """Hang up at the end, whatever ended it."""
+        try:
+            yield self
+        finally:
+            self._stopped.set()
+            self._pool.shutdown(cancel_futures=True)
+
+    def warm_up(self) -> int:
+        """Short requests at the same time, of prompts that are not measured; how many were answered."""
+        futures = [self._pool.submit(self._warm, place) for place in range(self._options.concurrency)]
+        return sum(future.result() for future in as_completed(futures))
+
+    def run(self, items: Sequence[Item], part: int) -> Iterator[ServerResult]:
+        """The results as they come; an error is raised once no request is under way any more."""
+        self.answers, self._began = 0, time.perf_counter()
+        futures: list[Future[ServerResult]] = [self._pool.submit(self._result, item, part) for item in items]
+        failed: BaseException | None = None
+        for future in as_completed(futures):
+            error = None if future.cancelled() else future.exception()
+            if error is None and not future.cancelled():
+                yield future.result()
+            elif failed is None:
+                failed = error
+                self._stopped.set()
+                for other in futures:
+                    other.cancel()
+        if failed is not None:
+            raise failed
+
+    def _warm(self, place: int) -> bool:
+        try:
+            self._ask((Message("user", f"Count from {place} to {place + 9}."),), WARM_UP_TOKENS)
+        except Interrupted:
+            raise
+        except DFlashError as error:
+            self._check_there(error)
+            return False
+        return True
+
+    def _result(self, item: Item, part: int) -> ServerResult:
+        """A prompt's turns one after the other, each after the replies to those before."""
+        messages: list[Message] = []
+        turns: list[ServerReply] = []
+        error = ""
+        try:
+            for text in item.turns:
+                messages.append(Message("user", text))
+                answer = self._ask(tuple(messages), self._options.max_new_tokens)
+                with self._lock:
+                    self.answers += 1
+                turns.append(_reply(answer))
+                messages.append(Message("assistant", answer.text))
+        except Interrupted:
+            raise
+        except DFlashError as failed:
+            self._check_there(failed)
+            error = f"{failed.kind}: {failed.message}"
+        ended_s = time.perf_counter() - self._began
+        return ServerResult(item.id, part, ended_s, () if error else tuple(turns), error)
+
+    def _ask(self, messages: tuple[Message, ...], tokens: int) -> Answer:
+        request = Request(messages=messages, limits=Limits(tokens), thinking=self._options.thinking)
+        return self._session.answer(request, self._stopped.is_set)
+
+    def _check_there(self, error: DFlashError) -> None:
+        """Raises ServerError where the server is gone, and not only one request failed."""
+        if isinstance(error, ServerError) and not self._session.is_there():
+            raise ServerError(error.message, GOES_ON) from error
+
+
+def _reply(answer: Answer) -> ServerReply:
+    stats, usage = answer.finished.stats, answer.finished.usage
+    ids = ",".join(map(str, answer.token_ids))
+    return ServerReply(
+        prompt_tokens=usage.prompt_tokens,
+        reused_tokens=answer.reused_tokens,
+        tokens=usage.completion_tokens if answer.counted else None,
+        finish_reason=answer.finished.reason,
+        ttft_s=stats.ttft_s,
+        latency_s=stats.ttft_s + stats.decode_s,
+        tokens_per_s=stats.tokens_per_s or None,
+        drafted=None if answer.acceptance is None else _counts(answer.acceptance),
+        text=answer.text,
+        ids=hashlib.sha256(ids.encode()).hexdigest()[:16] if ids else "",
+    )
+
+
+def _counts(found: Acceptance) -> Drafted:
+    return Drafted(found.cycles, found.drafted, found.accepted)

@@ -1,0 +1,234 @@
+"""``dflash bench --url``: tasks or prompts on a running vLLM or SGLang server, so many requests at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_local.app.engine_server import EngineServer
+from dflash_local.app.resolve import choose
+from dflash_local.catalog.bundled import Pair
+from dflash_local.cli.invocation import Invocation
+from dflash_local.cli.server_options import EXAMPLE, EngineChoice, origin
+from dflash_local.cli.task_bench import (
+    TOKENS,
+    TaskBench,
+    cannot_write,
+    code_runner,
+    fetched,
+    note_resumed,
+    results_folder,
+)
+from dflash_local.errors import UnknownModelError, UsageError
+from dflash_local.load_config import LoadConfig
+
+if TYPE_CHECKING:
+    from dflash_local.bench.prompts import Prompt
+    from dflash_local.bench.tasks.server_report import Side
+    from dflash_local.bench.tasks.server_results import LoopFile
+    from dflash_local.bench.tasks.server_run import LoopOptions, Subject
+    from dflash_local.catalog.row import Published
+    from dflash_local.remote.openai_server import ServerSession
+    from dflash_local.remote.server_checks import Program, ServerFacts
+
+MOST = 32  # requests at a time
+PROMPT_TOKENS = 256  # of a reply to a prompt that is of no task, as without a server
+Concurrency = Annotated[
+    str | None,
+    typer.Option("--concurrency", metavar="1,4,16", help=f"With --url: requests at a time, each 1 to {MOST}; 1."),
+]
+ChosenPrompts = Callable[[Pair], "tuple[str, tuple[Prompt, ...]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBench:
+    """The options of a server as they were given."""
+
+    url: str | None
+    plain_url: str | None
+    engine: EngineChoice | None
+    concurrency: str | None
+
+    @property
+    def program(self) -> Program | None:
+        """That both servers must be."""
+        return self.engine.value if self.engine in (EngineChoice.vllm, EngineChoice.sglang) else None  # type: ignore[return-value]
+
+    def checked(self, load: LoadConfig) -> LoadConfig:
+        """How a pair is loaded where there is no server.
+
+        Raises:
+            UsageError: options that do not go together, or no number of requests.
+        """
+        self.levels()
+        if self.url is not None:
+            return load
+        if self.concurrency is not None:
+            raise UsageError("--concurrency is for --url", "our own engine answers one request at a time")
+        if self.plain_url is not None:
+            raise UsageError("--plain-url is for --url", "give the server that drafts with --url")
+        if self.program is not None:
+            raise UsageError(f"--engine {self.program} measures a server that runs", f"name it: --url {EXAMPLE}")
+        return load if self.engine is None else replace(load, engine=self.engine.value)
+
+    def levels(self) -> tuple[int, ...]:
+        """The numbers of requests at a time, each once, in the order given. UsageError: one that is none."""
+        words = [word.strip() for word in (self.concurrency or "1").split(",")]
+        for word in words:
+            if not (word.isascii() and word.isdigit() and len(word) <= len(str(MOST)) and 1 <= int(word) <= MOST):
+                raise UsageError(f"--concurrency: {word[:20]!r} is not 1 to {MOST}", "give numbers such as 1,4,16")
+        return tuple(dict.fromkeys(map(int, words)))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What both servers are asked.
+
+    Attributes:
+        open: a file of results by its name and identity.
+    """
+
+    call: Invocation
+    pair: Pair
+    drafter: str | None
+    options: LoopOptions
+    open: Callable[[str, dict[str, Any]], AbstractContextManager[LoopFile]]
+
+    def side(self, files: ExitStack, session: ServerSession, subject: Subject) -> Side:
+        """Measure what is not measured yet on one server."""
+        from dflash_local.bench.tasks import server_figures, server_run
+        from dflash_local.bench.tasks.server_report import Side
+
+        level, facts = self.options.concurrency, session.facts
+        name = f"{self.pair.name}-{subject.name}-{facts.program}-{level}"
+        file = files.enter_context(self.open(name, self._identity(facts, subject)))
+        ids = [item.id for item in subject.items]
+        title = f"{subject.title}, {level} at a time on {facts.title}"
+        note_resumed(self.call, title, file.answered(ids), len(ids), file.path)
+        try:
+            server_run.measure(session, subject, file, self.options)
+        except OSError as error:
+            raise cannot_write(file.path, error) from error
+        return Side(facts, file, server_figures.of_file(file, ids))
+
+    def _identity(self, facts: ServerFacts, subject: Subject) -> dict[str, Any]:
+        """What results may be put together: the same server as far as it reports itself, prompts and settings."""
+        from dflash_local import __version__
+        from dflash_local.bench.tasks.server_report import server_identity
+
+        return {
+            "task": subject.name,
+            "data": dict(subject.data),
+            "pair": self.pair.name,
+            "drafter": self.drafter,
+            "server": server_identity(facts),
+            "concurrency": self.options.concurrency,
+            "max_new_tokens": self.options.max_new_tokens,
+            "thinking": self.options.thinking,
+            "program": __version__,
+        }
+
+
+def server_bench(
+    call: Invocation,
+    served: ServerBench,
+    named: tuple[str, str | None],
+    load: LoadConfig,
+    asked: TaskBench,
+    think: bool | None,
+    chosen: ChosenPrompts,
+) -> tuple[dict[str, Any], list[str]]:
+    """Answer what is not answered yet: the report and its lines.
+
+    Args:
+        named: model and drafter. chosen: the prompts of a pair, and their name, where no tasks are asked for.
+    """
+    model, drafter = named
+    pair = origin(call, model, drafter, load, served.engine, served.url).pair
+    thinking = call.thinks(pair, think)
+    folder, subjects = results_folder(call, asked), _subjects(call, asked, pair, chosen)
+    drafted, plain = _sessions(call, served, pair, drafter)
+    run_program, isolation = code_runner(asked, [subject.scoring for subject in subjects])
+    from dflash_local.bench.tasks import card_table, server_report
+    from dflash_local.bench.tasks.server_results import LoopFile
+    from dflash_local.bench.tasks.server_run import LoopOptions
+
+    usual = TOKENS if asked.tasks is not None else PROMPT_TOKENS
+    length = usual if asked.max_new_tokens is None else asked.max_new_tokens
+    settings = server_report.Settings(length, thinking, isolation)
+    published, blocks = _published(call, model, drafter), (drafted.facts.block_size,)
+
+    def held(name: str, identity: dict[str, Any]) -> AbstractContextManager[LoopFile]:
+        return LoopFile.held(folder, name, identity, fresh=asked.resume is False)
+
+    measured = []
+    with ExitStack() as files, call.console.progress() as line:
+        for subject in subjects:
+            for level in served.levels():
+                options = LoopOptions(level, length, thinking, run_program, line)
+                run = Run(call, pair, drafter, options, held)
+                sides = [run.side(files, one, subject) for one in (drafted, plain) if one is not None]
+                cells = card_table.cells(published, subject.name, blocks, level)
+                other = sides[1] if plain is not None else None
+                measured.append(server_report.Measured(subject, level, sides[0], other, cells))
+    facts, plain_facts = drafted.facts, None if plain is None else plain.facts
+    report = server_report.server_report(pair, facts, plain_facts, measured, settings)
+    return report, server_report.server_lines(pair, facts, plain_facts, measured, settings)
+
+
+def _sessions(
+    call: Invocation, served: ServerBench, pair: Pair, drafter: str | None
+) -> tuple[ServerSession, ServerSession | None]:
+    """The server that drafts, and the plain one. UsageError: one of them is what the other should be."""
+    session = EngineServer(str(served.url), served.program).session(pair, drafter, call.user, call.console.notify)
+    if session.facts.drafts is False:
+        raise UsageError(
+            f"the server at {session.facts.url} was started without speculative decoding",
+            "give one that drafts with --url, and this one with --plain-url",
+        )
+    if served.plain_url is None:
+        return session, None
+    plain = EngineServer(served.plain_url, served.program).session(pair, drafter, call.user, lambda _event: None)
+    if plain.facts.drafts:
+        raise UsageError(f"the server at {plain.facts.url} drafts", "give --plain-url one without --speculative-config")
+    call.console.note(f"plain replies come from {plain.facts.loaded_as}")
+    return session, plain
+
+
+def _subjects(call: Invocation, asked: TaskBench, pair: Pair, chosen: ChosenPrompts) -> list[Subject]:
+    from dflash_local.bench.tasks.server_run import Subject
+    from dflash_local.bench.tasks.table import Item
+
+    if asked.tasks is not None:
+        found = []
+        for task, data, items in fetched(call, asked):
+            known = {name: value for name, value in asdict(data).items() if name != "recorded_at"}
+            note = f"; {task.note}" if task.note else ""
+            where = f"{data.path} of {data.repo} at {data.commit}, sha256 {data.sha256}, {task.split}{note}"
+            found.append(Subject(task.name, task.title, task.scoring, items, known, where))
+        return found
+    name, prompts = chosen(pair)
+    if any(prompt.ids for prompt in prompts):
+        raise UsageError(f"{name} gives prompts as token ids", "a server gets text: give them as prompt")
+    items = tuple(
+        Item(str(place), (prompt.text,), gold=(prompt.answer or "").strip()) for place, prompt in enumerate(prompts, 1)
+    )
+    whole = json.dumps([asdict(item) for item in items]).encode()
+    digest = hashlib.sha256(whole).hexdigest()
+    identity = {"prompts": name, "sha256": digest}
+    return [Subject("prompts", "Prompts", "text", items[: asked.limit], identity, f"{name} prompts, sha256 {digest}")]
+
+
+def _published(call: Invocation, model: str, drafter: str | None) -> Sequence[Published]:
+    """What the registry has of the pair; nothing of one that only the server knows."""
+    try:
+        row = choose(model, drafter, call.user, draft=False).drafter_row
+    except UnknownModelError:
+        return ()
+    return row.published if row is not None else ()
