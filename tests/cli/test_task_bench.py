@@ -10,11 +10,13 @@ import pytest
 
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
-from dflash_local.bench.tasks import results  # noqa: E402
+from dflash_local.bench.tasks import results, run  # noqa: E402
 from dflash_local.bench.tasks.table import TASKS  # noqa: E402
+from dflash_local.bench.trial import Written, write  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
 from dflash_local.errors import EngineError  # noqa: E402
+from dflash_local.request import Request  # noqa: E402
 from tests.bench.tasks.data_files import add_task, file_of  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 from tests.fake_hub import FakeHub, online  # noqa: E402
@@ -86,6 +88,55 @@ def test_a_killed_run_goes_on_where_it_was(
     assert len(file.read_text(encoding="ascii").splitlines()) == 4
 
 
+def test_several_blocks_stand_beside_one_plain_run(
+    cli: Cli, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with another block later takes the plain replies that are there, and the same conversations."""
+    runs: list[tuple[str, int | None, tuple[int, ...]]] = []
+
+    def counted(session: Session, request: Request) -> Written:
+        if request.limits.max_new_tokens == 8:  # not a warm-up
+            runs.append((request.mode, request.block_size, request.prompt_ids))
+        return write(session, request)
+
+    monkeypatch.setattr(run, "write", counted)
+    rows = ("mt-bench,gsm8k", "--limit", "2", "--out", str(tmp_path / "rows"))
+    done = cli(*ARGV, *rows, "--block-size", "4", "--block-size", "8", "--json")
+    assert done.code == 0, done.err
+    found = done.json["tasks"]
+    assert [(task["task"], task["block_size"]) for task in found] == [
+        *(("mt-bench", 4), ("mt-bench", 8)),
+        *(("gsm8k", 4), ("gsm8k", 8)),
+    ]
+    prompts = 2 * 2 + 2  # of MT-Bench two turns each
+    assert [sum(run[0] == mode for run in runs) for mode in ("ar", "dflash")] == [prompts, 2 * prompts]
+    assert {block for mode, block, _ in runs if mode == "dflash"} == {4, 8}
+    asked = {ids for mode, _, ids in runs if mode == "ar"}
+    assert asked == {ids for mode, _, ids in runs if mode == "dflash"}, "both blocks answer the same prompts"
+    assert found[0]["ar"] == found[1]["ar"] and found[0]["equal"] == found[1]["equal"] == 4
+    assert done.json["block_sizes"] == [4, 8]
+    runs.clear()
+    three = cli(*ARGV, *rows, "--block-size", "8", "--block-size", "2")
+    assert {(mode, block) for mode, block, _ in runs} == {("dflash", 2)} and len(runs) == prompts
+    table = [
+        line.split(" | ")[:3] for line in three.out.splitlines() if line.startswith(("| MT-Bench | here", "| GSM"))
+    ]
+    assert [row[2] for row in table[:4]] == ["8", "2", "8", "2"] and "block 8, 2," in three.out
+    runs.clear()
+    assert cli(*ARGV, *rows, "--block-size", "4", "--json").json["tasks"][0] == found[0] and not runs
+
+
+def test_two_runs_over_the_same_results_are_refused(cli: Cli, hub: FakeHub, tmp_path: Path) -> None:
+    argv = (*ARGV, "gsm8k", "--limit", "1", "--out", str(tmp_path))
+    assert cli(*argv).code == 0
+    (file,) = tmp_path.glob("*.jsonl")
+    identity = json.loads(file.read_text(encoding="ascii").splitlines()[0])["identity"]
+    with results.ResultsFile.held(tmp_path, "demo-gsm8k", identity):
+        refused = cli(*argv)
+    assert refused.code == 1 and f"{file} is being written by process" in refused.err and refused.out == ""
+    assert cli(*argv).code == 0
+
+
 def test_a_failed_prompt_is_a_row_and_is_tried_again(cli: Cli, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     real, count = Session.render, iter(range(1000))
 
@@ -124,6 +175,12 @@ def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Pa
         (("demo", "--tasks", ","), "names no task"),
         (("demo", "--tasks", "gsm8k", "--prompts", "builtin"), "--tasks does not go with --prompts"),
         (("demo", "--tasks", "gsm8k", "--limit", "0"), "limit 0"),
+        (("demo", "--tasks", "gsm8k", "--block-size", "4", "--block-size", "65"), "block_size 65"),
+        (("demo", "--fidelity", "--block-size", "4"), "--block-size does not go with --fidelity"),
+        (
+            ("demo", "--weights", "random", "--block-size", "4", "--block-size", "8"),
+            "--block-size is given more than once",
+        ),
         (("demo", "--run-code"), "--run-code is for --tasks"),
         (("demo", "--no-resume"), "--no-resume is for --tasks"),
     ],

@@ -272,8 +272,8 @@ def _origins(measured: Sequence[Measured]) -> Iterable[str]:
     for name in dict.fromkeys(one.subject.name for one in measured):
         group = [one for one in measured if one.subject.name == name]
         sides = [(one, side) for one in group for side in (one.drafted, one.plain) if side is not None]
-        files = ", ".join(str(side.file.path) for _, side in sides)
-        yield f"- {group[0].subject.title}: {group[0].subject.origin}; results in {files}"
+        folder = sides[0][1].file.path.parent
+        yield f"- {group[0].subject.title}: {group[0].subject.origin}; results in {folder}"
         for one, side in sides:
             where = f"{one.concurrency} at a time, {'DFlash' if side is one.drafted else 'plain'}"
             yield from (f"  - {where}: {line}" for line in _remarks(one, side))
@@ -283,6 +283,8 @@ def _remarks(one: Measured, side: Side) -> Iterable[str]:
     figures = side.figures
     if figures.accepted.mean is None and side is one.drafted:
         yield f"the acceptance length is not known: {figures.accepted.source}"
+    if figures.throughput is not None and len(figures.throughput.prompts) < one.concurrency:
+        yield f"throughput is of {len(figures.throughput.prompts)} prompts, so that fewer requests ran at a time"
     if figures.parts > 1:
         yield f"measured in {figures.parts} parts; throughput is of the longest alone"
     if figures.throughput is not None and not figures.throughput.whole:

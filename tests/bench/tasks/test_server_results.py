@@ -1,0 +1,92 @@
+"""Results of a server kept by parts, and the figures over them by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash_local.bench.tasks import server_figures
+from dflash_local.bench.tasks.server_results import Drafted, LoopFile, Part, ServerReply, ServerResult
+
+REPLY = ServerReply(5, 0, 10, "stop", 0.1, 1.1, 9.0, None, "text", "ids", "right")
+IDS = ("1", "2", "3")
+
+
+def opened(folder: Path) -> LoopFile:
+    return LoopFile(folder, "demo-prompts-vllm-4", {"server": "vllm"})
+
+
+def whole(folder: Path) -> LoopFile:
+    """Two prompts in a part that came to its end after two seconds, one in a part that did not."""
+    file = opened(folder)
+    file.add(ServerResult("1", 1, 1.5, (REPLY,)))
+    file.add(ServerResult("2", 1, 2.0, (replace(REPLY, tokens=30, ttft_s=0.3, score="wrong"),)))
+    file.add(ServerResult("3", 1, 0.5, error="ServerError: no"))
+    file.end(Part(1, 2.0, Drafted(4, 28, 10)))
+    file.add(ServerResult("3", 2, 4.0, (replace(REPLY, tokens_per_s=None),)))
+    return file
+
+
+def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
+    file = whole(tmp_path)
+    with file.path.open("ab") as stream:
+        stream.write(b'{"id": "9"}\n{"ended": {"number": 3}}\n{"id": "1", "tu')
+    again = opened(tmp_path)
+    assert again.results == file.results and again.parts == file.parts == {1: Part(1, 2.0, Drafted(4, 28, 10))}
+    assert again.next_part == 3 and again.answered(IDS) == 3 and again.answered(["1", "9"]) == 1
+
+
+def test_throughput_is_of_the_longest_part_and_acceptance_of_whole_ones(tmp_path: Path) -> None:
+    found = server_figures.of_file(whole(tmp_path), IDS)
+    assert (found.prompts, found.failed, found.requests, found.parts) == (3, 0, 3, 2)
+    assert found.throughput is not None and found.throughput.whole and found.throughput.prompts == {"1", "2"}
+    assert found.throughput.tokens_per_s == pytest.approx(40 / 2.0)
+    assert (found.accepted.mean, found.accepted.prompts, found.accepted.length) == (1 + 10 / 4, 2, None)
+    assert (found.ttft_s.p50, found.ttft_s.p99, found.decode_rates.p50) == (0.1, 0.3, 9.0)
+    assert found.end_to_end_rates.p99 == pytest.approx(30 / 1.1) and (found.right, found.scored) == (2, 3)
+
+
+def test_both_acceptance_lengths_of_replies_that_report_theirs(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    for name, drafted in (("1", Drafted(2, 14, 8)), ("2", Drafted(8, 56, 8)), ("3", Drafted(0, 0, 0))):
+        file.add(ServerResult(name, 1, 1.0, (replace(REPLY, drafted=drafted),)))
+    file.end(Part(1, 1.0, None, "other requests ran at the same time"))
+    found = server_figures.of_file(file, IDS).accepted
+    assert found.length == pytest.approx((5 + 2) / 2) and found.mean == pytest.approx(1 + 16 / 10)
+    assert found.source == "reported with each reply"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [(Part(1, 1.0, None, "it was restarted meanwhile"), "it was restarted meanwhile"), (None, "the run ended early")],
+)
+def test_what_is_not_known_has_its_reason(tmp_path: Path, ended: Part | None, reason: str) -> None:
+    file = opened(tmp_path)
+    file.add(ServerResult("1", 1, 3.0, (replace(REPLY, tokens=None),)))
+    if ended is not None:
+        file.end(ended)
+    found = server_figures.of_file(file, ["1"])
+    assert (found.accepted.mean, found.accepted.source) == (None, reason)
+    assert found.throughput is not None and found.throughput.tokens_per_s is None, "no token counts"
+    assert found.throughput.whole is (ended is not None) and found.end_to_end_rates.p50 is None
+
+
+def test_nothing_answered_has_no_figures(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.add(ServerResult("1", 1, 1.0, error="no"))
+    found = server_figures.of_file(file, ["1"])
+    assert found.throughput is None and found.accepted.source == "nothing was answered" and found.failed == 1
+
+
+def test_a_speed_up_is_of_the_same_prompts(tmp_path: Path) -> None:
+    drafted, plain = whole(tmp_path / "a"), opened(tmp_path / "b")
+    plain.add(ServerResult("1", 1, 4.0, (replace(REPLY, ids="others"),)))
+    plain.add(ServerResult("2", 1, 8.0, (replace(REPLY, tokens=30, ids=""),)))
+    sides = [server_figures.of_file(file, ["1", "2"]) for file in (drafted, plain)]
+    assert server_figures.speedup(*sides) == pytest.approx((40 / 2) / (40 / 8))
+    assert server_figures.equal(drafted, plain, ["1", "2"]) == (1, 2), "by ids, else by text"
+    plain.add(ServerResult("3", 1, 9.0, (REPLY,)))
+    sides = [server_figures.of_file(file, IDS) for file in (drafted, plain)]
+    assert server_figures.speedup(*sides) is None
