@@ -10,26 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.app.engine_launch import LaunchedServer
 from dflash_local.bench.tasks.server_results import LoopFile, ServerResult
+from dflash_local.remote.endpoint import TOKEN_VARIABLE
 from tests.cli.conftest import Cli
 from tests.engines.environment import program_of
-from tests.engines.test_vllm import FOLDER, Vllm, start
+from tests.engines.test_vllm import FOLDER, started
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 PROMPTS, TOKENS, LEVELS = 32, 96, (1, 4, 16)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
     if not program_of(FOLDER, "vllm").is_file():
         pytest.skip("vLLM is not installed: make test-engines installs it")
-    server = start(tmp_path_factory.mktemp("vllm") / "vllm.log")
-    yield server
-    server.end()
+    with started(tmp_path_factory.mktemp("vllm")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, server.token)
+        yield server
 
 
 def test_every_number_of_requests_has_its_figures(
-    vllm: Vllm, cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vllm: LaunchedServer, cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
     argv = ("bench", "demo", "--url", vllm.url, "--limit", str(PROMPTS), "--max-new-tokens", str(TOKENS))
@@ -46,12 +48,14 @@ def test_every_number_of_requests_has_its_figures(
         assert found["right"] > found["scored"] / 2 and found["ttft_s"]["p99"] >= found["ttft_s"]["p50"] > 0
 
 
-def test_a_request_of_another_client_is_seen(vllm: Vllm, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, others = LoopFile.add, []
+def test_a_request_of_another_client_is_seen(vllm: LaunchedServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LoopFile.add
+    others: list[threading.Thread] = []
 
     def ask() -> None:
         body = json.dumps({"model": "demo", "prompt": "Count", "max_tokens": 4}).encode()
-        request = urllib.request.Request(f"{vllm.url}/v1/completions", body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {vllm.token}"}
+        request = urllib.request.Request(f"{vllm.url}/v1/completions", body, headers)
         urllib.request.urlopen(request, timeout=60).read()
 
     def with_another(file: LoopFile, result: ServerResult) -> None:
