@@ -64,6 +64,11 @@ class SessionFacts:
         return self.drafter is not None
 
     @property
+    def in_server(self) -> bool:
+        """True where a server of another program writes the replies: seeds do not repeat there, and ids may lack."""
+        return False
+
+    @property
     def engine(self) -> str:
         return self.load.engine
 

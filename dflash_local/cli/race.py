@@ -12,7 +12,6 @@ import typer
 
 from dflash_local import terminal
 from dflash_local.app.examples import TOY, built_in_prompt
-from dflash_local.app.loading import start_service
 from dflash_local.app.notices import Notify
 from dflash_local.app.reply_text import figures, histogram
 from dflash_local.catalog.bundled import BUNDLED, Pair, find
@@ -22,6 +21,8 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
+from dflash_local.cli.server_options import Engine, Origin, PlainUrl, Url
+from dflash_local.cli.two_servers import compared
 from dflash_local.errors import UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
@@ -47,6 +48,9 @@ def race(
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     as_json: opt.Json = False,
+    url: Url = None,
+    plain_url: PlainUrl = None,
+    engine: Engine = None,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
@@ -61,13 +65,14 @@ def race(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
-    pair = call.pair(model or user.model or "demo", drafter, load)
+    source = compared(call, model, drafter, load, engine, (url, plain_url), user.model or "demo").origin
+    pair = source.pair
     request = replace(request, thinking=call.thinks(pair, think))
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(_on_screen(shown, call, pair, load, request, text))
-    with call.start(pair, load) as service:
+            raise typer.Exit(_on_screen(shown, call, source, request, text))
+    with source.service(call) as service:
         racer = _racer(service, pair, request)
         if not as_json:
             console.data(f"{pair.label}: ", "bold", end="")
@@ -77,15 +82,14 @@ def race(
     console.result({"pair": pair.name, "prompt": text, **note, **result.as_dict()}, _conclusion(result, pair), as_json)
 
 
-def _on_screen(
-    run: Callable[..., Any], call: Invocation, pair: Pair, load: LoadConfig, request: Request, prompt: str
-) -> int:
+def _on_screen(run: Callable[..., Any], call: Invocation, source: Origin, request: Request, prompt: str) -> int:
     """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
+    pair = source.pair
     draw_plainly()
     with ExitStack() as stack:
 
         def prepare(notify: Notify) -> Racer:
-            return _racer(stack.enter_context(start_service(pair, load, call.user, notify)), pair, request)
+            return _racer(stack.enter_context(source.start(pair, source.load, call.user, notify)), pair, request)
 
         code, result = run(pair.label, prompt, prepare)
     if result is not None:
@@ -117,7 +121,7 @@ def table(result: Race) -> list[str]:
         "",
         f"{'':20s}{'ar':>12s}{'dflash':>12s}",
         row("time", lambda lane: f"{lane.seconds:.2f} s"),
-        row("tokens", lambda lane: str(len(lane.token_ids))),
+        row("tokens", lambda lane: str(lane.tokens)),
         row("tok/s", lambda lane: f"{lane.finished.stats.tokens_per_s:.1f}"),
         row("acceptance length", acceptance),
         f"{'seed':20s}{result.seed:>24d}",

@@ -35,8 +35,13 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
         body["stop"] = list(request.limits.stop)
     # vLLM streams token ids; SGLang refuses to (noonghunna/club-3090 PR 1257), and reports its drafts instead.
     body["return_token_ids" if facts.program == "vllm" else "return_spec_tokens_details"] = True
+    if request.logprobs is not None:
+        body["return_tokens_as_token_ids"] = True
     if not request.messages:
+        body |= {} if request.logprobs is None else {"logprobs": request.logprobs}
         return COMPLETIONS, body | {"prompt": list(request.prompt_ids) or request.prompt}
+    if request.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": request.logprobs}
     body["messages"] = [_message(message) for message in request.messages]
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
     if request.tools:
@@ -52,8 +57,8 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
         )
     if request.block_size is not None and request.block_size != facts.block_size:
         raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")
-    if request.logprobs is not None:
-        raise UsageError("log-probabilities through a server are not supported yet")
+    if request.logprobs is not None and (facts.program != "vllm" or facts.drafts is not False):
+        raise UsageError("log-probabilities come through a vLLM server without drafts only")
     if seed > MAX_SEED:
         raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
 

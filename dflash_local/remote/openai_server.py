@@ -16,6 +16,7 @@ from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, 
 from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import Endpoint
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
+from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_body import MAX_SEED, body_of
 from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
 from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
@@ -233,7 +234,7 @@ class Reply:
                 self._first = (now, len(ids) or self._count("completion_tokens") or 1)
             self._last = now
             yield from self.begin()
-            yield Step(pieces, ids, 0, 0, 0, now, drafts=0)
+            yield Step(pieces, ids, 0, 0, 0, now, rows_of(choice), drafts=0)
         reason = choice.get("finish_reason")
         if reason is not None:
             self._last = now

@@ -118,6 +118,10 @@ class ServerFacts(AttachedFacts):
         return self.drafts is not False  # vLLM does not report its drafter
 
     @property
+    def in_server(self) -> bool:
+        return True
+
+    @property
     def engine(self) -> str:
         return self.program
 

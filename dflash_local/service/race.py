@@ -34,9 +34,19 @@ class Lane:
         return tuple(token for step in self.steps for token in step.token_ids)
 
     @property
+    def tokens(self) -> int:
+        """How many, also where a server names none."""
+        return len(self.token_ids) or self.finished.usage.completion_tokens
+
+    @property
     def text(self) -> str:
         """The reply, without its thinking."""
         return "".join(piece.text for step in self.steps for piece in step.pieces if piece.channel != "thinking")
+
+    @property
+    def whole_text(self) -> str:
+        """The reply, its thinking included."""
+        return "".join(piece.text for step in self.steps for piece in step.pieces)
 
     @property
     def seconds(self) -> float:
@@ -65,8 +75,10 @@ class Race:
     """Both replies to one request.
 
     Attributes:
-        margin: by how much the target preferred its own token at the first difference, in logits; None when
-            they are equal or that is not known. over: the margin is larger than this, where it is not known.
+        margin: by how much the target preferred its own token at the first difference, in logits (a difference of log
+            probabilities is one of logits); None when they are equal or that is not known.
+        over: the margin is larger than this, where it is not known.
+        in_server: servers of another program wrote both. unknown: of these, why there is no margin.
     """
 
     seed: int
@@ -74,11 +86,19 @@ class Race:
     dflash: Lane
     margin: float | None = None
     over: float | None = None
+    in_server: bool = False
+    unknown: str = ""
+
+    @property
+    def by_text(self) -> bool:
+        """True where texts are compared: a server that names no tokens wrote one of them."""
+        return self.in_server and any(lane.tokens and not lane.token_ids for lane in (self.ar, self.dflash))
 
     @property
     def first_difference(self) -> int | None:
-        """Index of the first token that is not the same; None when all are."""
-        one, two = self.ar.token_ids, self.dflash.token_ids
+        """Index of the first token (of texts: character) that is not the same; None when all are."""
+        both = (self.ar, self.dflash)
+        one, two = (lane.whole_text for lane in both) if self.by_text else (lane.token_ids for lane in both)
         if one == two:
             return None
         return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
@@ -97,14 +117,26 @@ class Race:
     def verdict(self) -> str:
         """Whether the texts are equal, as it is said on every screen."""
         if self.first_difference is None:
-            return "identical: yes"
-        found = f"identical: no; first difference at token {self.first_difference}"
+            return "identical: yes, as texts: the server names no tokens" if self.by_text else "identical: yes"
+        found = f"identical: no; first difference at {self.unit} {self.first_difference}"
         if self.margin is None and self.over is None:
-            return f"{found}, margin: dflash certify measures it"
+            return f"{found}, margin{f' unknown: {self.unknown}' if self.in_server else ': dflash certify measures it'}"
         margin = f"{self.margin:.3g}" if self.margin is not None else f"over {self.over:.3g}"
-        if (self.margin or self.over or 0.0) > NEAR_TIE:
-            return f"{found}, margin {margin}: more than a near-tie; run dflash certify"
+        if self.wide:
+            return f"{found}, margin {margin}: more than a near-tie{'' if self.in_server else '; run dflash certify'}"
+        if self.in_server:
+            return f"{found}, margin {margin} by log probability: within {NEAR_TIE:g}, as near-ties are"
         return f"{found}, margin {margin}; dflash certify says whether that is a near-tie"
+
+    @property
+    def unit(self) -> str:
+        """What ``first_difference`` counts."""
+        return "character" if self.by_text else "token"
+
+    @property
+    def wide(self) -> bool:
+        """True where the first difference is known to be none of a near-tie."""
+        return (self.margin or self.over or 0.0) > NEAR_TIE
 
     @property
     def ratios(self) -> str:
@@ -119,6 +151,7 @@ class Race:
             "text": self.dflash.text,
             "identical": self.first_difference is None,
             "first_difference": self.first_difference,
+            "compared": "texts" if self.by_text else "token ids",
             "margin": self.margin,
             "margin_over": self.over,
             "decode_ratio": self.speed_up,
@@ -147,25 +180,57 @@ class Racer:
         if service.facts is not None and not service.facts.drafting:
             raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")
         seed = request.sampling.seed
-        self.seed = fresh_seed() if seed is None else seed
+        self.seed = fresh_seed() >> 1 if seed is None else seed  # servers take signed numbers of 64 bits
         self._service = service
         self._request = replace(request, sampling=replace(request.sampling, seed=self.seed))
         self._ticket: Ticket | None = None
         self._cancelled = False
 
-    def run(self, on_event: Callable[[Mode, Event], None] = lambda _mode, _event: None) -> Race:
-        """Both replies, each alone on the machine, without drafting first; Interrupted where it was cancelled."""
+    def run(self, on_event: Callable[[Mode, Event], None] = lambda _mode, _event: None, warm_up: bool = True) -> Race:
+        """Both replies, each alone on the machine, without drafting first; Interrupted where it was cancelled.
+
+        Args:
+            warm_up: False where only the texts matter.
+        """
         short = replace(self._request.limits, max_new_tokens=min(WARM_UP_TOKENS, self._request.limits.max_new_tokens))
-        for mode in MODES:  # what is paid once (first kernels, memory) would be charged to the first
+        for mode in MODES if warm_up else ():  # what is paid once (first kernels, memory) is charged to neither
             self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
         ar, dflash = (self._lane(replace(self._request, mode=mode), on_event) for mode in MODES)
-        return self._with_margin(Race(self.seed, ar, dflash))
+        race = Race(self.seed, ar, dflash)
+        facts = self._service.facts
+        return self._in_servers(race) if facts is not None and facts.in_server else self._with_margin(race)
 
     def cancel(self) -> None:
         """End it early."""
         self._cancelled = True
         if self._ticket is not None:
             self._ticket.cancel()
+
+    def _in_servers(self, race: Race) -> Race:
+        """A race of two servers, with its margin or the reason why there is none.
+
+        Raises:
+            UsageError: they do not read the prompt alike.
+        """
+        race = replace(race, in_server=True)
+        counts = [lane.finished.usage.prompt_tokens for lane in (race.ar, race.dflash)]
+        if all(counts) and counts[0] != counts[1]:
+            raise UsageError(
+                f"the plain server reads the prompt as {counts[0]} tokens, the drafting one as {counts[1]}",
+                "start both with the same model and chat template",
+            )
+        if race.first_difference is None:
+            return race
+        if not self._request.sampling.greedy:
+            return replace(race, unknown="two sampled requests of one seed differ on a server")
+        if race.by_text:
+            return replace(race, unknown="the server names no tokens")
+        try:
+            found = self._with_margin(race)
+        except UsageError as error:
+            return replace(race, unknown=error.message)
+        known = found.margin is not None or found.over is not None
+        return found if known else replace(found, unknown=found.unknown or "the server's figures do not tell it")
 
     def _with_margin(self, race: Race) -> Race:
         """The race with the margin of its first difference, where the target's own figures tell it.
@@ -175,15 +240,17 @@ class Racer:
         at, sampling = race.first_difference, self._request.sampling
         if at is None or not sampling.greedy or sampling.penalised:
             return race
-        if at >= min(len(race.ar.token_ids), len(race.dflash.token_ids)):  # one of them only ended earlier
-            return race
+        if at >= min(len(race.ar.token_ids), len(race.dflash.token_ids)):
+            return replace(race, unknown="one of them only ended earlier")
         limits = replace(self._request.limits, max_new_tokens=at + 1)
         again = replace(self._request, mode="ar", limits=limits, logprobs=MAX_TOP_LOGPROBS)
         lane = self._lane(again, lambda _mode, _event: None)
         rows = [row for step in lane.steps for row in step.logprobs]
         if lane.token_ids != race.ar.token_ids[: at + 1] or len(rows) <= at or not rows[at].top:
-            return race  # a machine that does not repeat itself tells nothing of the row in question
+            return replace(race, unknown="asked once more, the target wrote another text")
         known = {token: value for token, _, value in rows[at].top}
+        if rows[at].token_id != race.ar.token_ids[at] or rows[at].logprob < max(known.values()):
+            return replace(race, unknown="other scores than these log probabilities decided")  # a server's penalties
         drafted = known.get(race.dflash.token_ids[at])
         if drafted is None:
             return replace(race, over=rows[at].logprob - min(known.values()))

@@ -1,4 +1,4 @@
-"""Sessions around a session: one without drafts, and one under observation."""
+"""Sessions around a session: one without drafts, one beside another, and one under observation."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ class PlainSession(WrappedSession):
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Without drafts."""
         return super().generate(replace(request, mode="ar", block_size=None), cancelled)
+
+
+class TwoSessions(WrappedSession):
+    """Requests in mode ``ar`` go to another session, which holds the same target and does not draft."""
+
+    def __init__(self, drafted: Session, plain: Session) -> None:
+        super().__init__(drafted)
+        self.plain = plain
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """By the session that the request's mode asks for."""
+        if request.mode == "ar":
+            return self.plain.generate(replace(request, block_size=None), cancelled)
+        return super().generate(request, cancelled)
+
+    def close(self) -> None:
+        """Release both."""
+        super().close()
+        self.plain.close()
 
 
 class WatchedSession(WrappedSession):

