@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dflash_local.app.engine_server import EngineServer
-from dflash_local.app.loading import Start
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import UsageError
@@ -15,32 +15,47 @@ from dflash_local.service.service import Service
 from dflash_local.service.wrapped import TwoSessions
 from dflash_local.settings import Settings
 
+if TYPE_CHECKING:
+    from dflash_local.remote.openai_server import ServerSession
+    from dflash_local.remote.server_checks import ServerFacts
+
 HOW = (
     "start it on another port as the first, without --speculative-config (SGLang: the --speculative options), "
     "then --plain-url URL"
 )
 
 
+class ServerSessions(TwoSessions):
+    """The sessions of both."""
+
+    def __init__(self, drafting: ServerSession, plain: ServerSession) -> None:
+        super().__init__(drafting, plain)
+        self._servers = (drafting, plain)
+
+    @property
+    def both(self) -> tuple[ServerFacts, ServerFacts]:
+        """The facts of the drafting server and of the plain one."""
+        drafting, plain = self._servers
+        return drafting.facts, plain.facts
+
+
 @dataclass(frozen=True, slots=True)
 class TwoServers:
-    """The server that drafts, and the address of the one that does not."""
+    """The server that drafts, and the address of the one that does not.
+
+    Attributes:
+        drafter: that the first is to draft with, instead of the registry's.
+    """
 
     drafting: EngineServer
     plain_url: str
+    drafter: str | None = None
 
-    def starter(self, drafter: str | None) -> Start:
-        """What takes the place of ``app.loading.start_service``: requests in mode ``ar`` go to the plain server.
+    def start(self, pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
+        """In place of ``app.loading.start_service``: requests in mode ``ar`` go to the plain server."""
+        return Service(self.session(pair, user, notify))
 
-        Args:
-            drafter: that the first server is to draft with, instead of the registry's.
-        """
-
-        def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            return Service(self.session(pair, drafter, user, notify))
-
-        return start
-
-    def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> TwoSessions:
+    def session(self, pair: Pair, user: Settings, notify: Notify) -> ServerSessions:
         """The session over both.
 
         Raises:
@@ -54,7 +69,7 @@ class TwoServers:
             raise UsageError(error.message.replace("--url", "--plain-url"), error.hint) from None
         if plain_endpoint.url == self.drafting.endpoint(user).url:
             raise UsageError("--url and --plain-url are the same server", HOW)
-        drafted = self.drafting.session(pair, drafter, user, notify)
+        drafted = self.drafting.session(pair, self.drafter, user, notify)
         facts = drafted.facts
         if facts.drafts is False:
             raise UsageError(
@@ -73,4 +88,4 @@ class TwoServers:
         notify(Notice(f"plain replies come from {there.loaded_as}"))
         if plain_endpoint.in_the_clear:
             notify(Notice(f"the token goes unencrypted to {there.url}: use https, or ssh -L", "warning"))
-        return TwoSessions(drafted, plain)
+        return ServerSessions(drafted, plain)

@@ -48,5 +48,5 @@ def compared(
     source = origin(call, model, drafter, load, engine, url, default)
     if source.server is None or plain_url is None:
         return Compared(source)
-    servers = TwoServers(source.server, plain_url)
-    return Compared(replace(source, start=servers.starter(drafter)), servers)
+    servers = TwoServers(source.server, plain_url, drafter)
+    return Compared(replace(source, start=servers.start), servers)

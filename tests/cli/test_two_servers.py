@@ -1,8 +1,10 @@
-"""``dflash race`` over two servers, one that drafts and one that does not."""
+"""``dflash race`` and ``dflash certify`` over two servers, one that drafts and one that does not."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -122,7 +124,119 @@ def test_servers_that_read_a_prompt_otherwise_are_refused(
     assert result.code == 2 and "reads the prompt as 6 tokens, the drafting one as 5" in result.err
 
 
-@pytest.mark.parametrize("command", ["race"])
+def test_equal_replies_are_certified_in_words_that_claim_no_more(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+) -> None:
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--prompt-ids", "3,1")
+    assert result.code == 0 and not opened.sessions, result.err
+    assert "verdict: 2 of 2 greedy replies equal, token by token\n" in result.out and "toy pair" in result.out
+    assert f"vLLM 0.32.0 at {drafting.url}, 7 drafts a cycle; plain: vLLM 0.32.0 at {plain.url}" in result.out
+    assert "2.33  equal\n" in result.out
+    assert [path for path, _ in drafting.bodies] == ["/v1/chat/completions", "/v1/completions"]
+    assert all(body["temperature"] == 0.0 and body["max_tokens"] == 128 for _, body in drafting.bodies + plain.bodies)
+    assert "verdict: 6 of 6 greedy replies equal" in both(cli, drafting, plain, "certify", "demo").out
+
+
+def test_the_certificate_is_a_report_without_addresses(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, tmp_path: Path
+) -> None:
+    drafting.reply, plain.likely, drafting.version = PARTED, {9: -0.53}, "0.28.0"
+    file = tmp_path / "report.json"
+    argv = ("certify", "demo", "--prompt", "hi", "--report", str(file), "--json", "--json-progress", "--no-think")
+    result = both(cli, drafting, plain, *argv)
+    assert result.code == 0, result.err
+    *progress, found = map(json.loads, result.out.splitlines())
+    assert found == json.loads(file.read_text(encoding="utf-8")) and [set(line) for line in progress] == [
+        {"progress", "fraction"}
+    ]
+    assert found["verdict"] == "near-tie" and found["failure"] is None and found["near_tie"] == 0.5
+    assert found["statement"] == (
+        "0 of 1 greedy replies equal, token by token; 1 first difference: 1 near-tie by log probability "
+        "(within 0.5, largest margin 0.03)"
+    )
+    run = found["runs"][0]
+    assert (run["case"], run["block_size"], run["tokens"], run["compared"]) == ("greedy", 8, 3, "token ids")
+    assert run["difference"] == {
+        "unit": "token",
+        "index": 1,
+        "plain_id": 11,
+        "drafted_id": 9,
+        "plain_text": "lo, world!\n",
+        "drafted_text": "p!\n",
+        "margin": pytest.approx(0.03),
+        "over": None,
+        "unknown": "",
+    }
+    servers = found["servers"]
+    assert (servers["drafting"]["version"], servers["plain"]["version"]) == ("0.28.0", "0.32.0")
+    assert servers["drafting"]["drafts_a_cycle"] == 7 and servers["plain"]["drafts"] is False
+    assert "known to be wrong" in str(servers["drafting"]["notices"]) and "127.0.0.1" not in json.dumps(found)
+    assert found["prompts"] == [{"kind": "given", "text": "hi", "ids": []}] and found["versions"]["dflash-local"]
+
+
+def test_a_difference_wider_than_a_near_tie_exits_7_and_says_how_it_was_judged(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+) -> None:
+    drafting.reply, plain.likely = PARTED, {9: -1.7}
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
+    assert result.code == 7 and "wide: token 1 is 11 'lo, world!\\n' without, 9 'p!\\n' with drafting" in result.out
+    assert "1 first difference: 1 wider than any near-tie (over 0.5)" in result.out
+    assert "margin 1.2, more than 0.5 by the plain server's log probabilities" in result.err
+    found = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--json")
+    assert found.code == 7 and found.json["verdict"] == "wide" and "margin 1.2" in found.json["failure"]
+    assert json.loads(found.err.splitlines()[-1])["error"]["type"] == "ExactnessError"
+
+
+def test_a_difference_that_nobody_can_judge_does_not_pass(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+) -> None:
+    as_sglang(drafting, plain)
+    assert "2 of 2 greedy replies equal, as texts: the server names no tokens" in (
+        both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--prompt", "you").out
+    )
+    drafting.reply = PARTED
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
+    assert result.code == 1 and "1 first difference: 1 of unknown margin, so not judged" in result.out
+    assert "unknown: character 3 is 'lo, world!\\n' without, 'p!\\n' with drafting; margin unknown: the" in result.out
+    assert "whether by a near-tie is not known" in result.err and "Traceback" not in result.err
+
+
+def test_a_reply_that_only_ended_earlier_is_not_judged(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+    drafting.reply = (("Hel", (10,)), ("lo, ", (11, 12, 13)))
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
+    assert result.code == 1 and "token 4 is 14 'world!\\n' without, the end with drafting" in result.out
+    assert "margin unknown: one of them only ended earlier" in result.out
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--planted",), "drafts as it was started"),
+        (("--block-size", "4"), "drafts as it was started"),
+        (("--seed", "7"), "compared greedily"),
+        (("--report", "/"), "is a folder"),
+        (("--prompt", " "), "--prompt is empty"),
+        (("--max-new-tokens", "0"), "max_new_tokens 0"),
+    ],
+)
+def test_what_a_certificate_of_servers_does_not_take(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, option: tuple[str, ...], words: str
+) -> None:
+    result = both(cli, drafting, plain, "certify", "demo", *option)
+    assert result.code == 2 and words in result.err and not drafting.bodies and not plain.bodies
+
+
+@pytest.mark.parametrize("command", [("race", "demo", "hi"), ("certify", "demo", "--prompt", "hi")])
+@pytest.mark.parametrize("which", ["drafting", "plain"])
+def test_a_server_that_dies_in_the_middle_is_one_line(
+    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: tuple[str, ...], which: str
+) -> None:
+    {"drafting": drafting, "plain": plain}[which].fault = "dies"
+    result = both(cli, drafting, plain, *command)
+    assert result.code == 7 and "broke off in the middle of the reply" in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("command", ["race", "certify"])
 class TestRefused:
     """Each is one line, before a prompt is sent."""
 
