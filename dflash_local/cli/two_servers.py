@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.two_servers import HOW, TwoServers
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import EXAMPLE, EngineChoice, Origin, origin
@@ -46,7 +47,7 @@ def compared(
     if url is not None and plain_url is None:
         raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
     source = origin(call, model, drafter, load, engine, url, default)
-    if source.server is None or plain_url is None:
+    if not isinstance(source.server, EngineServer) or plain_url is None:
         return Compared(source)
     servers = TwoServers(source.server, plain_url, drafter)
     return Compared(replace(source, start=servers.start), servers)
