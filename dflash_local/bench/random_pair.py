@@ -17,15 +17,16 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
-from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision
+from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models import drafter_weights
+from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.drafter import FusedDrafter
+from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
@@ -147,15 +148,25 @@ def build(
     progress: Progress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
     """A runner over random weights, and how it drafts. UsageError: no such precision. torch.OutOfMemoryError."""
+    asked = precision_of(precision, pair.model.vocab_size)
+    narrow = asked is not None and asked.weights == "8bit"
+
+    def drafter_parts() -> DrafterWeights:
+        return drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
+
+    # Both forms of its matrices lie on the device for a while, so before the target, as a load makes them.
+    parts = coded(drafter_parts()) if narrow else None
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
     target = FusedTarget(weights, pair.model, pair.config.taps, context, block, exact=exact)
-    parts = drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
-    drafter = FusedDrafter(pair.config, parts, target)
+    drafter = FusedDrafter(pair.config, parts or drafter_parts(), target)
+    stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()
-    choose_configs([*weights.measured, *drafter.products], block, progress, timer)
+    choose_configs([*weights.measured, *stored], block, progress, timer)
     choose_experts(weights.parts, block, exact, progress, timer)
     chosen = choose_precision(drafter, precision, block, timer=timer)
-    return FusedRunner(target, drafter, context), chosen
+    runner = FusedRunner(target, drafter, context)
+    runner.peak_before = chosen.peak_before
+    return runner, chosen

@@ -8,6 +8,7 @@ import torch
 
 from dflash_local.bench.random_run import PROBE_BYTES, Place, bandwidth
 from dflash_local.check.findings import Finding, State
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.session import Session
 from dflash_local.planner import hardware
 from dflash_local.planner.cards import find_bandwidth
@@ -37,6 +38,8 @@ def check_card(session: Session, planned: int | None) -> Finding:
     name = torch.cuda.get_device_name(device)
     specified = find_bandwidth(name)
     peak = torch.cuda.max_memory_allocated(device)  # before the probe takes more
+    if isinstance(session.runner, FusedRunner):
+        peak = max(peak, session.runner.peak_before)
     figures = CardFigures(name, _rate(device), None if specified is None else specified * 1e9, peak, planned)
     return judged(figures, paging=hardware.is_wsl())
 

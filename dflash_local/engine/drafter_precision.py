@@ -28,12 +28,15 @@ class ChosenPrecision:
     Attributes:
         name: in ``DRAFTER_PRECISIONS``. draft_ms: a draft's milliseconds by name, empty when nothing was measured.
         cycle_ms: a whole draft and verify with full precision. fault: why a candidate was left out, or empty.
+        peak_before: bytes that torch's allocator had held at most before any was tried; its peak counts anew since.
+            What is tried takes room that is free, and gives way where there is none: no plan counts it.
     """
 
     name: str
     draft_ms: Mapping[str, float]
     cycle_ms: float = 0.0
     fault: str = ""
+    peak_before: int = 0
 
     @property
     def precision(self) -> DrafterPrecision:
@@ -128,6 +131,7 @@ def _measured(drafter: FusedDrafter, rows: int, progress: Progress, timer: Kerne
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
     max_seq_len = min(MAX_SEQ_LEN, target.capacity)
+    peak_before = torch.cuda.max_memory_allocated(target.device)
 
     def draft_ms() -> float:
         return replay_ms(lambda: drafter.block(max_seq_len), REPLAYS)
@@ -154,5 +158,6 @@ def _measured(drafter: FusedDrafter, rows: int, progress: Progress, timer: Kerne
         _use_head(drafter, "full")
     del stored, coarse
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(target.device)
     target.clear()
-    return ChosenPrecision(best, times, cycle_ms, fault)
+    return ChosenPrecision(best, times, cycle_ms, fault, peak_before)

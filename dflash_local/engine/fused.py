@@ -51,10 +51,15 @@ class CycleKey:
 
 
 class FusedRunner:
-    """Holds the token sequence as the host knows it; see ``Runner``."""
+    """Holds the token sequence as the host knows it; see ``Runner``.
+
+    Attributes:
+        peak_before: see ``engine.drafter_precision.ChosenPrecision``.
+    """
 
     name = "fused"
     drafter_precision = "full"
+    peak_before = 0
 
     def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
         self.target, self._proposer, self.context = target, proposer, context

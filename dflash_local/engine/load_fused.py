@@ -128,7 +128,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         chosen = choose_precision(
             drafter, config.drafter_precision, target.rows, lambda text, part: progress(text, 0.88 + 0.02 * part), timer
         )
-        runner.drafter_precision = chosen.name
+        runner.drafter_precision, runner.peak_before = chosen.name, chosen.peak_before
         notices += [chosen.notice] if chosen.fault else []
     notices += [timer.notice] if timer.notice else []
     notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])

@@ -117,17 +117,32 @@ def test_a_drafter_can_be_bound_in_eight_bits() -> None:
     assert torch.equal(coarse.drafts, drafter.drafts)
 
 
-def times_of(monkeypatch: pytest.MonkeyPatch, *milliseconds: float | BaseException) -> None:
-    """Measurements in the order in which they are made: a full draft, a verify, then the candidates' drafts."""
-    left = iter(milliseconds)
+HELD = 12345  # bytes of an allocator's peak
+
+
+def times_of(monkeypatch: pytest.MonkeyPatch, *milliseconds: float | BaseException) -> list[str]:
+    """Measurements in the order in which they are made: a full draft, a verify, then the candidates' drafts.
+
+    Returns:
+        what becomes of the allocator's peak: read before the first, begun anew behind the last.
+    """
+    left, seen = iter(milliseconds), list[str]()
+
+    def peak(_device: torch.device) -> int:
+        seen.append("read")
+        return HELD
 
     def measured(_work: object, _replays: int) -> float:
         found = next(left)
+        seen.append("measured")
         if isinstance(found, BaseException):
             raise found
         return found
 
     monkeypatch.setattr(drafter_precision, "replay_ms", measured)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peak)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: seen.append("begun anew"))
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -146,11 +161,12 @@ def test_auto_keeps_what_saves_its_share_of_the_cycle(
     session = fresh("demo-hybrid")
     drafter = drafter_of(session)
     stored = [matrix.weight for matrix in drafter.matrices]
-    times_of(monkeypatch, *milliseconds)
+    seen = times_of(monkeypatch, *milliseconds)
     chosen = drafter_precision._measured(drafter, session.facts.block_size, lambda text, part: None, KernelTimer())
     assert (chosen.name, chosen.precision) == (word, DRAFTER_PRECISIONS[word])
     assert chosen.draft_ms == dict(zip(("full", "8bit-head", "8bit"), (milliseconds[0], *milliseconds[2:])))
-    assert chosen.cycle_ms == 6.0
+    assert chosen.cycle_ms == 6.0 and chosen.peak_before == HELD
+    assert seen == ["read", *["measured"] * len(milliseconds), "begun anew"], "what was tried is in no peak"
     assert chosen.gain == pytest.approx((1.2 - chosen.draft_ms[word]) / 6.0)
     assert (word in chosen.notice) == (word != "full")
     assert isinstance(drafter.head.weight, IntWeight) == (DRAFTER_PRECISIONS[word].head == "8bit")
