@@ -37,6 +37,7 @@ CARD, BANDWIDTH = "NVIDIA H200", 4800.0
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(speed.__file__).with_name(speed.TABLES)
 ROWS = (1, 4, 8, 16)
+LEAST = 1e3 / BANDWIDTH  # microseconds of a megabyte
 KV_GB_PER_S = 3800.0  # 9B's steps and verified blocks at 1,024, 32,768 and 130,000 tokens: 3,100 to 4,400
 # The formats of few_row_gemm.py and expert_gemm.py.
 FORMATS: Mapping[str, StoredFormat | None] = {
@@ -137,8 +138,8 @@ def products() -> dict[str, dict[int, Launch]]:
 
 
 def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int, Launch]]:
-    """Both launches of a layer: one constant for all formats, a rate for each. Formats that were not measured have the
-    rate of their products; four rows have that of eight.
+    """Both launches of a layer: one constant for all formats, a rate for each, none faster than the card reads. Formats
+    that were not measured have the rate of their products; four rows have that of eight.
     """
     measured = json.loads((RESULTS / "h200_expert_gemm.json").read_text(encoding="utf-8"))["us"]
     points: dict[int, dict[str, list[tuple[float, float]]]] = {}
@@ -151,9 +152,10 @@ def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int,
     found: dict[str, dict[int, Launch]] = {}
     for rows, formats in points.items():
         names = list(formats)
-        matrix = [[1.0, *(mb * (name == each) for each in names)] for name in names for mb, _ in formats[name]]
-        constant, *rates = weighted(matrix, [us for name in names for _, us in formats[name]])
-        known = dict(zip(names, rates))
+        seen = [(name, mb, us) for name in names for mb, us in formats[name]]
+        matrix = [[1.0, *(mb * (name == each) for each in names)] for name, mb, _ in seen]
+        constant, *more = scaled(matrix, [us - LEAST * mb for _, mb, us in seen], [us for *_, us in seen])
+        known = {name: LEAST + rate for name, rate in zip(names, more)}
         for name, launches in products.items():
             rate = known.get(name, launches[rows].per_megabyte)
             found.setdefault(name, {})[rows] = Launch(constant, rate)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from dflash_local.catalog import bundled
 from dflash_local.check.card import check_card
@@ -44,6 +43,6 @@ def test_what_auto_tries_is_in_no_peak() -> None:
     wanted = LoadConfig(dtype="bfloat16", device="cuda", engine="fused", drafter_precision="auto")
     session = load(bundled.find("demo"), wanted)
     runner: Any = session.runner
-    assert 0 < runner.peak_before <= torch.cuda.max_memory_reserved()
+    assert runner.peak_before > 0
     finding = check_card(session, None)
     assert finding.figures["peak_bytes"] >= runner.peak_before
