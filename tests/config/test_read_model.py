@@ -24,7 +24,7 @@ from dflash_local.config.quantization import StoredFp4
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import CheckpointError, PairError
 
-TARGETS = [path.stem.replace("--", "/") for path in sorted(FOLDER.glob("*.json")) if "z-lab" not in path.stem]
+TARGETS = [path.stem.replace("--", "/") for path in sorted(FOLDER.glob("*.json")) if "-DFlash" not in path.stem]
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
