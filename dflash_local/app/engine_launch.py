@@ -34,6 +34,7 @@ from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private, write_atomic
 
 if TYPE_CHECKING:
+    from dflash_local.remote.openai_server import ServerSession
     from dflash_local.remote.server_process import LoadPatience, ServerProcess
 
 HOST = "127.0.0.1"
@@ -215,18 +216,40 @@ class LaunchingEngine:
         """
 
         def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            choice = choose(pair.name, drafter, user, draft=self.drafts)
-            choice.announce(notify)
             with ExitStack() as stack:
-                server = launch(self.program, choice, user, self.drafts, self.extra, notify)
+                server, session = self.launched(pair, drafter, user, notify)
                 stack.callback(server.stop)
-                session = server.server.session(pair, drafter, user, notify)
                 if self.keep:
                     notify(Notice(server.keep()))
                 stack.pop_all()
                 return Service(LaunchedSession(session, server))
 
         return start
+
+    def launched(
+        self,
+        pair: Pair,
+        drafter: str | None,
+        user: Settings,
+        notify: Notify,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> tuple[LaunchedServer, ServerSession]:
+        """A server of a pair, and its session, which does not end it.
+
+        Args:
+            drafter: see ``starter``.
+
+        Raises:
+            DFlashError: see ``launch``; the server is ended then.
+        """
+        choice = choose(pair.name, drafter, user, draft=self.drafts)
+        choice.announce(notify)
+        with ExitStack() as stack:
+            server = launch(self.program, choice, user, self.drafts, self.extra, notify, cancelled=cancelled)
+            stack.callback(server.stop)
+            session = server.server.session(pair, drafter if self.drafts else None, user, notify)
+            stack.pop_all()
+            return server, session
 
 
 def _environment(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:

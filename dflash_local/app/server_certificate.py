@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 SHOWN = 24  # characters of each text from the first difference on
 Verdict = Literal["equal", "near-tie", "unknown", "wide"]
+ORDER_OF_REPLIES: tuple[Mode, Mode] = ("dflash", "ar")  # the plain server is asked for margins in the end
 ORDER: tuple[Verdict, ...] = ("equal", "near-tie", "unknown", "wide")
 TITLES = ("prompt", "tokens", "per cycle", "verdict")
 PROMISE = (
@@ -112,15 +113,23 @@ class Comparison:
         Raises:
             Interrupted: it was cancelled. DFlashError: a request failed.
         """
+        racers = [Racer(self._service, self._request(prompt), ORDER_OF_REPLIES) for prompt in self._plan.prompts]
+        replies = [(mode, number) for mode in ORDER_OF_REPLIES for number in range(len(racers))]
+        for done, (mode, number) in enumerate(replies):
+            what = "with drafting" if mode == "dflash" else "without"
+            progress(f"certifying {what}, prompt {number + 1} of {len(racers)}", done / len(replies))
+            self._begin(racers[number])
+            racers[number].reply(mode, self._gather)
         runs = []
-        total = len(self._plan.prompts)
-        for number, prompt in enumerate(self._plan.prompts):
-            progress(f"certifying, prompt {number + 1} of {total}", number / total)
-            self._racer = Racer(self._service, self._request(prompt))
-            if self._cancelled:
-                raise Interrupted("interrupted")
-            runs.append(_run(number, self._racer.run(self._gather, warm_up=False)))
+        for number, racer in enumerate(racers):
+            self._begin(racer)
+            runs.append(_run(number, racer.outcome()))
         return tuple(runs)
+
+    def _begin(self, racer: Racer) -> None:
+        self._racer = racer
+        if self._cancelled:
+            raise Interrupted("interrupted")
 
     def cancel(self) -> None:
         """End it early."""

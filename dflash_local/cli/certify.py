@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app import server_certificate
 from dflash_local.app.examples import bench_prompts
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.reply import first_interrupt
-from dflash_local.cli.server_options import Engine, PlainUrl, Url
+from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
 from dflash_local.cli.two_servers import compared
 from dflash_local.errors import ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
@@ -24,7 +23,7 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
 from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
-    from dflash_local.app.two_servers import TwoServers
+    from dflash_local.app.two_servers import ComparedServers
     from dflash_local.bench.prompts import Prompt
     from dflash_local.engine.session import Session
 
@@ -55,6 +54,7 @@ def certify(
     url: Url = None,
     plain_url: PlainUrl = None,
     engine: Engine = None,
+    engine_args: EngineArgs = None,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
@@ -64,15 +64,15 @@ def certify(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     console = call.console
     console.json_progress = json_progress
-    if url is not None:
+    source = compared(call, model, drafter, load, engine, (url, plain_url), engine_args)
+    if source.servers is not None:
         _refuse_over_servers(block_size, planted, seed)
-    source = compared(call, model, drafter, load, engine, (url, plain_url))
     pair = source.origin.pair
     check_report_path(report)
     thinking = call.thinks(pair, think)
     if source.servers is not None:
-        asked = server_certificate.Plan(_prompts(pair, prompt or [], prompt_ids or []), max_new_tokens, thinking)
-        return _over_servers(call, source.servers, pair, asked, as_json, report)
+        prompts = _prompts(pair, prompt or [], prompt_ids or [])
+        return _over_servers(call, source.servers, pair, (prompts, max_new_tokens, thinking), as_json, report)
     with call.session(pair, source.origin.load) as session:
         from dflash_local.bench import certify as bench
         from dflash_local.bench import report as reports
@@ -100,7 +100,7 @@ def certify(
 def _refuse_over_servers(block_size: list[int] | None, planted: bool, seed: int | None) -> None:
     """Options that mean nothing where a server drafts."""
     if block_size or planted:
-        raise UsageError("the server at --url drafts as it was started", "leave --block-size and --planted out")
+        raise UsageError("a server drafts as it was started", "leave --block-size and --planted out")
     if seed is not None:
         raise UsageError(
             "replies of servers are compared greedily: two sampled requests of one seed differ there",
@@ -109,20 +109,31 @@ def _refuse_over_servers(block_size: list[int] | None, planted: bool, seed: int 
 
 
 def _over_servers(
-    call: Invocation, servers: TwoServers, pair: Pair, plan: server_certificate.Plan, as_json: bool, report: Path | None
+    call: Invocation,
+    servers: ComparedServers,
+    pair: Pair,
+    asked: tuple[tuple[Prompt, ...], int, bool],
+    as_json: bool,
+    report: Path | None,
 ) -> None:
     """The certificate of two servers.
+
+    Args:
+        asked: prompts, tokens of a reply, thinking.
 
     Raises:
         ExactnessError: a first difference is wider than a near-tie. DFlashError: one cannot be judged.
     """
-    console = call.console
-    sessions = servers.session(pair, call.user, console.notify)
+    from dflash_local.app import server_certificate
+
+    console, plan = call.console, server_certificate.Plan(*asked)
+    with console.progress():
+        sessions = servers.session(pair, call.user, console.notify)
     with Service(sessions) as service:
         comparison = server_certificate.Comparison(service, plan)
         with console.progress() as line, first_interrupt(comparison.cancel):
             runs = comparison.run(line)
-    facts = sessions.both
+        facts = sessions.both
     found = server_certificate.report(pair, facts, plan, comparison, runs)
     conclude(console, found, server_certificate.lines(pair, facts, runs, sys.maxsize), as_json, report)
     fault = server_certificate.failure(runs)

@@ -21,8 +21,8 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
-from dflash_local.cli.server_options import Engine, Origin, PlainUrl, Url
-from dflash_local.cli.two_servers import compared
+from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
+from dflash_local.cli.two_servers import Compared, compared
 from dflash_local.errors import UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
@@ -51,6 +51,7 @@ def race(
     url: Url = None,
     plain_url: PlainUrl = None,
     engine: Engine = None,
+    engine_args: EngineArgs = None,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
@@ -65,15 +66,15 @@ def race(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
-    source = compared(call, model, drafter, load, engine, (url, plain_url), user.model or "demo").origin
-    pair = source.pair
+    source = compared(call, model, drafter, load, engine, (url, plain_url), engine_args, user.model or "demo")
+    pair = source.origin.pair
     request = replace(request, thinking=call.thinks(pair, think))
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
             raise typer.Exit(_on_screen(shown, call, source, request, text))
-    with source.service(call) as service:
-        racer = _racer(service, pair, request)
+    with source.origin.service(call) as service:
+        racer = _racer(service, source, request)
         if not as_json:
             console.data(f"{pair.label}: ", "bold", end="")
             console.data_text(text, "bold")
@@ -82,14 +83,15 @@ def race(
     console.result({"pair": pair.name, "prompt": text, **note, **result.as_dict()}, _conclusion(result, pair), as_json)
 
 
-def _on_screen(run: Callable[..., Any], call: Invocation, source: Origin, request: Request, prompt: str) -> int:
+def _on_screen(run: Callable[..., Any], call: Invocation, source: Compared, request: Request, prompt: str) -> int:
     """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
-    pair = source.pair
+    origin, pair = source.origin, source.origin.pair
     draw_plainly()
     with ExitStack() as stack:
 
         def prepare(notify: Notify) -> Racer:
-            return _racer(stack.enter_context(source.start(pair, source.load, call.user, notify)), pair, request)
+            service = stack.enter_context(origin.start(pair, origin.load, call.user, notify))
+            return _racer(service, source, request)
 
         code, result = run(pair.label, prompt, prepare)
     if result is not None:
@@ -97,10 +99,10 @@ def _on_screen(run: Callable[..., Any], call: Invocation, source: Origin, reques
     return int(code)
 
 
-def _racer(service: Service, pair: Pair, request: Request) -> Racer:
+def _racer(service: Service, source: Compared, request: Request) -> Racer:
     if not service.facts.has_tokenizer:
-        raise UsageError(f"{pair.name} has no tokenizer, so it cannot read a prompt")
-    return Racer(service, request)
+        raise UsageError(f"{source.origin.pair.name} has no tokenizer, so it cannot read a prompt")
+    return Racer(service, request, source.order)
 
 
 def _conclusion(result: Race, pair: Pair) -> list[str]:

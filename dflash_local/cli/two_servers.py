@@ -1,15 +1,19 @@
-"""``--url`` with ``--plain-url``: a comparison over two running servers, or of a pair that is loaded here."""
+"""A comparison over two running servers, over launched ones, or of a pair that is loaded here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from dflash_local.app.engine_server import EngineServer
-from dflash_local.app.two_servers import HOW, TwoServers
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import EXAMPLE, EngineChoice, Origin, origin
 from dflash_local.errors import UsageError
+from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
+from dflash_local.service.race import MODES
+
+if TYPE_CHECKING:
+    from dflash_local.app.two_servers import ComparedServers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,12 @@ class Compared:
     """
 
     origin: Origin
-    servers: TwoServers | None = None
+    servers: ComparedServers | None = None
+
+    @property
+    def order(self) -> tuple[Mode, Mode]:
+        """Of the two replies."""
+        return MODES if self.servers is None else self.servers.order
 
 
 def compared(
@@ -31,6 +40,7 @@ def compared(
     load: LoadConfig,
     engine: EngineChoice | None,
     urls: tuple[str | None, str | None],
+    engine_args: str | None,
     default: str | None = None,
 ) -> Compared:
     """What the options mean; see ``server_options.origin``.
@@ -41,13 +51,21 @@ def compared(
     Raises:
         UsageError: one of them without the other, or see ``origin``. DFlashError: no such pair.
     """
+    from dflash_local.app.engine_launch import LaunchingEngine
+    from dflash_local.app.engine_server import EngineServer
+    from dflash_local.app.two_servers import HOW, ServersInTurn, TwoServers
+
     url, plain_url = urls
     if url is None and plain_url is not None:
         raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
     if url is not None and plain_url is None:
         raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
-    source = origin(call, model, drafter, load, engine, url, default)
-    if not isinstance(source.server, EngineServer) or plain_url is None:
+    source = origin(call, model, drafter, load, engine, url, default, engine_args)
+    servers: ComparedServers
+    if isinstance(source.server, LaunchingEngine):
+        servers = ServersInTurn(source.server.program, source.server.extra, drafter)
+    elif isinstance(source.server, EngineServer) and plain_url is not None:
+        servers = TwoServers(source.server, plain_url, drafter)
+    else:
         return Compared(source)
-    servers = TwoServers(source.server, plain_url, drafter)
     return Compared(replace(source, start=servers.start), servers)

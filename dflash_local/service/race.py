@@ -173,30 +173,45 @@ class Loaded(Protocol):
 
 
 class Racer:
-    """Runs a race; ``cancel`` may be called from any thread."""
+    """Runs a race; ``cancel`` may be called from any thread.
 
-    def __init__(self, service: Loaded, request: Request) -> None:
+    Attributes:
+        order: of the two replies.
+    """
+
+    def __init__(self, service: Loaded, request: Request, order: tuple[Mode, Mode] = MODES) -> None:
         """Take the pair and the request; UsageError where it was loaded without its drafter."""
         if service.facts is not None and not service.facts.drafting:
             raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")
         seed = request.sampling.seed
         self.seed = fresh_seed() >> 1 if seed is None else seed  # servers take signed numbers of 64 bits
+        self.order = order
         self._service = service
         self._request = replace(request, sampling=replace(request.sampling, seed=self.seed))
+        self._lanes: dict[Mode, Lane] = {}
         self._ticket: Ticket | None = None
         self._cancelled = False
 
     def run(self, on_event: Callable[[Mode, Event], None] = lambda _mode, _event: None, warm_up: bool = True) -> Race:
-        """Both replies, each alone on the machine, without drafting first; Interrupted where it was cancelled.
+        """Both replies, each alone on the machine; Interrupted where it was cancelled.
 
         Args:
             warm_up: False where only the texts matter.
         """
         short = replace(self._request.limits, max_new_tokens=min(WARM_UP_TOKENS, self._request.limits.max_new_tokens))
-        for mode in MODES if warm_up else ():  # what is paid once (first kernels, memory) is charged to neither
-            self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
-        ar, dflash = (self._lane(replace(self._request, mode=mode), on_event) for mode in MODES)
-        race = Race(self.seed, ar, dflash)
+        for mode in self.order:
+            if warm_up:  # what is paid once (first kernels, memory) is charged to neither
+                self._lane(replace(self._request, mode=mode, limits=short), lambda _mode, _event: None)
+            self.reply(mode, on_event)
+        return self.outcome()
+
+    def reply(self, mode: Mode, on_event: Callable[[Mode, Event], None]) -> None:
+        """One of the two replies; see ``run``."""
+        self._lanes[mode] = self._lane(replace(self._request, mode=mode), on_event)
+
+    def outcome(self) -> Race:
+        """What came of both replies; where they differ, the target is asked once more. Interrupted: cancelled."""
+        race = Race(self.seed, self._lanes["ar"], self._lanes["dflash"])
         facts = self._service.facts
         return self._in_servers(race) if facts is not None and facts.in_server else self._with_margin(race)
 

@@ -175,3 +175,49 @@ def test_a_program_that_is_not_there(cli: Cli, opened: Opened, monkeypatch: pyte
 def test_a_name_that_only_a_server_may_know_is_not_launched(cli: Cli, opened: Opened, record: Path) -> None:
     result = cli("run", "house-model", "hi", "--engine", "vllm")
     assert result.code == 3 and "unknown model" in result.err and not record.exists()
+
+
+def test_a_race_launches_both_one_after_the_other(cli: Cli, opened: Opened, record: Path, own_home: Path) -> None:
+    """The drafting server first; the plain one is the same command without its drafter, and never runs beside it."""
+    found = cli("race", "demo", "hi", "--engine", "vllm", "--engine-args", "--enforce-eager")
+    assert found.code == 0 and not opened.sessions, found.err
+    assert found.out.index("(dflash):") < found.out.index("(ar):") and "identical: yes\n" in found.out
+    assert "acceptance length              -        2.33" in found.out
+    first, second = logs(own_home)
+    assert first.stat().st_mtime <= second.stat().st_mtime, "neither was launched twice"
+    plain = started(record)
+    assert plain["argv"][:2] == ["serve", str(bundled.find("demo").target)] and "--enforce-eager" in plain["argv"]
+    assert not [word for word in plain["argv"] if "speculative" in word]
+    assert plain["alive_before"] == [] and not is_alive(plain["pid"])
+
+
+def test_a_certificate_asks_all_of_one_before_the_other_is_launched(
+    cli: Cli, opened: Opened, record: Path, own_home: Path
+) -> None:
+    argv = ("certify", "demo", "--prompt", "hi", "--prompt-ids", "3,1", "--engine", "vllm", "--json")
+    found = cli(*argv)
+    assert found.code == 0 and not opened.sessions, found.err
+    assert found.json["verdict"] == "equal" and len(found.json["runs"]) == 2 and len(logs(own_home)) == 2
+    assert [found.json["servers"][name]["drafts"] for name in ("drafting", "plain")] == [True, False]
+    refused = cli(*argv, "--planted")
+    assert refused.code == 2 and "a server drafts as it was started" in refused.err and len(logs(own_home)) == 2
+
+
+def test_one_that_does_not_draft_is_no_side_of_a_race(
+    cli: Cli, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DRAFTS", "no")
+    found = cli("race", "demo", "hi", "--engine", "vllm")
+    assert found.code == 2 and "does not draft: there is nothing to compare" in found.err
+    assert not is_alive(started(record)["pid"])
+    both = cli("race", "demo", "hi", "--engine", "vllm", "--plain-url", "http://127.0.0.1:9")
+    assert both.code == 2 and "--url is missing" in both.err
+
+
+def test_a_plain_server_that_does_not_start_costs_the_race(
+    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "dies without drafts")
+    found = cli("race", "demo", "hi", "--engine", "vllm")
+    assert found.code == 7 and "No room for one request, 9 GiB are needed" in found.err and len(logs(own_home)) == 2
+    assert not is_alive(started(record)["pid"])

@@ -1,7 +1,8 @@
 """A program that takes the place of ``vllm``, or of the Python that has SGLang, when a server is launched.
 
-Variables: FAKE_RECORD names a file that gets what it was started with; FAKE_FAULT is ``dies``, ``hangs`` or empty;
-FAKE_DELAY is in seconds.
+Variables: FAKE_RECORD names a file that gets what it was started with, and which ones that were started before run
+still; FAKE_FAULT is ``dies``, ``dies without drafts``, ``hangs`` or empty; FAKE_DELAY is in seconds; FAKE_DRAFTS is
+``no`` for one that does not draft whatever it is told.
 """
 
 from __future__ import annotations
@@ -58,11 +59,20 @@ def main() -> None:
 
     words = sys.argv[1:]
     child = subprocess.Popen(["sleep", "600"])
-    record = {"argv": words, "pid": os.getpid(), "child": child.pid, "environ": dict(os.environ)}
-    Path(os.environ["FAKE_RECORD"]).write_text(json.dumps(record), encoding="utf-8")
+    file, drafts = Path(os.environ["FAKE_RECORD"]), any(word.startswith("--speculative-") for word in words)
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"pids": []}
+    record = {
+        "argv": words,
+        "pid": os.getpid(),
+        "child": child.pid,
+        "environ": dict(os.environ),
+        "pids": [*before["pids"], os.getpid()],
+        "alive_before": [pid for pid in before["pids"] if is_alive(pid)],
+    }
+    file.write_text(json.dumps(record), encoding="utf-8")
     print("(APIServer pid=7) INFO 11-23 12:00:00 [utils.py:1] Starting to load model /a/model...", flush=True)
     fault = os.environ.get("FAKE_FAULT")
-    if fault == "dies":
+    if fault == "dies" or (fault == "dies without drafts" and not drafts):
         print(LAST_WORDS, end="", flush=True)
         child.kill()
         sys.exit(1)
@@ -77,7 +87,7 @@ def main() -> None:
         version="0.5.23" if sglang else "0.32.0",
         model=value["--served-model-name"],
         token=token,
-        speculative=any(word.startswith("--speculative-") for word in words),
+        speculative=drafts and os.environ.get("FAKE_DRAFTS") != "no",
         info={"speculative_draft_model_path": value.get("--speculative-draft-model-path")},
     )
     with running(fake, int(value["--port"])):

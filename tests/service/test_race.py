@@ -19,9 +19,9 @@ def test_both_are_warmed_up_and_share_prompt_and_seed() -> None:
     session, heard = ScriptedSession(), list[Mode]()
     with Service(session) as service:
         race = Racer(service, user_request("hi")).run(lambda mode, _event: heard.append(mode))
-    assert [request.mode for request in session.requests] == ["ar", "dflash", "ar", "dflash"]
+    assert [request.mode for request in session.requests] == ["ar", "ar", "dflash", "dflash"]
     assert {request.sampling.seed for request in session.requests} == {race.seed}
-    assert [r.limits.max_new_tokens for r in session.requests] == [WARM_UP_TOKENS, WARM_UP_TOKENS, 512, 512]
+    assert [r.limits.max_new_tokens for r in session.requests] == [WARM_UP_TOKENS, 512, WARM_UP_TOKENS, 512]
     assert heard == sorted(heard) and set(heard) == {"ar", "dflash"}, "one after the other"
 
 

@@ -98,7 +98,7 @@ class RaceScreen(Screen[Race | None]):
             self._tokens[mode] += len(event.token_ids)
             self.query_one(f"#{mode}", LaneView).set_status(f"running: {self._tokens[mode]} tokens")
             self._set_status(f"running {NAMES[mode]}; each has the machine to itself, both are replayed together")
-        elif isinstance(event, Finished) and mode == MODES[-1]:
+        elif isinstance(event, Finished) and self._racer is not None and mode == self._racer.order[-1]:
             self._set_status("comparing both")  # where they differ, the target is asked once more
 
     async def _ended(self, ended: Ended) -> None:
