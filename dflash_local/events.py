@@ -67,6 +67,8 @@ class Stats:
         distinct_experts: (rows verified, different routed experts of a layer that they took) pairs, by rows: means of
             all layers and of the cycles that were looked at, the first of each number of rows among them; none where
             the target has no experts or the engine does not count them.
+        draft_counts: cycles, tokens drafted and drafts accepted, where a server of another program counts them;
+            None elsewhere.
     """
 
     acceptance_lengths: tuple[int, ...]
@@ -89,6 +91,7 @@ class Stats:
     mean_verify_rows: float | None = None
     undrafted_cycles: int = 0
     distinct_experts: tuple[tuple[int, float], ...] = ()
+    draft_counts: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,9 @@ class _Routes:
         return _json(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(self, _request: HttpRequest) -> Response:
-        status = self._endpoint.resident.status
-        text = self._endpoint.metrics.text(status.model, status.running, status.waiting)
+        status, facts = self._endpoint.resident.status, self._endpoint.resident.facts
+        in_server = facts is not None and facts.in_server
+        text = self._endpoint.metrics.text(status.model, status.running, status.waiting, in_server)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, _request: HttpRequest) -> Response:

@@ -74,8 +74,8 @@ class ChatReply(Reply):
         yield from self._parts(self._parser.feed(text))
 
     def _reads(self, channel: Channel) -> bool:
-        """Whether calls are looked for in a channel: harmony writes them in one of their own."""
-        return bool(self._parsed.request.tools) and (channel == "tool") == (self._form == "harmony")
+        """Whether calls are looked for in a channel: harmony writes them in one of their own, as a server's come."""
+        return bool(self._parsed.request.tools) and (channel == "tool") == (self._form in ("harmony", "server"))
 
     def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:

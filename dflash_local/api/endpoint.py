@@ -71,7 +71,8 @@ class Endpoint:
     def fingerprint(self) -> str:
         """What made a reply: this version, and the engine once it is loaded."""
         facts = self.resident.facts
-        loaded = facts.loaded_as.replace(", ", "-").replace(" ", "-") if facts else ""
+        made_by = facts.engine if facts and facts.in_server else facts.loaded_as if facts else ""  # no address of it
+        loaded = made_by.replace(", ", "-").replace(" ", "-")
         return "-".join(filter(None, ["dflash-local", __version__, loaded]))
 
     def drain(self) -> None:

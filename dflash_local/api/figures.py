@@ -41,6 +41,11 @@ class Tally:
     def metrics(self, finished: Finished) -> dict[str, Any]:
         """vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable, and notices."""
         stats, tokens = finished.stats, finished.usage.completion_tokens
+        phases = {
+            "draft_ms": 1000 * stats.draft_s,
+            "verify_ms": 1000 * stats.verify_s,
+            "other_ms": 1000 * stats.other_s,
+        }
         return {
             "time_to_first_token_ms": 1000 * stats.ttft_s,
             "generation_time_ms": 1000 * stats.decode_s,
@@ -50,28 +55,29 @@ class Tally:
             "dflash": {
                 "seed": stats.seed,
                 "mode": stats.mode,
-                "block_size": stats.block_size,
+                "block_size": stats.block_size or None,
                 "engine": stats.engine,
-                "draft_ms": 1000 * stats.draft_s,
-                "verify_ms": 1000 * stats.verify_s,
-                "other_ms": 1000 * stats.other_s,
+                **(phases if any(phases.values()) else {}),  # a server of another program reports none
                 "notices": self.notices,
             },
         }
 
     def _acceptance(self, stats: Stats) -> dict[str, Any] | None:
-        """None when nothing was drafted."""
-        if not self.drafted or not stats.acceptance_lengths:
-            return None
+        """None when nothing was drafted; what a server of another program does not report is left out."""
         kept = [length - 1 for length in stats.acceptance_lengths]
-        histogram = [kept.count(count) for count in range(max(*kept, stats.block_size - 1) + 1)]
+        cycles, drafted, accepted = stats.draft_counts or (len(kept), self.drafted, sum(kept))
+        if not cycles or not drafted:
+            return None
+        slots = stats.block_size - 1
+        histogram = [kept.count(count) for count in range(max(*kept, slots) + 1)] if kept else []
+        shares = list(stats.acceptance_per_position)
         return {
             "mean_acceptance_length": stats.mean_acceptance_length,
-            "draft_acceptance_rate": sum(kept) / self.drafted,
-            "acceptance_histogram": histogram,
-            "acceptance_per_position": list(stats.acceptance_per_position),
-            "num_spec_steps": len(kept),
-            "num_accepted_draft_tokens": sum(kept),
-            "num_draft_tokens": self.drafted,
-            "num_spec_tokens": stats.block_size - 1,
+            "draft_acceptance_rate": accepted / drafted,
+            **({"acceptance_histogram": histogram} if histogram else {}),
+            **({"acceptance_per_position": shares} if shares or kept else {}),
+            "num_spec_steps": cycles,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            **({"num_spec_tokens": slots} if slots > 0 else {}),
         }

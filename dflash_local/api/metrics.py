@@ -57,6 +57,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._positions: list[int] = []
+        self._ids = 0  # that the request of now has named
         self._finished: dict[str, int] = {}
         self._first_token = Histogram(TTFT_BUCKETS)
         self._whole = Histogram(E2E_BUCKETS)
@@ -68,12 +69,15 @@ class Metrics:
                 self._counters["prompt_tokens"] += event.prompt_tokens
                 self._counters["prefix_cache_queries"] += event.prompt_tokens
                 self._counters["prefix_cache_hits"] += event.reused_tokens
+                self._ids = 0
             elif isinstance(event, Step):
                 self._counters["generation_tokens"] += len(event.token_ids)
+                self._ids += len(event.token_ids)
                 if event.drafted:
                     self._count_cycle(event)
             elif isinstance(event, Finished):
                 self._finished[event.reason] = self._finished.get(event.reason, 0) + 1
+                self._count_reported(event)
 
     def first_token(self, seconds: float) -> None:
         with self._lock:
@@ -83,21 +87,29 @@ class Metrics:
         with self._lock:
             self._whole.add(seconds)
 
-    def text(self, model: str, running: int, waiting: int) -> str:
-        """All of it, with the gauges of this moment."""
+    def text(self, model: str, running: int, waiting: int, in_server: bool = False) -> str:
+        """All of it, with the gauges of this moment.
+
+        Args:
+            in_server: a server of another program writes the replies: what it may not report at all is left out until
+                it does.
+        """
         labels = f'model_name="{_escaped(model)}",engine="0"'
         with self._lock:
-            return "\n".join([*self._lines(labels, running, waiting), ""])
+            return "\n".join([*self._lines(labels, running, waiting, in_server), ""])
 
-    def _lines(self, labels: str, running: int, waiting: int) -> Iterable[str]:
+    def _lines(self, labels: str, running: int, waiting: int, in_server: bool) -> Iterable[str]:
         yield from _head("num_requests_running", "gauge", "Requests being answered.")
         yield f"vllm:num_requests_running{{{labels}}} {running}"
         yield from _head("num_requests_waiting", "gauge", "Requests waiting.")
         yield f"vllm:num_requests_waiting{{{labels}}} {waiting}"
         for name, help_text in COUNTERS.items():
+            if in_server and not self._reported(name):
+                continue
             yield from _head(f"{name}_total", "counter", help_text)
             yield f"vllm:{name}_total{{{labels}}} {self._counters[name]}"
-        yield from _head(f"{PER_POSITION}_total", "counter", "Accepted drafted tokens by their place in the draft.")
+        if not in_server or self._positions:
+            yield from _head(f"{PER_POSITION}_total", "counter", "Accepted drafted tokens by their place in the draft.")
         for position, count in enumerate(self._positions):
             yield f'vllm:{PER_POSITION}_total{{{labels},position="{position}"}} {count}'
         yield from _head("request_success_total", "counter", "Finished requests by reason.")
@@ -107,6 +119,27 @@ class Metrics:
         yield from self._first_token.lines("vllm:time_to_first_token_seconds", labels)
         yield from _head("e2e_request_latency_seconds", "histogram", "From the request to its end.")
         yield from self._whole.lines("vllm:e2e_request_latency_seconds", labels)
+
+    def _reported(self, name: str) -> bool:
+        """Whether a server has reported anything of a counter."""
+        if name.startswith("spec_decode"):
+            return self._counters["spec_decode_num_drafts"] > 0
+        return not name.startswith("prefix_cache") or self._counters["prefix_cache_hits"] > 0
+
+    def _count_reported(self, event: Finished) -> None:
+        """Count what a server of another program reports of a whole reply only."""
+        if not self._ids:
+            self._counters["generation_tokens"] += event.usage.completion_tokens
+        if event.stats.draft_counts is None:
+            return
+        cycles, drafted, accepted = event.stats.draft_counts
+        self._counters["spec_decode_num_drafts"] += cycles
+        self._counters["spec_decode_num_draft_tokens"] += drafted
+        self._counters["spec_decode_num_accepted_tokens"] += accepted
+        shares = event.stats.acceptance_per_position
+        self._positions += [0] * (len(shares) - len(self._positions))
+        for position, share in enumerate(shares):
+            self._positions[position] += round(share * cycles)
 
     def _count_cycle(self, step: Step) -> None:
         self._counters["spec_decode_num_drafts"] += 1

@@ -26,7 +26,8 @@ def attached(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, own_u
     """The session of a running server that keeps this pair as it is to be loaded; None when there is none.
 
     A server of another model is left alone: switching it would take it from others. One that has the pair loaded with
-    other options than those given is left alone, too, and the user is told.
+    other options than those given is left alone, too, and the user is told; so is one that passes on the replies of a
+    server of another program.
 
     Args:
         own_url: of the server that asks, which must not attach to itself.
@@ -35,7 +36,7 @@ def attached(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, own_u
         DFlashError: the server has the pair and cannot load it.
     """
     record = running_server(user) if user.attach else None
-    if record is None or record["url"] == own_url:
+    if record is None or record["url"] == own_url or record.get("replies_from"):
         return None
     from dflash_local.remote import attached as remote
 
@@ -68,7 +69,7 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
     """Within, ``serve.json`` in the cache folder tells other commands of this process.
 
     Args:
-        more: of the address.
+        more: of the address; ``replies_from``: the server of another program whose replies it passes on.
     """
     from dflash_local.remote.attached import is_listening
     from dflash_local.store.kept import keep
@@ -78,8 +79,9 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
         return
     path = user.cache_dir / RECORD
     other = running_server(user)
-    if other is not None and other.get("model") == model and other["url"] != url and is_listening(other["url"]):
-        yield  # who wants this model finds it there
+    kept = other is not None and (other.get("model") == model or more.get("replies_from"))
+    if other is not None and kept and other["url"] != url and is_listening(other["url"]):
+        yield  # who wants this model, or one that is loaded here, finds it there
         return
     record = {"pid": os.getpid(), "url": url, "model": model, "started": time.time(), **more}
     keep(path, json.dumps(record, indent=2) + "\n")

@@ -23,11 +23,12 @@ from dflash_local.app.loading import Start
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import MissingDependencyError, SettingsError, UsageError
+from dflash_local.errors import MissingDependencyError, ServerError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint
 from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.remote.server_log import reason
 from dflash_local.service.service import Service, Session
 from dflash_local.service.wrapped import WrappedSession
 from dflash_local.settings import Settings
@@ -73,6 +74,14 @@ class LaunchedServer:
     def alive(self) -> bool:
         """Whether it still runs."""
         return self._process.alive
+
+    @property
+    def end(self) -> ServerError | None:
+        """Why it has ended by itself; None while it runs."""
+        if self.alive:
+            return None
+        why = reason(self.log)
+        return ServerError(f"{PROGRAMS[self.program]} ended{f': {why}' if why else ''}", f"its log: {self.log}")
 
     @property
     def server(self) -> EngineServer:
@@ -176,12 +185,12 @@ class LaunchedSession(WrappedSession):
 
     def __init__(self, session: Session, server: LaunchedServer) -> None:
         super().__init__(session)
-        self._server = server
+        self.server = server
 
     def close(self) -> None:
         """Hang up and end the server, unless it was kept."""
         super().close()
-        self._server.stop()
+        self.server.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +225,30 @@ class LaunchingEngine:
         """
 
         def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            with ExitStack() as stack:
-                server, session = self.launched(pair, drafter, user, notify)
-                stack.callback(server.stop)
-                if self.keep:
-                    notify(Notice(server.keep()))
-                stack.pop_all()
-                return Service(LaunchedSession(session, server))
+            return Service(self.session(pair, drafter, user, notify))
 
         return start
+
+    def session(
+        self,
+        pair: Pair,
+        drafter: str | None,
+        user: Settings,
+        notify: Notify,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> LaunchedSession:
+        """The session of a server that is launched now, and ends with it.
+
+        Raises:
+            DFlashError: see ``launched``.
+        """
+        server, session = self.launched(pair, drafter, user, notify, cancelled)
+        with ExitStack() as stack:
+            stack.callback(server.stop)
+            if self.keep:
+                notify(Notice(server.keep()))
+            stack.pop_all()
+            return LaunchedSession(session, server)
 
     def launched(
         self,
@@ -240,7 +264,7 @@ class LaunchingEngine:
             drafter: see ``starter``.
 
         Raises:
-            DFlashError: see ``launch``; the server is ended then.
+            DFlashError: see ``launch`` and ``EngineServer.session``; the server is ended then.
         """
         choice = choose(pair.name, drafter, user, draft=self.drafts)
         choice.announce(notify)

@@ -145,11 +145,11 @@ def _snapshot(name: str, user: Settings) -> Path | None:
     return None if found is None else found.folder.resolve()
 
 
-def sampling_notice(pair: Pair) -> str:
+def sampling_notice(pair: Pair, given: str = "--temperature is given") -> str:
     """That replies are greedy where nobody gives a temperature; empty where the authors' advice is on this machine."""
     if (pair.target / FILE).is_file():
         return ""
-    return f"greedy unless --temperature is given: what the authors of {pair.name} advise is not on this machine"
+    return f"greedy unless {given}: what the authors of {pair.name} advise is not on this machine"
 
 
 def _choice(model: str, drafter: str | None, user: Settings) -> Choice | None:

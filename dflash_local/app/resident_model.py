@@ -30,11 +30,11 @@ def model_of(
         attach_from: the address of the server that asks, when another one may lend the pair.
     """
     files = read_files(pair.target)
-    folder = os.path.isdir(os.path.expanduser(pair.name))
+    name, aliases = names_of(pair, user)
     return Model(
-        name=(pair.target.resolve().name or "model") if folder else pair.name,
+        name=name,
         load=loader(pair, load, user, notify, attach_from),
-        aliases=() if folder else _aliases(pair, user),
+        aliases=aliases,
         sampling=sampling_defaults(pair.target),
         thinking=thinking,
         mode="dflash" if load.draft else "ar",
@@ -62,6 +62,9 @@ def loader(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, attach_
     return opened
 
 
-def _aliases(pair: Pair, user: Settings) -> tuple[str, ...]:
+def names_of(pair: Pair, user: Settings) -> tuple[str, tuple[str, ...]]:
+    """What a pair's id is, never a path of this machine, and its aliases of the registry's row."""
+    if os.path.isdir(os.path.expanduser(pair.name)):
+        return pair.target.resolve().name or "model", ()
     row = registry(user).find(pair.name)
-    return tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)
+    return pair.name, tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)

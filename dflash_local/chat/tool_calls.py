@@ -23,7 +23,7 @@ PYTHON_TAG = "<|python_tag|>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
-CallFormat = Literal["hermes", "xml", "llama", "harmony"]
+CallFormat = Literal["hermes", "xml", "llama", "harmony", "server"]
 GENERAL_FORM: CallFormat = "hermes"  # where the tools are told in words (``chat.tool_prompt``)
 Part = str | ToolCall
 Tools = Sequence[Mapping[str, Any]]
@@ -35,7 +35,8 @@ def format_of(template: str | None) -> CallFormat | None:
     """How a model with this chat template writes calls; None when it takes no tools, or in no way known here.
 
     ``hermes``: JSON in ``<tool_call>`` (Qwen3); ``xml``: ``<function=name>`` in it (Qwen3.5, Qwen3-Coder);
-    ``llama``: a reply that is a JSON object (Llama 3.1); ``harmony``: a commentary message (gpt-oss).
+    ``llama``: a reply that is a JSON object (Llama 3.1); ``harmony``: a commentary message (gpt-oss). Not of a
+    template: ``server``, where a server of another program finds them itself.
     """
     if not template or "tools" not in template:
         return None
@@ -156,6 +157,8 @@ class JsonParser:
     (``to=functions.name {``) the one tool offered is meant, or the one whose parameters fit.
     """
 
+    _recipient = _RECIPIENT
+
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._schemas = schemas
         self._held: list[str] = []
@@ -192,7 +195,7 @@ class JsonParser:
         """All calls of the text, parted by ``;`` or space; None when anything else stands there."""
         rest, calls = text.strip().removeprefix(PYTHON_TAG), []
         while rest := rest.strip("; \n\t\r"):
-            named = _RECIPIENT.match(rest)
+            named = self._recipient.match(rest)
             rest = rest[named.end() :] if named else rest
             try:
                 content, end = DECODER.raw_decode(rest)
@@ -217,6 +220,17 @@ class JsonParser:
         return _call(fitting[0], content) if len(fitting) == 1 else None
 
 
+class ServerParser(JsonParser):
+    """Calls that a vLLM or SGLang server found in the text itself: ``name {arguments}``, a line each."""
+
+    _recipient = re.compile(rf"({NAME.pattern})\s+(?=\{{)")
+
+    def feed(self, text: str) -> list[Part]:
+        """Nothing until the text is whole."""
+        self._kind = "json"
+        return super().feed(text)
+
+
 CallParser = TaggedParser | JsonParser
 
 
@@ -224,7 +238,9 @@ def call_parser(form: CallFormat, tools: Tools) -> CallParser:
     """The parser for a reply in this format. ``tools`` are the schemas that were offered."""
     functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
     schemas = {function["name"]: function for function in functions if isinstance(function.get("name"), str)}
-    return TaggedParser(schemas) if form in ("hermes", "xml") else JsonParser(schemas)
+    if form in ("hermes", "xml"):
+        return TaggedParser(schemas)
+    return ServerParser(schemas) if form == "server" else JsonParser(schemas)
 
 
 def _texts(text: str) -> list[Part]:

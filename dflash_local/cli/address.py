@@ -20,6 +20,7 @@ from dflash_local.errors import UsageError
 
 HOST = "127.0.0.1"
 TOKEN_VARIABLE = "DFLASH_TOKEN"
+KEEP_ALIVE = "30m"
 WILDCARDS = ("0.0.0.0", "::", "")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -29,7 +30,9 @@ Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help
 Token = Annotated[str | None, named("--token", "TEXT", "What clients must send; others see it in ps.")]
 TokenFile = Annotated[Path | None, named("--token-file", "FILE", "A file that holds the token.")]
 AllowHost = Annotated[list[str] | None, named("--allow-host", "NAME", "A further name of this server.")]
-KeepAlive = Annotated[str, named("--keep-alive", "TIME", "Unload when idle: 90s, 30m, 2h, 0, never.")]
+KeepAlive = Annotated[
+    str | None, named("--keep-alive", "TIME", "Unload when idle: 90s, 2h, 0, never; 30m if not given.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,21 @@ def _token(given: str | None, file: Path | None, user: settings.Settings) -> str
     if token is not None and not re.fullmatch(r"[!-~]{8,4096}", token):
         raise UsageError("the token is not usable", "8 or more letters, digits or signs without spaces")
     return token
+
+
+def keep_alive_of(given: str | None, kept_by: str = "") -> float | None:
+    """Seconds after which an idle model is unloaded; None for never.
+
+    Args:
+        kept_by: what keeps it loaded, where that is not this program.
+
+    Raises:
+        UsageError: no time, or another program decides.
+    """
+    seconds = parse_duration(KEEP_ALIVE if given is None else given)
+    if kept_by and given is not None:
+        raise UsageError(f"--keep-alive: {kept_by} keeps its model loaded", "leave it out with --url")
+    return None if kept_by else seconds
 
 
 def parse_duration(text: str) -> float | None:

@@ -67,8 +67,9 @@ def served(user: Settings) -> dict[str, Any] | None:
 
 def lines(server: dict[str, Any], width: int) -> list[str]:
     from dflash_local.remote.attached import facts_of
+    from dflash_local.remote.server_checks import passed_on
 
-    facts = facts_of(server)
+    facts = facts_of(server) or passed_on(server)
     running, waiting = server["running"], server["waiting"]
     cells = (
         server["model"],

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_local import settings
+from dflash_local.app.engine_server import sampling_notice
 from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
+from dflash_local.cli.server_options import Engine, EngineArgs, Origin, Url, origin
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dflash_local.app.resident_server import ResidentServer
     from dflash_local.service.resident import Resident
     from dflash_local.ui.web.mount import Page
 
@@ -30,10 +33,13 @@ def serve(
     token: at.Token = None,
     token_file: at.TokenFile = None,
     allow_host: at.AllowHost = None,
-    keep_alive: at.KeepAlive = "30m",
+    keep_alive: at.KeepAlive = None,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     think: opt.Think = None,
+    url: Url = None,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
@@ -41,11 +47,32 @@ def serve(
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     address = at.address_of(host, port, token, token_file, allow_host, call.user)
-    seconds = at.parse_duration(keep_alive)
-    pair = call.pair(model, drafter, load)
+    source = origin(call, model, drafter, load, engine, url, engine_args=engine_args)
+    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {url}" if url is not None else "")
+    pair = source.pair
     with named_when_missing():
         from dflash_local.cli.serving import Serving
-    Serving(call, pair, load, call.thinks(pair, think)).run(address, seconds)
+    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter)
+    Serving(call, pair, source.load, thinks, server=server).run(address, seconds)
+
+
+def elsewhere(
+    call: Invocation, source: Origin, drafter: str | None, plain_url: str | None = None
+) -> ResidentServer | None:
+    """The server that replies are to come from, checked; None where the pair is loaded here.
+
+    Raises:
+        DFlashError: it will not do.
+    """
+    if source.server is None:
+        return None
+    from dflash_local.app.resident_server import resident_server
+
+    if notice := sampling_notice(source.pair, "a request sets a temperature"):
+        call.console.note(notice)
+    server = resident_server(source.server, drafter, call.user, call.console.notify, plain_url)
+    server.check(source.pair)
+    return server
 
 
 def web(
@@ -55,7 +82,7 @@ def web(
     token: at.Token = None,
     token_file: at.TokenFile = None,
     allow_host: at.AllowHost = None,
-    keep_alive: at.KeepAlive = "30m",
+    keep_alive: at.KeepAlive = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     drafter: opt.Drafter = None,
     think: opt.Think = None,
@@ -67,7 +94,7 @@ def web(
     call = Invocation.begin()
     user = call.user
     address = at.address_of(host, port, token, token_file, allow_host, user)
-    seconds = at.parse_duration(keep_alive)
+    seconds = at.keep_alive_of(keep_alive)
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of

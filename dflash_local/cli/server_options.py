@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_local.app.engine_server import EngineServer, ReplySource
+from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.loading import Start, start_service
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.invocation import Invocation
@@ -17,6 +17,9 @@ from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.service.service import Service
+
+if TYPE_CHECKING:
+    from dflash_local.app.engine_launch import LaunchingEngine
 
 EXAMPLE = "http://127.0.0.1:8000"
 
@@ -78,7 +81,7 @@ class Origin:
     pair: Pair
     load: LoadConfig
     start: Start
-    server: ReplySource | None = None
+    server: EngineServer | LaunchingEngine | None = None
 
     def service(self, call: Invocation) -> Service:
         """A service over the pair.
@@ -125,7 +128,7 @@ def origin(
         hint = "--engine-args passes on what it calls that" if launching else "leave it out with --url"
         which = "launched server" if launching else "server at --url"
         raise UsageError(f"{' '.join(decided)}: the {which} decides that when it is started", hint)
-    source: ReplySource
+    source: EngineServer | LaunchingEngine
     if url is None:
         from dflash_local.app.engine_launch import LaunchingEngine
 

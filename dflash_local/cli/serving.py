@@ -28,6 +28,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
 
 if TYPE_CHECKING:
+    from dflash_local.app.resident_server import ResidentServer
     from dflash_local.ui.web.mount import Page
 
 PageOf = Callable[[Resident, str, Callable[[], bool]], "Page"]  # the pair, the address, whether the server is ending
@@ -44,10 +45,12 @@ class Serving:
         thinking: bool,
         page: PageOf | None = None,
         open_browser: bool = False,
+        server: ResidentServer | None = None,
     ) -> None:
+        """Take what is served; ``server``: whose replies are passed on, in place of a pair that is loaded here."""
         self._user, self._console = call.user, call.console
         self._pair, self._load, self._thinking = pair, load, thinking
-        self._page, self._open_browser, self._url = page, open_browser, ""
+        self._page, self._open_browser, self._url, self._server = page, open_browser, "", server
         self._failed: DFlashError | None = None
 
     def run(self, address: Address, keep_alive_s: float | None) -> None:
@@ -66,15 +69,18 @@ class Serving:
         with ExitStack() as stack:
             stack.callback(sock.close)
             stack.callback(resident.close)
+            server = self._server
+            stack.callback(server.close if server else lambda: None)
             stack.callback(send_lines_to(self._console.note))
-            endpoint = Endpoint(resident, metrics, lambda: installed(self._user))
+            endpoint = Endpoint(resident, metrics, server.names if server else lambda: installed(self._user))
             page = self._page(resident, address.url, lambda: endpoint.draining) if self._page is not None else None
             routes, lifespan = ((), None) if page is None else (page.routes, page.lifespan)
             app = guarded_app(endpoint, rules_for(address), routes, lifespan)
-            server = Server(app, endpoint, ready=lambda: self._begin(server, resident, address, keep_alive_s))
+            listener = Server(app, endpoint, ready=lambda: self._begin(listener, resident, address, keep_alive_s))
             facts = {"host": address.host, "port": address.port, "token": address.token is not None}
+            facts |= {"replies_from": server.label} if server else {}
             stack.enter_context(recorded(self._user, address.url, model.name, **facts))
-            run(server, sock)
+            run(listener, sock)
             broken = resident.status.error
         if self._failed is not None:
             raise self._failed
@@ -100,7 +106,7 @@ class Serving:
             try:
                 resident.load()
                 facts = resident.facts
-                if facts is not None:
+                if facts is not None and not facts.in_server:
                     self._console.note(f"loaded: {facts.loaded_as}; context {facts.context:,}")
             except DFlashError as error:
                 self._failed = None if server.should_exit else error
@@ -109,13 +115,17 @@ class Serving:
         threading.Thread(target=load, name="dflash-first-load", daemon=True).start()
 
     def _find(self, name: str, load: LoadConfig | None) -> Model:
-        """Another model that is on this machine; its drafter decides whether it thinks."""
+        """Another model that is on this machine, or of the server; its drafter decides whether it thinks."""
+        if self._server is not None:
+            return self._server.find(name, load)
         load = load or self._load
         pair = resolve(name, None, self._user, self._console.notify, draft=load.draft)
         return self._model(pair, default_thinking(pair), load)
 
     def _model(self, pair: Pair, thinking: bool, load: LoadConfig) -> Model:
         """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
+        if self._server is not None:
+            return self._server.model(pair, thinking)
         attach_from = self._url if self._page is not None else None
         return model_of(pair, load, self._user, self._console.notify, thinking, attach_from)
 

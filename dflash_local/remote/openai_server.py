@@ -275,6 +275,7 @@ class Reply:
             mode="ar" if self._facts.drafts is False else "dflash",
             block_size=block,
             seed=self._seed,
+            draft_counts=acceptance.counts if acceptance is not None else None,
         )
         return Finished(reason, Usage(self._count("prompt_tokens") or len(self._prompt_ids), tokens), stats)
 

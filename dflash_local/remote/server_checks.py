@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dflash_local import terminal
-from dflash_local.errors import ServerError, UnknownModelError
+from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.remote import server_metrics
 from dflash_local.remote.attached import AttachedFacts
@@ -191,6 +191,15 @@ def probe(endpoint: Endpoint, wanted: WantedModel, program: Program | None = Non
         method=_text(options.get("speculative_algorithm")),
     )
     return _with_notices(facts, drafter, wanted, counters is not None, endpoint)
+
+
+def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
+    """The server of another program whose replies a dflash process passes on, by that process's status; or None."""
+    facts = status.get("facts")
+    try:
+        return ServerFacts.from_dict(facts) if isinstance(facts, dict) and "program" in facts else None
+    except (TypeError, UsageError):
+        return None
 
 
 def served_models(endpoint: Endpoint) -> tuple[ServedModel, ...]:

@@ -73,6 +73,11 @@ class Acceptance:
         return 1 + self.accepted / self.cycles if self.cycles else None
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Cycles, drafted tokens, accepted drafts."""
+        return self.cycles, self.drafted, self.accepted
+
+    @property
     def block(self) -> int | None:
         if not self.cycles or self.drafted % self.cycles:
             return None

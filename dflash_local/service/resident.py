@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat
-from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError
+from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError, UsageError
 from dflash_local.events import Event, LoadProgress, Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -39,6 +39,8 @@ class Model:
         sampling, thinking, mode: for requests that do not set it: as its authors advise; ``ar`` without a drafter.
         call_format: how it writes tool calls (``chat.tool_calls.format_of``).
         context: tokens that it would hold once loaded; None where only the load knows.
+        kept_by: what keeps it loaded, where that is not this program: it is not unloaded then.
+        lost: why a loaded session cannot be used any more, where that is found outside of a request; or None.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Model:
     mode: Mode = "dflash"
     call_format: CallFormat = GENERAL_FORM
     context: int | None = None
+    kept_by: str = ""
+    lost: Callable[[], DFlashError | None] = lambda: None
 
     def answers_to(self, name: str) -> bool:
         """True when ``name`` means this model; case does not matter."""
@@ -185,9 +189,15 @@ class Resident:
         self._change(stale, self._model, load=True)
 
     def unload(self) -> None:
-        """Give the memory back; what runs is cancelled. The next request loads it again."""
+        """Give the memory back; what runs is cancelled. The next request loads it again.
+
+        Raises:
+            UsageError: another program keeps it loaded.
+        """
         with self._changed:
             self._await_turn()
+            if self._model.kept_by:
+                raise UsageError(f"{self._model.kept_by} keeps {self.name} loaded", "end that to free its memory")
             if self._service is None:
                 return
             stale = self._take()
@@ -231,9 +241,9 @@ class Resident:
 
     def _fault(self) -> DFlashError | None:
         """What broke the engine or the last load (the lock is held)."""
-        if self._service is None or self._service.fault is None:
+        if self._service is None:
             return self._error
-        return self._service.fault
+        return self._service.fault or self._model.lost() or self._error
 
     def _await_turn(self) -> bool:
         """Wait until nobody loads or unloads (the lock is held); True when there was something to wait for."""

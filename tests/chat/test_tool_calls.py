@@ -184,6 +184,21 @@ def test_odd_schemas_break_nothing(parameters: Any) -> None:
     assert (said == "") == bool(calls)
 
 
+@pytest.mark.parametrize("cut", [0, 1, 7])
+def test_calls_that_a_server_found_are_named_lines(cut: int) -> None:
+    text = 'read {"path": "a; {b"}\nnow {}\nread {"path": "c"}'
+    calls = [("read", {"path": "a; {b"}), ("now", {}), ("read", {"path": "c"})]
+    assert parsed("server", text, cut) == ("", calls)
+    for odd in (
+        'read {"path": ',
+        "read",
+        '{"path": "x"} read',
+        'read {"path": 1} and more',
+        "x" * (MAX_CALL_CHARS + 9),
+    ):
+        assert parsed("server", odd, cut) == (odd, [])
+
+
 def test_formats_are_seen_in_the_templates() -> None:
     assert format_of("{{ tools }} <tool_call> {...} </tool_call>") == "hermes"
     assert format_of("{{ tools }} <tool_call><function=x>") == "xml"

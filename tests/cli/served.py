@@ -25,6 +25,13 @@ class Client:
         self.record = record
 
     def call(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        status, raw = self._answer(path, body, headers)
+        return status, json.loads(raw)
+
+    def text(self, path: str) -> str:
+        return self._answer(path)[1].decode()
+
+    def _answer(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=60)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
@@ -32,7 +39,7 @@ class Client:
         answer = connection.getresponse()
         raw = answer.read()
         connection.close()
-        return answer.status, json.loads(raw)
+        return answer.status, raw
 
 
 @pytest.fixture
