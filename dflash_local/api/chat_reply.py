@@ -100,5 +100,5 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _bytes(text: str) -> list[int] | None:
-    """The token's bytes; None for a part of a character, whose bytes are not known here."""
-    return None if "\ufffd" in text else list(text.encode("utf-8", "replace"))
+    """The token's bytes; None where they are not known: a part of a character, a token that a server names by id."""
+    return None if "\ufffd" in text or text.startswith("token_id:") else list(text.encode("utf-8", "replace"))

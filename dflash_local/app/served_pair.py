@@ -20,6 +20,7 @@ from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
 from dflash_local.app.removal import easy, plan_removal, refuse_in_use, why
 from dflash_local.app.resolve import choose, nearest, resolve
+from dflash_local.app.server_certificate import identity
 from dflash_local.bench import provenance
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
@@ -27,12 +28,14 @@ from dflash_local.errors import BusyError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
+from dflash_local.remote.server_checks import ServerFacts
 from dflash_local.service.resident import Resident
 from dflash_local.settings import Settings
 from dflash_local.store.paths import chats_folder
 from dflash_local.tables import amount, listing
 
 if TYPE_CHECKING:
+    from dflash_local.app.resident_server import ResidentServer
     from dflash_local.catalog.row import Row
     from dflash_local.store.removal import Removal
 
@@ -56,10 +59,19 @@ class ServedPair:
         resident: of the pair that page and endpoint share; ``resident.switch(name)`` changes it for both.
         pair: the one that the command named; others come and go.
         url: where this server is reached.
+        server: of another program, in place of pairs that are loaded here.
     """
 
-    def __init__(self, resident: Resident, pair: Pair, load: LoadConfig, user: Settings, url: str) -> None:
-        self.resident = resident
+    def __init__(
+        self,
+        resident: Resident,
+        pair: Pair,
+        load: LoadConfig,
+        user: Settings,
+        url: str,
+        server: ResidentServer | None = None,
+    ) -> None:
+        self.resident, self._server = resident, server
         self._pair, self._load, self._user, self._url = pair, load, user, url
         self._first = resident.model.name
         self._certifying = threading.Lock()
@@ -79,7 +91,7 @@ class ServedPair:
         """What a newcomer should know of the pair that is served now (a toy, no GPU); often nothing."""
         if not self._served.toy:
             return []
-        no_gpu = fitting.machine(self._user).kind == "cpu"
+        no_gpu = self._server is None and fitting.machine(self._user).kind == "cpu"
         return [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT, *([NO_GPU] if no_gpu else [])]
 
     @property
@@ -118,8 +130,10 @@ class ServedPair:
         """The ways to load a pair in the served one's place; see ``app.load_choices``.
 
         Raises:
-            UnknownModelError: no such pair. DFlashError: see there.
+            UnknownModelError: no such pair. UsageError: a server decides that. DFlashError: see there.
         """
+        if self._server is not None:
+            raise UsageError(self._server.decides)
         asked = replace(self._load, quantize=None, context=context, draft=draft)
         return load_choices(self._named(name), self._user, asked, self._loaded)
 
@@ -130,6 +144,11 @@ class ServedPair:
             DFlashError: it cannot be loaded.
         """
         self.resident.switch(choice.model, choice.config)
+
+    @property
+    def in_server(self) -> bool:
+        """True where a server of another program is served: nothing is loaded in its place."""
+        return self._server is not None
 
     def is_loaded(self, choice: LoadChoice) -> bool:
         """True when this is how the served pair is in memory."""
@@ -212,10 +231,16 @@ class ServedPair:
         where = fitting.machine(self._user)
         facts = self.resident.facts
         names = ("engine", "dtype", "device", "block_size", "context", "notices")
-        return {
+        own = {
             "pair": self.resident.model.name,
             "note": TOY if self._served.toy else None,
             "versions": {**provenance.versions(), "gradio": software.version_of("gradio")},
+        }
+        if self._server is not None:
+            known = facts if isinstance(facts, ServerFacts) else None
+            return {**own, "server": identity(known) if known is not None else None}
+        return {
+            **own,
             "machine": {
                 "system": platform.platform(),
                 "processor": provenance.processor(),
@@ -234,6 +259,11 @@ class ServedPair:
         Raises:
             Interrupted: it was cancelled. DFlashError: it could not be made.
         """
+        if self._server is not None:
+            raise UsageError(
+                f"{self._server.label} proves nothing of its text by itself",
+                "dflash certify MODEL --url DRAFTING --plain-url PLAIN compares two servers",
+            )
         if not self._certifying.acquire(blocking=False):
             raise BusyError("a certificate is being made already", "wait for it")
         try:
@@ -248,7 +278,7 @@ class ServedPair:
 
     @property
     def _loaded(self) -> fitting.Loaded | None:
-        facts = self.resident.facts if self.resident.status.state == "ready" else None
+        facts = self.resident.facts if self._server is None and self.resident.status.state == "ready" else None
         return fitting.Loaded(self._served, facts) if facts is not None else None
 
     @property
@@ -257,6 +287,8 @@ class ServedPair:
         name = self.resident.model.name
         if name == self._first:
             return self._pair
+        if self._server is not None:
+            return self._server.pair(name)
         return resolve(name, None, self._user, lambda _event: None, draft=False)
 
     def _pair_facts(self) -> dict[str, str]:
@@ -264,13 +296,14 @@ class ServedPair:
         state = f"{status.model} ({status.state})"
         if facts is None:
             return {"pair": state}
+        drafter = facts.drafter or ("not reported" if facts.in_server and facts.drafting else "none")
         return {
             "pair": state,
             "target": facts.target,
-            "drafter": facts.drafter or "none",
-            "block size": str(facts.block_size),
-            "context": f"{facts.context:,} tokens",
-            "loaded as": facts.loaded_as,
+            "drafter": drafter,
+            "block size": str(facts.block_size or "not reported"),
+            "context": f"{facts.context:,} tokens" if facts.context else "not reported",
+            "replies come from" if facts.in_server else "loaded as": facts.loaded_as,
             "promise": facts.promise,
             **{f"check of the {each.subject}": _of_check(each) for each in facts.checks},
         }

@@ -15,7 +15,8 @@ from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import Engine, EngineArgs, Origin, Url, origin
+from dflash_local.cli.server_options import EXAMPLE, Engine, EngineArgs, Origin, PlainUrl, Url, origin
+from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ def web(
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     drafter: opt.Drafter = None,
     think: opt.Think = None,
+    url: Url = None,
+    plain_url: PlainUrl = None,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
@@ -94,16 +99,20 @@ def web(
     call = Invocation.begin()
     user = call.user
     address = at.address_of(host, port, token, token_file, allow_host, user)
-    seconds = at.keep_alive_of(keep_alive)
+    if plain_url is not None and url is None:
+        raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
-    pair = call.pair(model or user.model or "demo", drafter, load)
+    source = origin(call, model, drafter, load, engine, url, user.model or "demo", engine_args)
+    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {url}" if url is not None else "")
+    pair = source.pair
     with named_when_missing():
         from dflash_local.app.served_pair import ServedPair
         from dflash_local.cli.serving import Serving
+    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter, plain_url)
 
     def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(ServedPair(resident, pair, load, user, url), ending)
+        return page_of(ServedPair(resident, pair, source.load, user, url, server), ending)
 
-    Serving(call, pair, load, call.thinks(pair, think), page, open_browser).run(address, seconds)
+    Serving(call, pair, source.load, thinks, page, open_browser, server).run(address, seconds)

@@ -29,6 +29,8 @@ from dflash_local.remote.attached import AttachedSession
 from dflash_local.service.service import Session
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
+from tests.remote.launched_fake import fake_program, wait_until_gone
+from tests.remote.openai_fake import Fake, running
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +110,17 @@ def record_of(home: Path) -> Path:
 def test_help_names_its_options(cli: Cli) -> None:
     result = cli("web", "--help")
     assert result.code == 0
-    for option in ("--host", "--port", "--token-file", "--open", "--keep-alive", "--drafter", "--think"):
+    for option in (
+        "--host",
+        "--port",
+        "--token-file",
+        "--open",
+        "--keep-alive",
+        "--drafter",
+        "--think",
+        "--url",
+        "--plain-url",
+    ):
         assert option in result.out
 
 
@@ -169,6 +181,59 @@ def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
     assert not opened.sessions, "nothing is loaded twice"
     assert json.loads(record_of(own_home).read_text(encoding="utf-8")) == record
     _stop(other)
+
+
+@needs_page
+def test_page_and_endpoint_over_a_running_server(web: Web, opened: Opened, own_home: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def visit(here: Visit) -> None:
+        seen["page"] = here.get("/")[0]
+        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
+            time.sleep(0.01)
+        seen["models"] = json.loads(here.get("/v1/models")[1])
+        seen["record"] = json.loads(record_of(own_home).read_text(encoding="utf-8"))
+
+    with running(Fake(model="house-model")) as fake:
+        result = web(visit, "--url", fake.url)
+    assert result.code == 0 and not opened.sessions, result.err
+    assert seen["page"] == 200 and [one["id"] for one in seen["models"]["data"]] == ["house-model"]
+    assert seen["record"]["replies_from"] == f"the server at {fake.url}"
+    assert "house-model in a browser: http://127.0.0.1:" in result.err and "replies come from vLLM" in result.err
+
+
+@needs_page
+def test_a_launched_server_ends_with_the_page(
+    web: Web, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = fake_program(tmp_path / "bin", monkeypatch)
+
+    def visit(here: Visit) -> None:
+        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
+            time.sleep(0.01)
+
+    result = web(visit, "--engine", "vllm", "--engine-args", "--max-model-len 512")
+    started = json.loads(record.read_text(encoding="utf-8"))
+    assert result.code == 0 and started["argv"][-2:] == ["--max-model-len", "512"], result.err
+    assert "demo (toy pair) in a browser" in result.err and wait_until_gone(started["pid"])
+
+
+@needs_page
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("demo", "--plain-url", "http://127.0.0.1:1"), 2, "--url is missing"),
+        (("demo", "--url", "http://127.0.0.1:1"), 7, "no server answers"),
+        (("demo", "--url", "http://127.0.0.1:1", "--keep-alive", "1h"), 2, "keeps its model loaded"),
+        (("demo", "--url", "http://127.0.0.1:1", "--context", "512"), 2, "decides that when it is started"),
+        (("demo", "--engine", "sglang"), 1, "SGLang is not installed here"),
+    ],
+)
+def test_a_server_that_will_not_do_ends_it(
+    cli: Cli, opened: Opened, argv: tuple[str, ...], code: int, words: str
+) -> None:
+    result = cli("web", *argv, "--port", "0")
+    assert result.code == code and words in result.err and "Traceback" not in result.err
 
 
 def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Opened) -> None:

@@ -265,7 +265,7 @@ class ChatTab:
         facts = resident.facts
         how = "not loaded yet: the first message loads it"
         if facts is not None:
-            how = f"{facts.loaded_as} · context {facts.context:,}"
+            how = " · ".join([facts.loaded_as, *([f"context {facts.context:,}"] if facts.context else [])])
         notices = "".join(markup.paragraph(notice) for notice in facts.notices) if facts is not None else ""
         return markup.paragraph(f"{resident.model.name} · {how}") + notices
 

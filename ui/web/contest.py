@@ -37,10 +37,10 @@ class Track:
         self.tokens += len(step.token_ids)
         self.seconds = step.t_s
 
-    def end(self, seconds: float) -> None:
-        """No step follows."""
+    def end(self, seconds: float, tokens: int) -> None:
+        """No step follows; a server that names no tokens tells only now how many there are."""
         self.text += "".join(piece.text for piece in self._safe.finish())
-        self.seconds, self.done = seconds, True
+        self.tokens, self.seconds, self.done = max(self.tokens, tokens), seconds, True
 
 
 class Contest:
@@ -106,7 +106,7 @@ class Contest:
             elif isinstance(event, Step):
                 track.take(event)
             elif isinstance(event, Finished):
-                track.end(event.stats.prefill_s + event.stats.decode_s)
+                track.end(event.stats.prefill_s + event.stats.decode_s, event.usage.completion_tokens)
                 if mode == MODES[-1]:
                     self._phase = "comparing both"  # where they differ, the target is asked once more
             self.version += 1
@@ -134,6 +134,6 @@ class Replay:
             while left and left[0].t_s <= by:
                 track.take(left.pop(0))
             if not left and not track.done and by >= lane.seconds:
-                track.end(lane.seconds)
+                track.end(lane.seconds, lane.tokens)
             elif not track.done:
                 track.seconds = min(by, lane.seconds)

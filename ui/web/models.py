@@ -195,13 +195,17 @@ class _Tab:
     def _buttons(self, entry: ModelEntry | None) -> Updates:
         """Unload, remove."""
         served = self._models.served
+        kept = bool(served.resident.model.kept_by)
         ready = served.resident.status.state == "ready"
         loaded = ready and entry is not None and entry.name == served.name
         removable = entry is not None and entry.state in ("local", "partial", "variant") and not loaded
-        return [gr.update(interactive=ready), gr.update(interactive=removable)]
+        return [gr.update(interactive=ready and not kept), gr.update(interactive=removable)]
 
     def _unload(self) -> str:
-        self._models.unload()
+        try:
+            self._models.unload()
+        except DFlashError as error:
+            return markup.failed(error)
         return ""
 
     def _cancel(self) -> str:

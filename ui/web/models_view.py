@@ -135,7 +135,7 @@ class ModelsView:
             UsageError: it is not on this machine. DFlashError: it cannot be loaded.
         """
         resident = self.served.resident
-        if not resident.model.answers_to(name):
+        if not self.served.in_server and not resident.model.answers_to(name):
             entry = self.entry(name)
             if not entry.here:
                 raise UsageError(f"{entry.name} is not on this machine", "download it first")
@@ -180,6 +180,8 @@ class ModelsView:
             return f"{status.model} is being loaded."
         if status.state == "unloaded" or facts is None:
             return f"{status.model} is not loaded; the next request loads it."
+        if facts.in_server:
+            return f"{status.model}: replies come from {facts.loaded_as} ({facts.promise})."
         return (
             f"{status.model} is loaded: {facts.loaded_as}; "
             f"block {facts.block_size}, context {facts.context:,} ({facts.promise})."

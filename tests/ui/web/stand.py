@@ -45,6 +45,7 @@ class FakeServedPair(ServedPair):
     report: Mapping[str, Any] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     planning: Callable[..., LoadChoices | None] = lambda _name, _context, _draft: None
+    in_server: bool = False
 
     def listed_name(self, name: str) -> str:
         return name
@@ -120,19 +121,20 @@ def site(
     change: Callable[[FakeServedPair], None] = lambda _served: None,
     make: Callable[[Resident], Any] = FakeServedPair,
     find: Find | None = None,
+    model: Model | None = None,
 ) -> Iterator[Site]:
     """Within, a server with the page and the endpoint; the sessions are loaded one after the other.
 
     Args:
         change: makes the pair what the test wants before the page is built. make: another one than the fake.
-        find: what other names mean.
+        find: what other names mean. model: instead of the scripted one.
     """
     from dflash_local.ui.web.page import page
 
     left = list(sessions)
     metrics = Metrics()
-    model = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
-    resident = Resident(model, find, None, metrics.observe)
+    scripted = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
+    resident = Resident(model or scripted, find, None, metrics.observe)
     served = make(resident)
     change(served)
     endpoint = Endpoint(resident, metrics)

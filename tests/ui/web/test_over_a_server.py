@@ -1,0 +1,136 @@
+"""The page over vLLM and SGLang servers: chat, a race of two, and what the server decides said in a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dflash_local.app.engine_server import EngineServer, known_pair
+from dflash_local.app.resident_server import resident_server
+from dflash_local.app.served_pair import ServedPair
+from dflash_local.load_config import LoadConfig
+from dflash_local.service.resident import Resident
+from dflash_local.settings import load as load_settings
+from tests.remote.openai_fake import Fake, running
+from tests.ui.web.conftest import Visitor
+from tests.ui.web.stand import Site, program, site
+
+
+@contextmanager
+def page_over(fake: Fake, plain: Fake | None = None) -> Iterator[Site]:
+    """The page over a server, or over two."""
+    user, pair = load_settings(), known_pair("demo", None, load_settings())
+    server = resident_server(EngineServer(fake.url), None, user, lambda _event: None, plain.url if plain else None)
+
+    def make(resident: Resident) -> ServedPair:
+        return ServedPair(resident, pair, LoadConfig(), user, "http://127.0.0.1:1", server)
+
+    with site(make=make, find=server.find, model=server.model(pair, False)) as here:
+        yield here
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with running(Fake()) as server:
+        yield server
+
+
+def enter(visitor: Visitor, here: Site, tab: str) -> None:
+    visitor.page.goto(here.url)
+    visitor.page.locator(".df-figures").wait_for()
+    visitor.page.get_by_role("tab", name=tab).click()
+
+
+def test_a_chat_shows_the_reply_and_the_servers_figures(visitor: Visitor, fake: Fake) -> None:
+    fake.thinking = "first a word"
+    with page_over(fake) as here:
+        enter(visitor, here, "Chat")
+        page = visitor.page
+        page.locator("#df-field textarea").fill("hi")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("Hello, world!").wait_for()
+        page.get_by_text("acceptance 2.33").wait_for()
+        figures = page.locator("#df-figures").inner_text()
+        assert "exactness is the server's own" in figures and "not known of this reply" in figures, "no phases"
+        assert page.get_by_text(f"vLLM 0.32.0 at {fake.url}, 7 drafts a cycle · context 1,024").count() == 1
+        page.locator(".df-talk").get_by_text("Thinking").click()
+        page.get_by_text("first a word").wait_for()
+        page.goto("about:blank")
+    assert visitor.foreign == [] and visitor.complaints == []
+
+
+def test_a_dead_server_is_a_line_and_the_message_goes_again(visitor: Visitor, fake: Fake) -> None:
+    with page_over(fake) as here:
+        enter(visitor, here, "Chat")
+        page = visitor.page
+        fake.fault = "500"
+        page.locator("#df-field textarea").fill("hi")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text(f"the server at {fake.url} answers with status 500").wait_for()
+        fake.fault = ""
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("Hello, world!").wait_for()
+        assert [body["messages"] for _, body in fake.bodies] == [[{"role": "user", "content": "hi"}]] * 2
+        page.goto("about:blank")
+
+
+def test_the_models_tab_says_that_the_server_decides(visitor: Visitor, fake: Fake) -> None:
+    with page_over(fake) as here:
+        here.resident.load()
+        enter(visitor, here, "Models")
+        page = visitor.page
+        page.locator("#df-load-dialog").get_by_text("decides what is loaded, and how").wait_for()
+        assert page.locator("#df-load-dialog .df-start").count() == 0
+        assert page.locator("#df-standing").inner_text().startswith("demo: replies come from vLLM 0.32.0 at http")
+        assert page.locator("#df-unload").is_disabled()
+        page.goto("about:blank")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_two_servers_race(visitor: Visitor, kind: str) -> None:
+    with running(Fake(kind)) as drafting, running(Fake(kind, speculative=False)) as plain:
+        with page_over(drafting, plain) as here:
+            enter(visitor, here, "Race")
+            visitor.page.locator(".df-lanes").wait_for()
+            visitor.page.get_by_role("button", name="Race", exact=True).click()
+            visitor.page.locator(".df-verdict").wait_for()
+            assert visitor.page.locator(".df-verdict").inner_text().startswith("identical: yes")
+            lanes = [lane.inner_text() for lane in visitor.page.locator(".df-lane").all()]
+            assert all("Hello, world!" in lane and "8 tokens" in lane for lane in lanes)
+            with visitor.page.expect_download() as saving:
+                visitor.page.get_by_role("link", name="Save as JSON").click()
+            content = json.loads(saving.value.path().read_text(encoding="utf-8"))
+            visitor.page.goto("about:blank")
+    assert content["server"]["program"] == kind and "127.0.0.1" not in json.dumps(content)
+    assert len(plain.bodies) == len(drafting.bodies) == 2, "each is warmed up first"
+
+
+def test_programs_are_told_the_same(fake: Fake) -> None:
+    from gradio_client.exceptions import AppError
+
+    told: dict[str, str] = {}
+    calls: dict[str, dict[str, Any]] = {
+        "/race": {"prompt": "hi"},
+        "/load": {"name": "demo", "context": 512},
+        "/unload": {},
+        "/certify": {},
+    }
+    with page_over(fake) as here:
+        client = program(here)
+        text, figures = client.predict("hi", api_name="/chat")
+        for name, given in calls.items():
+            with pytest.raises(AppError) as raised:
+                client.predict(api_name=name, **given)
+            told[name] = str(raised.value)
+        assert client.predict(name="demo", api_name="/load").startswith("demo: replies come from vLLM")
+        about = client.predict(api_name="/about")
+    assert text == "Hello, world!\n" and figures["stats"]["mean_acceptance_length"] == pytest.approx(7 / 3)
+    label = f"the server at {fake.url}"
+    assert "no request can switch that off" in told["/race"] and told["/load"].startswith(label)
+    assert told["/unload"].startswith(f"{label} keeps demo loaded")
+    assert told["/certify"].startswith(f"{label} proves nothing of its text by itself")
+    assert about["drafter"] == "not reported" and about["replies come from"].startswith("vLLM 0.32.0 at")
