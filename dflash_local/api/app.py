@@ -179,7 +179,7 @@ class _Routes:
             "object": "model",
             "created": self._endpoint.created,
             "owned_by": "dflash-local",
-            "max_model_len": facts.context if facts is not None else model.context,
+            "max_model_len": (facts.context or None) if facts is not None else model.context,
             "aliases": list(model.aliases),
         }
 

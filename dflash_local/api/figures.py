@@ -2,7 +2,8 @@
 
 ``speculative_decoding`` has vLLM's names (https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/)
 and one more, ``acceptance_per_position``; the times beside it are those of its per-request metrics. An
-acceptance length counts the bonus token: 1 + accepted drafts per cycle.
+acceptance length counts the bonus token: 1 + accepted drafts per cycle. What a server of another program does not
+report is left out, or null.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_local.events import Finished, Stats
+from dflash_local.remote.server_checks import PROGRAMS
 
 IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
 
@@ -28,19 +30,22 @@ class Tally:
     drafted: int = 0
     notices: list[str] = field(default_factory=list)
 
-    def usage(self, finished: Finished) -> dict[str, Any]:
-        """OpenAI's ``usage`` object."""
-        usage = finished.usage
+    def usage(self, finished: Finished) -> dict[str, Any] | None:
+        """OpenAI's ``usage`` object; None where a server of another program reports none."""
+        usage, in_server = finished.usage, finished.stats.engine in PROGRAMS
+        if in_server and not usage.prompt_tokens and not usage.completion_tokens:
+            return None
         return {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.reused},
+            **({} if in_server and not self.reused else {"prompt_tokens_details": {"cached_tokens": self.reused}}),
         }
 
     def metrics(self, finished: Finished) -> dict[str, Any]:
         """vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable, and notices."""
         stats, tokens = finished.stats, finished.usage.completion_tokens
+        in_server = stats.engine in PROGRAMS
         phases = {
             "draft_ms": 1000 * stats.draft_s,
             "verify_ms": 1000 * stats.verify_s,
@@ -50,20 +55,20 @@ class Tally:
             "time_to_first_token_ms": 1000 * stats.ttft_s,
             "generation_time_ms": 1000 * stats.decode_s,
             "mean_itl_ms": 1000 * stats.decode_s / (tokens - 1) if tokens > 1 else None,
-            "tokens_per_second": stats.tokens_per_s,
+            "tokens_per_second": (stats.tokens_per_s or None) if in_server else stats.tokens_per_s,
             "speculative_decoding": self._acceptance(stats),
             "dflash": {
                 "seed": stats.seed,
                 "mode": stats.mode,
                 "block_size": stats.block_size or None,
                 "engine": stats.engine,
-                **(phases if any(phases.values()) else {}),  # a server of another program reports none
+                **({} if in_server else phases),
                 "notices": self.notices,
             },
         }
 
     def _acceptance(self, stats: Stats) -> dict[str, Any] | None:
-        """None when nothing was drafted; what a server of another program does not report is left out."""
+        """None when nothing was drafted, or a server does not report it."""
         kept = [length - 1 for length in stats.acceptance_lengths]
         cycles, drafted, accepted = stats.draft_counts or (len(kept), self.drafted, sum(kept))
         if not cycles or not drafted:

@@ -79,8 +79,7 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
         return
     path = user.cache_dir / RECORD
     other = running_server(user)
-    kept = other is not None and (other.get("model") == model or more.get("replies_from"))
-    if other is not None and kept and other["url"] != url and is_listening(other["url"]):
+    if other is not None and other["url"] != url and _stays(other, model, more) and is_listening(other["url"]):
         yield  # who wants this model, or one that is loaded here, finds it there
         return
     record = {"pid": os.getpid(), "url": url, "model": model, "started": time.time(), **more}
@@ -91,6 +90,13 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
         with suppress(OSError, ValueError):
             if json.loads(path.read_text(encoding="utf-8")).get("pid") == os.getpid():
                 path.unlink()
+
+
+def _stays(other: dict[str, Any], model: str, more: dict[str, Any]) -> bool:
+    """Whether another server's record is of more use: a pair that is loaded here can be attached to."""
+    if other.get("replies_from"):
+        return bool(more.get("replies_from")) and other.get("model") == model
+    return bool(more.get("replies_from")) or other.get("model") == model
 
 
 def _has(pair: Pair, status: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint
 from dflash_local.remote.server_checks import PROGRAMS, Program
-from dflash_local.remote.server_log import reason
+from dflash_local.remote.server_log import last_line
 from dflash_local.service.service import Service, Session
 from dflash_local.service.wrapped import WrappedSession
 from dflash_local.settings import Settings
@@ -77,11 +77,12 @@ class LaunchedServer:
 
     @property
     def end(self) -> ServerError | None:
-        """Why it has ended by itself; None while it runs."""
+        """How it has ended, by itself or by somebody; None while it runs."""
         if self.alive:
             return None
-        why = reason(self.log)
-        return ServerError(f"{PROGRAMS[self.program]} ended{f': {why}' if why else ''}", f"its log: {self.log}")
+        line = last_line(self.log)
+        last = f"; its last line: {line}" if line else ""
+        return ServerError(f"{PROGRAMS[self.program]} ended ({self._process.outcome}){last}", f"its log: {self.log}")
 
     @property
     def server(self) -> EngineServer:

@@ -59,6 +59,8 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
         raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")
     if request.logprobs is not None and (facts.program != "vllm" or facts.drafts is not False):
         raise UsageError("log-probabilities come through a vLLM server without drafts only")
+    if request.return_token_ids and facts.program != "vllm":
+        raise UsageError(f"{facts.title} names no tokens: return_token_ids cannot be had")
     if seed > MAX_SEED:
         raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
 

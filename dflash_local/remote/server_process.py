@@ -98,6 +98,12 @@ class ServerProcess:
         """Whether it runs."""
         return self._process.poll() is None
 
+    @property
+    def outcome(self) -> str:
+        """``exit code 1`` or ``signal 9``; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
     def wait(
         self,
         progress: Progress,
@@ -167,10 +173,10 @@ class ServerProcess:
         return found and self.alive  # and not another program at a port that it could not have
 
     def _ended(self) -> ServerError:
-        code = self._process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = server_log.reason(self.log)
-        return ServerError(f"{self._title} ended while it started ({how}){f': {why}' if why else ''}", self._hint)
+        return ServerError(
+            f"{self._title} ended while it started ({self.outcome}){f': {why}' if why else ''}", self._hint
+        )
 
     def _too_late(self, seconds: float, silent: bool) -> ServerError:
         what = "has written nothing for too long" if silent else "takes too long to start"

@@ -24,15 +24,19 @@ class Client:
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
 
-    def call(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        status, raw = self._answer(path, body, headers)
+    def call(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
+    ) -> tuple[int, Any]:
+        status, raw = self._answer(path, body, headers, timeout)
         return status, json.loads(raw)
 
-    def text(self, path: str) -> str:
-        return self._answer(path)[1].decode()
+    def text(self, path: str, body: Any = None) -> str:
+        return self._answer(path, body)[1].decode()
 
-    def _answer(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=60)
+    def _answer(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=timeout)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
         connection.request("POST" if body is not None else "GET", path, data, {**kind, **(headers or {})})

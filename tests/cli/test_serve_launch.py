@@ -77,7 +77,7 @@ def test_one_that_died_is_launched_again_by_the_next_request(serving: Serving, o
     result = serving(visit, "demo", "--engine", "vllm")
     assert result.code == 0 and seen["again"][0] == 200 and seen["fresh"] and seen["state"] == "ready"
     error = seen["status"]["error"]
-    assert seen["status"]["state"] == "broken" and error["message"].startswith("vLLM ended: Starting to load model")
+    assert seen["status"]["state"] == "broken" and error["message"].startswith("vLLM ended (signal 9); its last line: ")
     assert error["hint"].startswith("its log: ") and not is_alive(started(record)["pid"])
 
 

@@ -147,14 +147,72 @@ def test_a_record_of_a_pair_that_is_loaded_here_stays(
 ) -> None:
     from dflash_local.app.attaching import recorded, running_server
 
-    user, seen = load_settings(), []
+    user, seen = load_settings(), list[Any]()
 
     def visit(client: Client) -> None:
-        with recorded(user, "http://127.0.0.1:1", "other", replies_from=fake.url):
+        with recorded(user, "http://127.0.0.1:1", "demo", replies_from=fake.url):
+            seen.append(running_server(user))
+        with recorded(user, "http://127.0.0.1:1", "other"):
             seen.append(running_server(user))
 
     serving(visit, "demo")
-    assert seen[0] is not None and seen[0]["model"] == "demo"
+    assert seen[0] is not None and seen[0]["url"] != "http://127.0.0.1:1" and seen[1]["model"] == "other"
+
+
+def test_its_own_record_gives_way_to_a_pair_that_is_loaded_here(serving: Serving, opened: Opened, fake: Fake) -> None:
+    from dflash_local.app.attaching import recorded, running_server
+
+    user, seen = load_settings(), list[Any]()
+
+    def visit(client: Client) -> None:
+        with recorded(user, "http://127.0.0.1:1", "demo", replies_from=fake.url):
+            seen.append(running_server(user))
+        with recorded(user, "http://127.0.0.1:1", "demo"):
+            seen.append(running_server(user))
+
+    serving(visit, "demo", "--url", fake.url)
+    assert seen[0] is not None and seen[0]["url"] != "http://127.0.0.1:1" and seen[1]["url"] == "http://127.0.0.1:1"
+
+
+def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opened) -> None:
+    seen: list[Any] = []
+
+    def visit(client: Client) -> None:
+        seen.append(client.call(CHAT, {**ASKED, "return_token_ids": True}))
+        seen.append(client.call(CHAT, ASKED))
+        silent.usage = False
+        seen.append(client.call(CHAT, ASKED))
+        seen.append(client.call("/v1/models")[1]["data"][0]["max_model_len"])
+        seen.append(client.text("/metrics"))
+
+    with running(Fake("sglang", "0.5.23", context=None)) as silent:
+        assert serving(visit, "demo", "--url", silent.url).code == 0
+    refused, told, untold = (answer for _, answer in seen[:3])
+    assert seen[0][0] == 400 and "names no tokens" in refused["error"]["message"]
+    assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert told["metrics"]["speculative_decoding"] is None, "its gauge is of no single request"
+    assert "of the server, its /metrics count no drafts of single requests" in told["metrics"]["dflash"]["notices"][0]
+    assert untold["usage"] is None and untold["metrics"]["tokens_per_second"] is None and seen[3] is None
+    assert "spec_decode" not in seen[4] and 'generation_tokens_total{model_name="demo",engine="0"} 8\n' in seen[4]
+
+
+def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opened, fake: Fake) -> None:
+    fake.thinking = "first a word"
+    seen: list[Any] = []
+
+    def visit(client: Client) -> None:
+        asked = {**ASKED, "chat_template_kwargs": {"enable_thinking": True}}
+        seen.append(client.call(CHAT, asked)[1]["choices"][0]["message"])
+        seen.append(client.text(CHAT, {**asked, "stream": True}))
+
+    assert serving(visit, "demo", "--url", fake.url).code == 0
+    assert (seen[0]["reasoning_content"], seen[0]["content"]) == ("first a word", "Hello, world!\n")
+    assert fake.bodies[0][1]["chat_template_kwargs"] == {"enable_thinking": True}
+    chunks = [json.loads(line[6:]) for line in seen[1].splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello, world!\n" and len(deltas) > 4
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "first a word"
+    assert seen[1].rstrip().endswith("data: [DONE]")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def agree(reply: Reply) -> tuple[int, ...]:
         assert readings.acceptance_mean == mean and readings.cycles == len(lengths), "before the end is known"
 
     assert len(reply.ids) == usage.completion_tokens == found["generation_tokens"]
-    assert tally.usage(reply.finished)["completion_tokens"] == usage.completion_tokens
+    told = tally.usage(reply.finished)
+    assert told is not None and told["completion_tokens"] == usage.completion_tokens
     if stats.decode_s and usage.completion_tokens > 1:
         assert stats.tokens_per_s == pytest.approx((usage.completion_tokens - 1) / stats.decode_s)
     if lengths:
