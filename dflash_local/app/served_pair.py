@@ -146,9 +146,9 @@ class ServedPair:
         self.resident.switch(choice.model, choice.config)
 
     @property
-    def in_server(self) -> bool:
-        """True where a server of another program is served: nothing is loaded in its place."""
-        return self._server is not None
+    def decided(self) -> str:
+        """That a server of another program decides what is loaded; empty where pairs are loaded here."""
+        return self._server.decides if self._server is not None else ""
 
     def is_loaded(self, choice: LoadChoice) -> bool:
         """True when this is how the served pair is in memory."""
@@ -220,7 +220,9 @@ class ServedPair:
             "python": platform.python_version(),
             **{name: version for name, version in versions.items() if version is not None},
             "system": f"{platform.platform()}, {os.cpu_count()} cores, {provenance.processor()}",
-            "runs on": f"{gpu}: {amount(where.free)} free of {amount(where.memory)} ({where.why})",
+            "this machine"
+            if self._server is not None
+            else "runs on": f"{gpu}: {amount(where.free)} free of {amount(where.memory)} ({where.why})",
             **self._pair_facts(),
             "endpoint": f"{self._url}/v1",
             **{label: str(folder) for label, folder in folders.items() if folder is not None},

@@ -68,6 +68,9 @@ def _model(metavar: str, help: str) -> Any:
 
 Model = Annotated[str, _model("MODEL", "A name that dflash models lists, or a local folder.")]
 ModelOrDemo = Annotated[str | None, _model("[MODEL]", "A name that dflash models lists, or a folder; demo.")]
+ModelOrServed = Annotated[
+    str | None, _model("[MODEL]", "A name that dflash models lists, or a folder; with --url the server's only one.")
+]
 Models = Annotated[list[str], _model("MODEL", "Names that dflash models lists.")]
 Drafter = Annotated[str | None, named("--drafter", "FOLDER|REPO", "The drafter's folder or repository, owner/name.")]
 Prefer = Annotated[

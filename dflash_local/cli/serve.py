@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: opt.Model,
+    model: opt.ModelOrServed = None,
     host: at.Host = at.HOST,
     port: at.Port = 8000,
     token: at.Token = None,
@@ -48,6 +48,8 @@ def serve(
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     address = at.address_of(host, port, token, token_file, allow_host, call.user)
+    if model is None and url is None:
+        raise UsageError("no MODEL was given", "dflash models lists all; with --url it may be left out")
     source = origin(call, model, drafter, load, engine, url, engine_args=engine_args)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {url}" if url is not None else "")
     pair = source.pair

@@ -53,7 +53,7 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
     if request.mode == "ar" and facts.drafts is not False:
         raise UsageError(
             f"{facts.title} drafts for every request, as it was started: no request can switch that off",
-            "start a second server without --speculative-config for plain replies",
+            "a second server without --speculative-config writes plain ones: --plain-url of race, certify and web",
         )
     if request.block_size is not None and request.block_size != facts.block_size:
         raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")

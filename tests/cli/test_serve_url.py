@@ -119,13 +119,13 @@ def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: O
     fake.model = "house-model"
     seen: list[Any] = []
 
-    def visit(client: Client) -> None:
+    def visit(client: Client) -> None:  # no MODEL was given: the server's only one
         seen.append(client.call(CHAT, {**ASKED, "model": "house-model"}))
         fake.model = "next-model"
         seen.append(client.call("/dflash/v1/load", {"model": "next-model"}))
         seen.append(client.call(CHAT, {**ASKED, "model": "next-model"}))
 
-    assert serving(visit, "house-model", "--url", fake.url).code == 0
+    assert serving(visit, "--url", fake.url).code == 0
     assert [status for status, _ in seen] == [200, 200, 200] and fake.bodies[-1][1]["model"] == "next-model"
 
 
@@ -218,6 +218,7 @@ def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opene
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
+        ((), 2, "no MODEL was given"),
         (("demo", "--url", "nowhere"), 2, "is not the address of a server"),
         (("demo", "--url", "URL", "--engine", "sglang"), 7, "not SGLang"),
         (("qwen3-8b", "--url", "URL"), 3, "serves demo, not Qwen/Qwen3-8B"),

@@ -163,8 +163,8 @@ class LoadDialog:
         if asked is None or (before is not None and before.asked.number == asked.number):
             yield gr.skip()  # a generator without a yield would empty the panel
             return
-        if not asked.name:
-            yield ""
+        if not asked.name or self._models.served.decided:
+            yield markup.paragraph(self._models.served.decided)
             return
         if before is None or before.asked.name != asked.name:
             yield markup.progress(f"Planning how to load {asked.name}", None)

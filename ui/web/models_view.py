@@ -135,7 +135,7 @@ class ModelsView:
             UsageError: it is not on this machine. DFlashError: it cannot be loaded.
         """
         resident = self.served.resident
-        if not self.served.in_server and not resident.model.answers_to(name):
+        if not self.served.decided and not resident.model.answers_to(name):
             entry = self.entry(name)
             if not entry.here:
                 raise UsageError(f"{entry.name} is not on this machine", "download it first")

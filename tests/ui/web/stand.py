@@ -45,7 +45,7 @@ class FakeServedPair(ServedPair):
     report: Mapping[str, Any] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     planning: Callable[..., LoadChoices | None] = lambda _name, _context, _draft: None
-    in_server: bool = False
+    decided: str = ""
 
     def listed_name(self, name: str) -> str:
         return name
