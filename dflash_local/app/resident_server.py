@@ -23,6 +23,8 @@ from dflash_local.service.resident import Model
 from dflash_local.service.service import Session
 from dflash_local.settings import Settings
 
+NAMES_S = 2.0  # a status waits for them, and those that ask for it wait 5 s (``remote.attached``)
+
 
 class ResidentServer(ABC):
     """A server in place of pairs that are loaded here; see ``resident_server``.
@@ -131,7 +133,7 @@ class RunningServer(ResidentServer):
     def names(self) -> tuple[str, ...]:
         """The models that it serves now; none while it does not answer."""
         with suppress(DFlashError):
-            return tuple(model.id for model in served_models(self._server.endpoint(self._user)))
+            return tuple(model.id for model in served_models(self._server.endpoint(self._user), NAMES_S))
         return ()
 
     def _session(self, pair: Pair, notify: Notify) -> Session:

@@ -64,14 +64,17 @@ class Endpoint:
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         return connection.getresponse()
 
-    def get(self, path: str) -> tuple[int, bytes]:
+    def get(self, path: str, answer_s: float = ANSWER_S) -> tuple[int, bytes]:
         """Status and body of a short answer.
+
+        Args:
+            answer_s: how long it may be silent.
 
         Raises:
             ServerError: nobody answers, or too late, or without an end.
         """
         try:
-            with closing(self.connection(ANSWER_S)) as connection:
+            with closing(self.connection(answer_s)) as connection:
                 response = self.send(connection, "GET", path)
                 body = response.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -80,13 +83,13 @@ class Endpoint:
             raise ServerError(f"the server at {self.url} sends more than {MAX_ANSWER >> 20} MiB for {path}")
         return response.status, body
 
-    def get_object(self, path: str) -> dict[str, Any] | None:
-        """The JSON object at a path; None where the server has none there.
+    def get_object(self, path: str, answer_s: float = ANSWER_S) -> dict[str, Any] | None:
+        """The JSON object at a path, see ``get``; None where the server has none there.
 
         Raises:
             ServerError: nobody answers, or with an error, or the token is refused. BusyError: it is still loading.
         """
-        status, body = self.get(path)
+        status, body = self.get(path, answer_s)
         if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN) or status >= http.client.INTERNAL_SERVER_ERROR:
             raise self.refusal(status, body)
         try:

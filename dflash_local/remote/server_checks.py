@@ -17,7 +17,7 @@ from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.remote import server_metrics
 from dflash_local.remote.attached import AttachedFacts
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.endpoint import ANSWER_S, Endpoint
 
 Program = Literal["vllm", "sglang"]
 PROGRAMS: Mapping[Program, str] = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -202,13 +202,16 @@ def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
         return None
 
 
-def served_models(endpoint: Endpoint) -> tuple[ServedModel, ...]:
+def served_models(endpoint: Endpoint, answer_s: float = ANSWER_S) -> tuple[ServedModel, ...]:
     """The models of a server, adapters left out.
+
+    Args:
+        answer_s: how long it may be silent.
 
     Raises:
         ServerError: nobody answers, the token is refused, or it is no server of this kind.
     """
-    content = endpoint.get_object("/v1/models")
+    content = endpoint.get_object("/v1/models", answer_s)
     entries = content.get("data") if content is not None else None
     if not isinstance(entries, list):
         raise ServerError(f"what answers at {endpoint.url} is neither vLLM nor SGLang", "correct --url")

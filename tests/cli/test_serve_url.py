@@ -196,6 +196,23 @@ def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opene
     assert "spec_decode" not in seen[4] and 'generation_tokens_total{model_name="demo",engine="0"} 8\n' in seen[4]
 
 
+def test_a_server_that_hangs_holds_up_no_status(
+    serving: Serving, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_local.app.resident_server.NAMES_S", 0.2)
+    seen: list[Any] = []
+
+    def visit(client: Client) -> None:
+        client.call(CHAT, ASKED)
+        fake.fault = "mute"
+        seen.append(served(load_settings()))
+        seen.append(client.call("/dflash/v1/status")[1]["models"])
+        fake.fault = ""
+
+    assert serving(visit, "demo", "--url", fake.url).code == 0
+    assert seen[0] is not None and seen[0]["state"] == "ready" and seen[1] == []
+
+
 def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opened, fake: Fake) -> None:
     fake.thinking = "first a word"
     seen: list[Any] = []

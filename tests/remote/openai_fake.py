@@ -35,7 +35,7 @@ class Fake:
 
     Attributes:
         fault: of the next replies: ``dies``, ``hangs``, ``500``, ``garbage``, ``error``, ``silent``, ``404``,
-            ``400``; ``loading``: it is not ready.
+            ``400``; ``loading``: it is not ready; ``mute``: it answers nothing at all.
         others: requests of other clients that end during each reply. metrics: instead of the page it would have.
         fault_of: the fault of a request by its body, instead of ``fault``. pause_s: between two events of a reply.
         lives: so many replies are answered before it is gone: nobody answers any more.
@@ -248,6 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(200, fake.page().encode(), "text/plain; version=0.0.4")
         if self.path.startswith("/v1/") and not self._allowed():
             return None
+        if fake.fault == "mute":
+            fake.released.wait(10)
         if fake.fault == "loading":
             return self._answer(503, b"")
         if self.path not in routes:

@@ -129,7 +129,7 @@ def test_several_models_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         models = [{"id": "one"}, {"id": "two"}, {"id": "adapter", "parent": "one"}, {"id": 3}, None]
         content = {"data": models}
         monkeypatch.setattr(
-            Endpoint, "get_object", lambda _self, path: content if path == "/v1/models" else {"version": "1"}
+            Endpoint, "get_object", lambda _self, path, *_: content if path == "/v1/models" else {"version": "1"}
         )
         with pytest.raises(UnknownModelError, match="serves one, two"):
             probe(endpoint(fake.url), WantedModel())
