@@ -145,7 +145,7 @@ class _Routes:
         endpoint, model = self._endpoint, self._endpoint.resident.model
         known = (model.name, *model.aliases, *await endpoint.in_thread(endpoint.models))
         if name.casefold() not in {one.casefold() for one in known}:  # never a path, never a download
-            raise UnknownModelError(f"unknown model {name[:80]!r}", f"on this machine: {', '.join(known)}")
+            raise UnknownModelError(f"unknown model {name[:80]!r}", f"known here: {', '.join(known)}")
         if endpoint.draining:
             raise stopping()
         LOGGER.info("load %s", name)

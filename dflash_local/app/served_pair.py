@@ -337,7 +337,7 @@ class ServedPair:
         listed, status, model = row.bundled or row.name, self.resident.status, self.resident.model
         served = self.name == row.name or any(map(model.answers_to, (row.name, listed)))
         if status.state in ("ready", "loading") and served:
-            raise BusyError(f"{name} is loaded", "unload it first")
+            raise BusyError(f"{name} is loaded", f"end {model.kept_by} first" if model.kept_by else "unload it first")
         here = ModelStore.of(self._user).cache.repos()
         plan = plan_removal([listed, *(each.repo for each in row.variants if each.repo in here)], self._user)
         refuse_in_use(plan)

@@ -118,6 +118,7 @@ def test_programs_are_told_the_same(fake: Fake) -> None:
         "/load": {"name": "demo", "context": 512},
         "/unload": {},
         "/certify": {},
+        "/remove": {"name": "demo"},
     }
     with page_over(fake) as here:
         client = program(here)
@@ -133,4 +134,5 @@ def test_programs_are_told_the_same(fake: Fake) -> None:
     assert "no request can switch that off" in told["/race"] and told["/load"].startswith(label)
     assert told["/unload"].startswith(f"{label} keeps demo loaded")
     assert told["/certify"].startswith(f"{label} proves nothing of its text by itself")
+    assert told["/remove"] == f"demo is loaded (end {label} first)"
     assert about["drafter"] == "not reported" and about["replies come from"].startswith("vLLM 0.32.0 at")
