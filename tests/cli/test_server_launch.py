@@ -58,7 +58,7 @@ def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Pat
     (log,) = logs(own_home)
     assert len(key) > 20 and key not in " ".join(argv) + result.err and stat.S_IMODE(log.stat().st_mode) == 0o600
     assert str(log) in result.err and "Starting to load model" in log.read_text(encoding="utf-8")
-    assert not is_alive(found["pid"]) and not is_alive(found["child"])
+    assert not is_alive(found["pid"]) and wait_until_gone(found["child"])
 
 
 def test_sglang_gets_its_own_command(cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_one_that_hangs_is_ended(record: Path, toys: Path, monkeypatch: pytest.M
     user = load_settings()
     with pytest.raises(ServerError, match="takes too long to start.*its last line: Starting to load model"):
         launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(2.0, 60.0))
-    assert not is_alive(started(record)["pid"]) and not is_alive(started(record)["child"])
+    assert not is_alive(started(record)["pid"]) and wait_until_gone(started(record)["child"])
     with pytest.raises(ServerError, match="has written nothing for too long"):
         launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(60.0, 2.0))
     with pytest.raises(Interrupted, match="the start of vLLM was broken off"):
@@ -183,8 +183,7 @@ def test_a_race_launches_both_one_after_the_other(cli: Cli, opened: Opened, reco
     assert found.code == 0 and not opened.sessions, found.err
     assert found.out.index("(dflash):") < found.out.index("(ar):") and "identical: yes\n" in found.out
     assert "acceptance length              -        2.33" in found.out
-    first, second = logs(own_home)
-    assert first.stat().st_mtime <= second.stat().st_mtime, "neither was launched twice"
+    assert len(logs(own_home)) == 2, "neither was launched twice"
     plain = started(record)
     assert plain["argv"][:2] == ["serve", str(bundled.find("demo").target)] and "--enforce-eager" in plain["argv"]
     assert not [word for word in plain["argv"] if "speculative" in word]
