@@ -17,7 +17,7 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.random_bench import RandomOptions, random_bench
 from dflash_local.cli.server_bench import Concurrency, ServerBench, server_bench
-from dflash_local.cli.server_options import Engine, PlainUrl, Url
+from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
 from dflash_local.cli.task_bench import TaskBench, check_limit, task_bench
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
@@ -122,6 +122,7 @@ def bench(
     url: Url = None,
     plain_url: PlainUrl = None,
     engine: Engine = None,
+    engine_args: EngineArgs = None,
     concurrency: Concurrency = None,
     report: Report = None,
     as_json: opt.Json = False,
@@ -132,11 +133,13 @@ def bench(
     """Measure speed and acceptance with and without drafting. Writes what --report, --tasks and --url keep."""
     call = Invocation.begin()
     stored, blocks = _stored_format(weights), tuple(dict.fromkeys(block_size or ()))
-    served = ServerBench(url, plain_url, engine, concurrency)
+    served = ServerBench(url, plain_url, engine, engine_args, concurrency)
     load = served.checked(load)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
         _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks, url=url)
+        if served.program is not None:
+            raise UsageError(f"--engine {served.program} does not go with --weights random", "leave one out")
         _refuse_load_options(load, call.user.load_config)
         contexts = tuple(context or ())
         if len(blocks) > 1:
@@ -152,14 +155,14 @@ def bench(
     if original is not None and not fidelity:
         raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
     asked = TaskBench(tasks, limit, max_new_tokens, blocks, run_code, resume, accept_new_data, out)
-    asked.check(fidelity, prompts, url is not None)
+    asked.check(fidelity, prompts, served.used)
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")
     load = replace(load, context=context[0]) if context else load
     length = TOKENS if max_new_tokens is None else max_new_tokens
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     check_report_path(report)
-    if url is not None:
+    if served.used:
         found, lines = server_bench(call, served, (model, drafter), load, asked, think, partial(_chosen, name=prompts))
         return conclude(call.console, found, lines, as_json, report)
     pair = call.pair(model, drafter, replace(load, draft=not fidelity))

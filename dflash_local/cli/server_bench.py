@@ -1,12 +1,13 @@
-"""``dflash bench --url``: tasks or prompts on a running vLLM or SGLang server, so many requests at a time."""
+"""``dflash bench`` over a vLLM or SGLang server that runs or is launched: tasks or prompts, so many at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import EXAMPLE, EngineChoice, origin
+from dflash_local.cli.server_options import EngineChoice, Origin, origin
 from dflash_local.cli.task_bench import (
     TOKENS,
     TaskBench,
@@ -41,8 +42,9 @@ MOST = 32  # requests at a time
 PROMPT_TOKENS = 256  # of a reply to a prompt that is of no task, as without a server
 Concurrency = Annotated[
     str | None,
-    typer.Option("--concurrency", metavar="1,4,16", help=f"With --url: requests at a time, each 1 to {MOST}; 1."),
+    typer.Option("--concurrency", metavar="1,4,16", help=f"Over a server: requests at a time, each 1 to {MOST}; 1."),
 ]
+Opened = Callable[[], "AbstractContextManager[ServerSession]"]
 ChosenPrompts = Callable[[Pair], "tuple[str, tuple[Prompt, ...]]"]
 
 
@@ -53,7 +55,13 @@ class ServerBench:
     url: str | None
     plain_url: str | None
     engine: EngineChoice | None
+    engine_args: str | None
     concurrency: str | None
+
+    @property
+    def used(self) -> bool:
+        """Whether replies come from a server."""
+        return self.url is not None or self.program is not None
 
     @property
     def program(self) -> Program | None:
@@ -67,14 +75,14 @@ class ServerBench:
             UsageError: options that do not go together, or no number of requests.
         """
         self.levels()
-        if self.url is not None:
+        if self.plain_url is not None and self.url is None:
+            raise UsageError("--plain-url is for --url", "give the server that drafts with --url")
+        if self.used:
             return load
         if self.concurrency is not None:
-            raise UsageError("--concurrency is for --url", "our own engine answers one request at a time")
-        if self.plain_url is not None:
-            raise UsageError("--plain-url is for --url", "give the server that drafts with --url")
-        if self.program is not None:
-            raise UsageError(f"--engine {self.program} measures a server that runs", f"name it: --url {EXAMPLE}")
+            raise UsageError("--concurrency is for a server", "our own engine answers one request at a time")
+        if self.engine_args is not None:
+            raise UsageError("--engine-args is for a server that is launched", "give --engine vllm or sglang")
         return load if self.engine is None else replace(load, engine=self.engine.value)
 
     def levels(self) -> tuple[int, ...]:
@@ -150,10 +158,11 @@ def server_bench(
         named: model and drafter. chosen: the prompts of a pair, and their name, where no tasks are asked for.
     """
     model, drafter = named
-    pair = origin(call, model, drafter, load, served.engine, served.url).pair
+    source = origin(call, model, drafter, load, served.engine, served.url, engine_args=served.engine_args)
+    pair = source.pair
     thinking = call.thinks(pair, think)
     folder, subjects = results_folder(call, asked), _subjects(call, asked, pair, chosen)
-    drafted, plain = _sessions(call, served, pair, drafter)
+    servers = _servers(call, served, source, drafter)
     run_program, isolation = code_runner(asked, [subject.scoring for subject in subjects])
     from dflash_local.bench.tasks import card_table, server_report
     from dflash_local.bench.tasks.server_results import LoopFile
@@ -162,24 +171,57 @@ def server_bench(
     usual = TOKENS if asked.tasks is not None else PROMPT_TOKENS
     length = usual if asked.max_new_tokens is None else asked.max_new_tokens
     settings = server_report.Settings(length, thinking, isolation)
-    published, blocks = _published(call, model, drafter), (drafted.facts.block_size,)
+    published = _published(call, model, drafter)
 
     def held(name: str, identity: dict[str, Any]) -> AbstractContextManager[LoopFile]:
         return LoopFile.held(folder, name, identity, fresh=asked.resume is False)
 
-    measured = []
+    cases = [(subject, level) for subject in subjects for level in served.levels()]
+    sides: list[list[Side]] = [[] for _ in cases]
+    facts: list[ServerFacts] = []
     with ExitStack() as files, call.console.progress() as line:
-        for subject in subjects:
-            for level in served.levels():
-                options = LoopOptions(level, length, thinking, run_program, line)
-                run = Run(call, pair, drafter, options, held)
-                sides = [run.side(files, one, subject) for one in (drafted, plain) if one is not None]
-                cells = card_table.cells(published, subject.name, blocks, level)
-                other = sides[1] if plain is not None else None
-                measured.append(server_report.Measured(subject, level, sides[0], other, cells))
-    facts, plain_facts = drafted.facts, None if plain is None else plain.facts
-    report = server_report.server_report(pair, facts, plain_facts, measured, settings)
-    return report, server_report.server_lines(pair, facts, plain_facts, measured, settings)
+        for opened in servers:
+            with opened() as session:
+                facts.append(session.facts)
+                for (subject, level), found in zip(cases, sides):
+                    options = LoopOptions(level, length, thinking, run_program, line)
+                    found.append(Run(call, pair, drafter, options, held).side(files, session, subject))
+    measured = [
+        server_report.Measured(
+            subject,
+            level,
+            found[0],
+            found[1] if len(found) > 1 else None,
+            card_table.cells(published, subject.name, (facts[0].block_size,), level),
+        )
+        for (subject, level), found in zip(cases, sides)
+    ]
+    plain_facts = facts[1] if len(facts) > 1 else None
+    report = server_report.server_report(pair, facts[0], plain_facts, measured, settings)
+    return report, server_report.server_lines(pair, facts[0], plain_facts, measured, settings)
+
+
+def _servers(call: Invocation, served: ServerBench, source: Origin, drafter: str | None) -> list[Opened]:
+    """The server that drafts and then the plain one, where there is one; launched ones are launched when opened.
+
+    Raises:
+        UsageError: one of them is what the other should be. DFlashError: one that runs does not answer.
+    """
+    pair, user, notify = source.pair, call.user, call.console.notify
+    if served.url is None:
+        from dflash_local.app.engine_launch import LaunchingEngine
+        from dflash_local.app.two_servers import ServersInTurn
+
+        launching = source.server
+        assert isinstance(launching, LaunchingEngine)
+        both = ServersInTurn(launching.program, launching.extra, drafter)
+        return [partial(both.launched, pair, user, notify, drafts) for drafts in (True, False)]
+    drafted, plain = _sessions(call, served, pair, drafter)
+    return [partial(_running, session) for session in (drafted, plain) if session is not None]
+
+
+def _running(session: ServerSession) -> AbstractContextManager[ServerSession]:
+    return nullcontext(session)
 
 
 def _sessions(

@@ -52,9 +52,9 @@ class TaskBench:
     def check(self, fidelity: bool, prompts: str | None, server: bool = False) -> None:
         """Raises UsageError for options that do not go together; ``server``: prompts are measured on one."""
         if server and fidelity:
-            raise UsageError("--fidelity compares weights that are loaded here", "leave --url out")
+            raise UsageError("--fidelity compares weights that are loaded here", "leave the server out")
         if server and self.block_sizes:
-            raise UsageError("--block-size: the server at --url decides that when it is started", "leave it out")
+            raise UsageError("--block-size: a server decides that when it is started", "leave it out")
         own = {
             "--run-code": self.run_code,
             "--resume" if self.resume else "--no-resume": self.resume is not None,

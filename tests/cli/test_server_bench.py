@@ -18,6 +18,7 @@ from dflash_local.bench.tasks.server_run import WARM_UP_TOKENS  # noqa: E402
 from tests.bench.tasks.data_files import add_task  # noqa: E402
 from tests.cli.conftest import Cli, Opened  # noqa: E402
 from tests.fake_hub import FakeHub, online  # noqa: E402
+from tests.remote.launched_fake import fake_program  # noqa: E402
 from tests.remote.openai_fake import Fake, running  # noqa: E402
 from tests.remote.test_openai_server import SUMMARY  # noqa: E402
 
@@ -281,7 +282,7 @@ def test_the_published_row_is_that_of_as_many_requests(
         (("--concurrency", "1,33"), "'33' is not 1 to 32"),
         (("--concurrency", "1,,2"), "'' is not 1 to 32"),
         (("--concurrency", "²"), "is not 1 to 32"),
-        (("--block-size", "8"), "--block-size: the server at --url decides"),
+        (("--block-size", "8"), "--block-size: a server decides that"),
         (("--context", "512"), "--context 512: the server at --url decides"),
         (("--quantize", "int8"), "--quantize int8: the server at --url decides"),
         (("--fidelity",), "--fidelity"),
@@ -296,12 +297,30 @@ def test_wrong_options_are_one_line(cli: Cli, opened: Opened, extra: tuple[str, 
     assert done.code == 2 and word in done.err and done.out == ""
 
 
+def test_launched_servers_are_measured_one_after_the_other(
+    cli: Cli, opened: Opened, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = fake_program(tmp_path / "bin", monkeypatch)
+    argv = ("bench", "demo", "--engine", "vllm", "--prompts", prompts, "--concurrency", "1,4", "--json")
+    done = cli(*argv, "--engine-args", "--enforce-eager")
+    assert done.code == 0 and not opened.sessions, done.err
+    assert [task["concurrency"] for task in done.json["tasks"]] == [1, 4]
+    for task in done.json["tasks"]:
+        assert task["equal"] == {"prompts": 12, "of": 12} and task["speedup"] > 0
+        assert task["dflash"]["accepted"]["mean"] == pytest.approx(7 / 3) and task["plain"]["accepted"]["mean"] is None
+    assert (done.json["server"]["drafts"], done.json["plain_server"]["drafts"]) == (True, False)
+    launched = json.loads(record.read_text(encoding="utf-8"))
+    assert len(launched["pids"]) == 2 and launched["alive_before"] == [] and "--enforce-eager" in launched["argv"]
+
+
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
         (("--concurrency", "4"), "our own engine answers one request at a time"),
         (("--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
-        (("--engine", "vllm"), "--engine vllm measures a server that runs"),
+        (("--engine-args", "--enforce-eager"), "--engine-args is for a server that is launched"),
+        (("--engine", "vllm", "--weights", "random"), "--engine vllm does not go with --weights random"),
+        (("--engine", "vllm", "--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
         (("--block-size", "4", "--block-size", "8"), "--block-size is given more than once"),
     ],
 )
