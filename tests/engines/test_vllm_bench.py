@@ -17,24 +17,22 @@ from tests.cli.conftest import Cli
 from tests.engines.environment import program_of
 from tests.engines.test_vllm import FOLDER, started
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
+    ),
+]
 PROMPTS, TOKENS, LEVELS = 32, 96, (1, 4, 16)
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
-    if not program_of(FOLDER, "vllm").is_file():
-        pytest.skip("vLLM is not installed: make test-engines installs it")
-    with started(tmp_path_factory.mktemp("vllm")) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOKEN_VARIABLE, server.token)
-        yield server
-
-
 def test_every_number_of_requests_has_its_figures(
-    vllm: LaunchedServer, cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cli: Cli, launching: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Launched with its drafter, then without."""
     report = tmp_path / "report.json"
-    argv = ("bench", "demo", "--url", vllm.url, "--limit", str(PROMPTS), "--max-new-tokens", str(TOKENS))
+    argv = ("bench", "demo", *launching, "--limit", str(PROMPTS), "--max-new-tokens", str(TOKENS))
     done = cli(*argv, "--concurrency", ",".join(map(str, LEVELS)), "--report", str(report))
     assert done.code == 0, done.err
     with capsys.disabled():
@@ -46,6 +44,14 @@ def test_every_number_of_requests_has_its_figures(
         assert (found["prompts"], found["failed"], found["throughput"]["prompts"]) == (PROMPTS, 0, PROMPTS)
         assert found["accepted"]["source"] == "the server's counters" and 1 < found["accepted"]["mean"] <= 8
         assert found["right"] > found["scored"] / 2 and found["ttft_s"]["p99"] >= found["ttft_s"]["p50"] > 0
+        assert task["plain"]["accepted"]["mean"] is None and task["equal"]["of"] == PROMPTS
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedServer]:
+    with started(tmp_path) as server:
+        monkeypatch.setenv(TOKEN_VARIABLE, server.token)
+        yield server
 
 
 def test_a_request_of_another_client_is_seen(vllm: LaunchedServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     if not program_of(FOLDER, "vllm").is_file():
         pytest.skip("vLLM is not installed: make test-engines installs it")
     home = tmp_path_factory.mktemp("vllm")
-    with (
-        started(home) as drafting,
-        started(home, drafts=False, token=drafting.token) as plain,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv(TOKEN_VARIABLE, plain.token)
+    with started(home) as drafting, started(home, drafts=False, token=drafting.token) as plain:
         yield drafting, plain
+
+
+@pytest.fixture(autouse=True)
+def token(servers: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, servers[0].token)
 
 
 def urls(servers: Both) -> tuple[str, ...]:
