@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 from dflash_local.app.engine_command import ServerCommand, server_command
 from dflash_local.app.engine_install import installed_program
 from dflash_local.app.engine_server import EngineServer, known_pair
-from dflash_local.app.loading import Start
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import MissingDependencyError, ServerError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
-from dflash_local.load_config import LoadConfig
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.remote.server_log import last_line
-from dflash_local.service.service import Service, Session
+from dflash_local.service.service import Session
 from dflash_local.service.wrapped import WrappedSession
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private, write_atomic
@@ -218,18 +216,6 @@ class LaunchingEngine:
         choose(model, drafter, user, draft=self.drafts)  # a name that only a running server knows is none here
         return known_pair(model, drafter, user)
 
-    def starter(self, drafter: str | None) -> Start:
-        """What takes the place of ``app.loading.start_service``.
-
-        Args:
-            drafter: that the server is to draft with, instead of the registry's.
-        """
-
-        def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            return Service(self.session(pair, drafter, user, notify))
-
-        return start
-
     def session(
         self,
         pair: Pair,
@@ -262,7 +248,7 @@ class LaunchingEngine:
         """A server of a pair, and its session, which does not end it.
 
         Args:
-            drafter: see ``starter``.
+            drafter: see ``engine_server.starter``.
 
         Raises:
             DFlashError: see ``launch`` and ``EngineServer.session``; the server is ended then.

@@ -20,7 +20,7 @@ from dflash_local.catalog.generation_config import FILE
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.service.service import Service
+from dflash_local.service.service import Service, Session
 from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,8 +35,21 @@ class ReplySource(Protocol):
     def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
         """The pair that a name means."""
 
-    def starter(self, drafter: str | None) -> Start:
-        """What takes the place of ``app.loading.start_service``."""
+    def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> Session:
+        """The session of it."""
+
+
+def starter(source: ReplySource, drafter: str | None) -> Start:
+    """What takes the place of ``app.loading.start_service``.
+
+    Args:
+        drafter: that the server is to draft with, instead of the registry's.
+    """
+
+    def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
+        return Service(source.session(pair, drafter, user, notify))
+
+    return start
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +78,6 @@ class EngineServer:
             facts = server_checks.probe(where, server_checks.WantedModel(), self.program)
             model = facts.served
         return known_pair(model, drafter, user)
-
-    def starter(self, drafter: str | None) -> Start:
-        """What takes the place of ``app.loading.start_service``.
-
-        Args:
-            drafter: that the server is to draft with, instead of the registry's.
-        """
-
-        def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-            return Service(self.session(pair, drafter, user, notify))
-
-        return start
 
     def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> ServerSession:
         """The session of the server.

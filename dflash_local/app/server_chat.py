@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.engine_server import ReplySource
+from dflash_local.app.engine_server import ReplySource, starter
 from dflash_local.catalog.bundled import Pair
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.chat_options import ChatOptions
@@ -28,7 +28,7 @@ class ServerChat(ChatSession):
         user: Settings,
         keep: bool = True,
     ) -> None:
-        super().__init__(pair, user.load_config, options, user, keep, server.starter(drafter))
+        super().__init__(pair, user.load_config, options, user, keep, starter(server, drafter))
         self._server = server
 
     def resolve(self, model: str, drafter: str | None, load: LoadConfig | None = None) -> Pair:

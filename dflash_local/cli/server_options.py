@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_local.app.engine_server import EngineServer
+from dflash_local.app.engine_server import EngineServer, starter
 from dflash_local.app.loading import Start, start_service
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.invocation import Invocation
@@ -134,9 +134,9 @@ def origin(
 
         assert program is not None
         source = LaunchingEngine(program, _words(engine_args), load.draft, keep)
-        return Origin(source.pair(model or default, drafter, call.user), load, source.starter(drafter), source)
+        return Origin(source.pair(model or default, drafter, call.user), load, starter(source, drafter), source)
     source = EngineServer(url, program)
-    return Origin(source.pair(model, drafter, call.user), load, source.starter(drafter), source)
+    return Origin(source.pair(model, drafter, call.user), load, starter(source, drafter), source)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

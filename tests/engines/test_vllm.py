@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local.app.engine_launch import LaunchedServer, launch
+from dflash_local.app.engine_server import starter
 from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.resolve import choose
 from dflash_local.bench.prompts import held_out
@@ -60,7 +61,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
 
 
 def service(vllm: LaunchedServer) -> Service:
-    begin = vllm.server.starter(None)
+    begin = starter(vllm.server, None)
     return begin(bundled.find("demo"), LoadConfig(), load_settings(), lambda _event: None)
 
 
