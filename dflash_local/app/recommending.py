@@ -41,11 +41,13 @@ def recommended(
     preference: Preference = "balanced",
     user: Settings | None = None,
     store: ModelStore | None = None,
+    drafter_row: Row | None = None,
 ) -> Recommendation:
     """Every way to have a pair's weights on a machine, the best first.
 
     Args:
-        known: shapes of the row's own target and of the drafter. config: what is asked for.
+        row: whose pre-quantised targets count, too; None for none. known: shapes of the row's own target and of the
+            drafter. config: what is asked for. drafter_row: whose acceptance is published, where that is not ``row``.
         user: whose records of this card's times and of replies correct the predictions.
     """
     from dflash_local.planner.acceptance_record import AcceptanceRecord
@@ -55,7 +57,8 @@ def recommended(
 
     folder = None if user is None else speeds_folder(user)
     measured, accepted = SpeedRecord(folder, where.name).read(), AcceptanceRecord(folder).read()
-    published = () if row is None else row.published
+    drafter_row = drafter_row or row
+    published = () if drafter_row is None else drafter_row.published
     drafter = known.drafter if config is None or config.draft else None
     return recommend(weights_of(row, known, store), drafter, where, config, preference, published, measured, accepted)
 

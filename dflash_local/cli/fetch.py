@@ -99,7 +99,9 @@ def _before_download(choice: Choice, user: Settings, width: int) -> list[str]:
     if before.disk:
         lines += field("disk", before.disk, width)
     known = shapes(choice, ModelStore.of(user))
-    best = None if known is None else recommended(None, known, machine(user), user=user).best
+    if known is None:
+        return lines
+    best = recommended(None, known, machine(user), user=user, drafter_row=choice.drafter_row).best
     if best is None:
         return lines
     lines += field("here", f"{plan_text.machine_line(best.plan.machine)}: {best.plan.reason}", width)

@@ -11,8 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 from dflash_local.app import download, recommending  # noqa: E402
-from dflash_local.catalog import shapes  # noqa: E402
+from dflash_local.app.resolve import choose  # noqa: E402
+from dflash_local.catalog import registry, shapes  # noqa: E402
+from dflash_local.cli import fetch  # noqa: E402
 from dflash_local.planner.machine import named  # noqa: E402
+from dflash_local.planner.speed import acceptance  # noqa: E402
+from dflash_local.settings import load as load_settings  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 from tests.fake_hub import FakeHub  # noqa: E402
 from tests.toy_variant import CARD_GIB, STANDS_FOR, TARGET, VARIANT, publish_variant  # noqa: E402
@@ -55,3 +59,13 @@ def test_pull_fetches_the_variant_that_fits_and_its_last_line_chats(cli: Cli, va
 def test_pull_takes_the_own_weights_by_force(cli: Cli, variant: None) -> None:
     pulled = cli("pull", "toy-9b", "--yes", "--force", "--dry-run")
     assert pulled.code == 0 and TARGET in pulled.out and VARIANT not in pulled.out
+
+
+def test_before_a_download_stand_the_card_s_acceptance_lengths(monkeypatch: pytest.MonkeyPatch, toys: Path) -> None:
+    user = load_settings()
+    monkeypatch.setattr(fetch, "machine", lambda _user: named("NVIDIA H200", 140))
+    shown = " ".join(" ".join(fetch._before_download(choose("qwen3.5-9b", None, user), user, 100)).split())
+    row = registry.load().find("qwen3.5-9b")
+    assert row is not None
+    found = acceptance(row.published, 16)
+    assert found is not None and f"{found.low:g} to {found.high:g}" in shown, shown
