@@ -40,6 +40,8 @@ ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil s
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
 ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 
+# What the tests' hundreds of processes import is compiled once, not by each of them.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 

@@ -112,12 +112,24 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All of a module."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def imports_of(path: Path) -> tuple[Import, ...]:
     return tuple(_imports(tree_of(path), "", False))
 
 
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Those directly inside, and what holds some; no expression has any."""
+    inside = (ast.stmt, ast.ExceptHandler, ast.match_case)
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, inside))
+
+
 def _imports(node: ast.AST, function: str, typing_only: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in statements_in(node):
         if isinstance(child, ast.Import):
             yield from (Import(alias.name, child.lineno, function, typing_only) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -133,7 +145,10 @@ def _imports(node: ast.AST, function: str, typing_only: bool) -> Iterator[Import
 
 
 def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    for node in statements_in(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+        yield from functions_of(node)
 
 
 def imported_room(name: str) -> str | None:
@@ -254,7 +269,7 @@ def test_torch_free_rooms_run_on_python_310() -> None:
 def test_only_settings_reads_the_environment() -> None:
     wrong = []
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
                 if isinstance(node.value, ast.Name) and node.value.id == "os" and relative(path) != "settings.py":
                     wrong.append(f"{relative(path)}:{node.lineno}")
@@ -268,7 +283,7 @@ def test_only_the_console_prints() -> None:
     wrong = [
         f"{relative(path)}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         if relative(path) != "cli/console.py"
     ]
@@ -278,7 +293,7 @@ def test_only_the_console_prints() -> None:
 def test_broad_excepts_are_the_known_ones() -> None:
     found: dict[str, int] = {}
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler):
                 kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
                 names = {kind.id for kind in kinds if isinstance(kind, ast.Name)}
@@ -321,9 +336,9 @@ def test_names_say_something() -> None:
     assert not vague
 
 
-def identifiers_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def identifiers_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Every name that a module defines, uses or imports, with its line."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.alias):
             yield from ((name, node.lineno) for name in (node.name, node.asname) if name)
         elif isinstance(node, (ast.Name, ast.Attribute, ast.arg, ast.keyword)):
@@ -343,7 +358,7 @@ def test_names_are_the_fields_own() -> None:
     found = [
         f"{relative(path)}:{line} {name}"
         for path in sources()
-        for name, line in [*identifiers_of(tree_of(path)), (path.stem, 1)]
+        for name, line in [*identifiers_of(nodes_of(path)), (path.stem, 1)]
         if words_of(name) & PRIVATE_WORDS
     ]
     assert not found, "\n".join(found)

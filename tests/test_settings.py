@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -158,15 +157,3 @@ def test_xet_is_off_in_this_process_unless_asked_for(monkeypatch: pytest.MonkeyP
     assert os.environ["HF_HUB_DISABLE_XET"] == "1"
     settings.quiet_libraries(xet=True)
     assert os.environ["HF_HUB_DISABLE_XET"] == "0"
-
-
-def test_nothing_else_reads_the_environment() -> None:
-    package = Path(settings.__file__).parent
-    readers = []
-    for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-            if name in ("environ", "getenv") and isinstance(getattr(node, "value", None), ast.Name):
-                if node.value.id == "os":  # type: ignore[attr-defined]
-                    readers.append(path.relative_to(package).as_posix())
-    assert set(readers) == {"settings.py"}

@@ -6,6 +6,7 @@ All of the planned context is reserved at load. Knows shapes and bytes, nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
@@ -39,6 +40,7 @@ def engine_spec(drafter: DrafterConfig | None, load: Load) -> EngineSpec:
     )
 
 
+@lru_cache(maxsize=4096)  # plans of one pair on several cards, and of one load with several offloads, ask for the same
 def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Ledger:
     """The memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
     spec = engine_spec(drafter, load)
