@@ -65,13 +65,19 @@ CHECKS: dict[Subject, Callable[[Session, Pair], Finding]] = {
 # Drafters of both pairs are of one kind: the same fault in the other one is in the long tests, and so are those that
 # are found alike, as a drafter whose drafts are refused.
 ALIKE = (faults.order_of_taps, faults.drafters_rope_base)
-IN_FILES = [
-    pytest.param(
-        each,
-        marks=pytest.mark.slow if each.where == "drafter" and (each.of == faults.HYBRID or each.plant in ALIKE) else (),
-    )
-    for each in faults.IN_FILES
-]
+# Of a target: scales beside those of blocks, and in the hybrid pair what is found in the other one, too.
+SCALES = (faults.lose_global_scales, faults.lose_signs_of_scales)
+IN_BOTH = (faults.rope_base, faults.layer_order, faults.untied_head)
+
+
+def is_like_another(fault: faults.Fault) -> bool:
+    hybrid = fault.of == faults.HYBRID
+    if fault.where == "drafter":
+        return hybrid or fault.plant in ALIKE
+    return fault.plant in SCALES or (hybrid and fault.plant in IN_BOTH)
+
+
+IN_FILES = [pytest.param(each, marks=pytest.mark.slow if is_like_another(each) else ()) for each in faults.IN_FILES]
 
 
 @pytest.mark.parametrize("fault", IN_FILES, ids=lambda fault: fault.name)

@@ -125,7 +125,10 @@ def test_the_bundled_pairs_agree(name: str, dtype: str) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# What is found in bfloat16, whose rounding is a thousand times larger, is found in float32.
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("fault", faults.LOADED, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_where_it_is(
     fault: faults.Fault, dtype: torch.dtype, open_session: Callable[..., tuple[Session, Pair]]

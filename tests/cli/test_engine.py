@@ -123,7 +123,7 @@ def test_what_pip_cannot_do_is_a_line_and_leaves_nothing(cli: Cli, engines: Path
     assert failed.code == 4 and "without its program" in failed.err and not (engines / "vllm").exists()
 
 
-def test_an_unfinished_environment_is_made_anew(cli: Cli, wheels: Path, engines: Path) -> None:
+def test_an_unfinished_environment_is_made_anew(cli: Cli, engines: Path, local: Path) -> None:
     (engines / "vllm" / "bin").mkdir(parents=True)
     (engines / "vllm" / "left").write_text("x", encoding="utf-8")
     (engines / "vllm" / "bin" / "vllm").write_text("", encoding="utf-8")
@@ -131,7 +131,9 @@ def test_an_unfinished_environment_is_made_anew(cli: Cli, wheels: Path, engines:
     assert not found["finished"] and found["version"] is None and "unfinished" in cli("engine", "list").out
     refused = cli("run", "demo", "hi", "--engine", "vllm")
     assert refused.code == 1 and "vLLM is not installed here" in refused.err
-    done = cli("engine", "install", "vllm", "--yes")
+    there = '"$(dirname "$0")/vllm"'
+    python = stub_python(local, f"touch {there}; chmod +x {there}; exit 0")
+    done = cli("engine", "install", "vllm", "--yes", "--python", str(python))
     assert done.code == 0 and not (engines / "vllm" / "left").exists(), done.err
     marker = json.loads((engines / "vllm" / "installed.json").read_text(encoding="utf-8"))
     assert marker["version"] == RELEASE.version

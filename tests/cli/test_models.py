@@ -124,26 +124,30 @@ def test_a_bad_overlay_exits_3_for_every_command_that_reads_it(cli: Cli, own_hom
     assert cli("rm", TARGET, "--yes").code == 3
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
+def test_nothing_heavy_is_imported() -> None:
+    """By one command after the other, in one process; the last alone asks a hub."""
+    commands = [
         ["models"],
         ["models", "--local", "--json"],
         ["show", "Qwen/Qwen3.5-9B"],
         ["plan", "Qwen/Qwen3-4B", "--gpu-memory", "24"],
-        ["pull", "Qwen/Qwen3-4B", "--dry-run"],
         ["rm", "Qwen/Qwen3-4B", "--dry-run"],
-    ],
-)
-def test_nothing_heavy_is_imported(argv: list[str]) -> None:
+        ["pull", "Qwen/Qwen3-4B", "--dry-run"],
+    ]
     program = (
-        f"import sys; from dflash_local.cli.main import main; main({argv!r}); print(*sys.modules, file=sys.stderr)"
+        "import sys\n"
+        "from dflash_local.cli.main import main\n"
+        f"for argv in {commands!r}:\n"
+        "    main(argv)\n"
+        "    print('loaded', *sys.modules, file=sys.stderr, flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    loaded = {name.split(".")[0] for name in done.stderr.splitlines()[-1].split()}
-    assert done.returncode == 0 and "dflash_local" in loaded and not loaded & HEAVY
-    if argv[0] != "pull":
-        assert "huggingface_hub" not in loaded
+    lines = [line.split() for line in done.stderr.splitlines() if line.startswith("loaded ")]
+    assert done.returncode == 0 and len(lines) == len(commands), done.stderr
+    for argv, (_, *names) in zip(commands, lines, strict=True):
+        loaded = {name.split(".")[0] for name in names}
+        assert "dflash_local" in loaded and not loaded & HEAVY, argv
+        assert "huggingface_hub" not in loaded or argv[0] == "pull", argv
 
 
 def test_the_shell_completes_names(cli: Cli, own_home: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -68,11 +67,8 @@ def leftovers(home: Path) -> list[Path]:
     return [*(home / ".cache" / "huggingface").rglob("*.incomplete")]
 
 
-def verified() -> bool:
-    done = subprocess.run(
-        [sys.executable, "-m", "dflash_local", "models", "--local", "--json"], cwd=ROOT, capture_output=True, timeout=60
-    )
-    pairs = json.loads(done.stdout)["pairs"]
+def verified(cli: Cli) -> bool:
+    pairs = cli("models", "--local", "--json").json["pairs"]
     return bool(pairs) and all(pair["verified"] for pair in pairs)
 
 
@@ -107,7 +103,7 @@ def test_dl_22_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running,
 
 
 def test_dl_02_kill_9_leaves_no_orphan_and_the_next_pull_completes(
-    toy_hub: FakeHub, running: Running, own_home: Path
+    cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path
 ) -> None:
     slowly(toy_hub, times=2)
     killed = running.start("pull", TARGET)
@@ -115,11 +111,11 @@ def test_dl_02_kill_9_leaves_no_orphan_and_the_next_pull_completes(
     killed.kill()
     killed.communicate()
     toy_hub.clear_faults()
-    assert not verified()
+    assert not verified(cli)
     again = running.start("pull", TARGET)
     out, err = again.communicate(timeout=60)
     assert again.returncode == 0 and out.count(b"verified, commit") == 2, err
-    assert not leftovers(own_home) and verified()
+    assert not leftovers(own_home) and verified(cli)
 
 
 def test_dl_22_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:

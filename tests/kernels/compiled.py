@@ -30,6 +30,7 @@ from dflash_local.kernels import (
     split_kv,
 )
 from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
@@ -50,11 +51,14 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
 
     Args:
         kernels: ``each``: every kernel, and of attention, which has several shapes, the one with the most queries to a
-            key. ``all``: of every shape, and a prompt's chunks in float32, too.
+            key, of products the configurations with the most shared memory. ``all``: of every shape and configuration,
+            and a prompt's chunks in float32, too.
     """
+    most = None if kernels == "all" else 1
     for heads, kv_heads, head_dim in ATTENTION if kernels == "all" else ATTENTION[-1:]:
         yield from attention(heads, kv_heads, head_dim, limit)
-    for config in candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
+    plain = candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16)
+    for config in sorted(plain, key=tiles_bytes, reverse=True)[:most]:
         constants = {
             "in_features": 4096,
             "BLOCK_M": 16,
@@ -63,12 +67,18 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
             "ADD": True,
         }
         yield f"linear {config}", skinny_gemm._linear_kernel, {}, constants, config.num_warps, config.num_stages
-    for config in candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16):
+    gated = candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16)
+    for config in sorted(gated, key=tiles_bytes, reverse=True)[:most]:
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
     yield from packed_weights()
     yield from small()
+
+
+def tiles_bytes(config: GemmConfig) -> int:
+    """About what a program holds of its two factors."""
+    return config.num_stages * config.block_k * (16 + config.block_n) * 2
 
 
 def small() -> Iterator[Work]:
@@ -81,8 +91,7 @@ def small() -> Iterator[Work]:
     for cache in (BF16, "*u8"):
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache}
         kernel = qk_norm_rope_cache._qk_norm_rope_cache_kernel
-        yield f"heads {cache}", kernel, types, {**layout, **kind}, 1, 1
-        yield f"heads with biases {cache}", kernel, types, {**layout, **kind, "BIASED": True}, 1, 1
+        yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}

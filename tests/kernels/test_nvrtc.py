@@ -60,11 +60,15 @@ def check_compiled(
     assert taken + RESERVED_SHARED_MEMORY <= SHARED_MEMORY[card] * 1024
 
 
-# Every format for one card and two of them for each; all of them for all in test_every_configuration_compiles.
+# Every kind of codes, each for another card; all formats for all cards in test_every_configuration_compiles.
+HERE = ("int4 in groups of 32 with zeros", "int8 by row", "fp8 by row", "MXFP4", "int4 with a tail", "bfloat16")
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", HERE)
 def test_each_card_compiles_a_configuration_of_some_formats(compiler: nvrtc.Nvrtc, name: str) -> None:
     """In turn for one slice of eight rows and for two; both of every format in the long tests."""
+    assert {list(FORMATS).index(each) % len(SHARED_MEMORY) for each in HERE} == set(range(len(SHARED_MEMORY)))
     at, kind = list(FORMATS).index(name), FORMATS[name]
     card, rows = list(SHARED_MEMORY)[at % len(SHARED_MEMORY)], (16, 8)[at // 2 % 2]
     weight, paired = on_meta(24_576, 4096, kind), not kind.tail

@@ -31,6 +31,9 @@ def find(name: str, load: LoadConfig | None) -> Model:
     return model_of(resolve(name, None, user, lambda _event: None, draft=load.draft), load, user, print, False)
 
 
+# The dialog is in test_load_dialog; the same way to a chat by keys in tests/ui/test_terminal_session, by a command in
+# tests/cli/test_chat_what_fits.
+@pytest.mark.slow
 def test_a_pair_that_fits_only_quantised_is_chatted_with_after_three_clicks(
     visitor: Visitor,
     toy_hub: FakeHub,  # noqa: F811

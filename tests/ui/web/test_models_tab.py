@@ -82,6 +82,8 @@ def enabled(page: Page, button: str) -> Locator:
     return found
 
 
+# A whole pull by one window is below, two windows beside a download are in test_load_dialog.
+@pytest.mark.slow
 def test_a_pull_is_seen_by_every_window_and_goes_on_when_its_own_is_closed(
     visitor: Visitor,
     toy_hub: FakeHub,  # noqa: F811
