@@ -29,7 +29,7 @@ def check_text_of_decoded_weights(name: str, dialect: str, stored: str, device: 
     shutil.copytree(pair.target, twin)
     quantise(twin, quantised, dialect)
     wanted = load(replace(pair, target=twin, bundled=False), replace(plain, engine="reference"))
-    request = user_request("Count from 3 to 12.", sampling=SamplingParams(), limits=Limits(max_new_tokens=40))
+    request = user_request("Count from 3 to 12.", sampling=SamplingParams(), limits=Limits(max_new_tokens=24))
     want = Reply(list(wanted.generate(replace(request, mode="ar"))))
     for engine in ("fused", "reference"):
         session = load(replace(pair, target=quantised, bundled=False), replace(plain, engine=engine))

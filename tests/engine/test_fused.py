@@ -77,7 +77,8 @@ def test_l1_hidden_states_equal_the_reference_engines(family: str) -> None:
         torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("pair", GOLDEN_PAIRS)
+# A drafter of the first kind, and its targets without a window, are those of llama31-v1-b10, too.
+@pytest.mark.parametrize("pair", [pytest.param(GOLDEN_PAIRS[0], marks=pytest.mark.slow), *GOLDEN_PAIRS[1:]])
 def test_golden_answers_are_reproduced(pair: str) -> None:
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
         reply = ask(session_of(pair, "fused"), case["prompt_ids"], 72)
@@ -119,7 +120,7 @@ def test_golden_pairs_give_the_reference_engines_ids_and_cycles(
         assert lengths[0] == lengths[1], (sampling, mode, block)
 
 
-@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+@pytest.mark.parametrize("pair", [pytest.param("demo", marks=pytest.mark.slow), "demo-hybrid"])
 def test_a_stop_string_found_late_is_undone(pair: str) -> None:
     """The host learns of a cycle when others have begun; what they wrote must not be in the next turn's caches."""
     fused, reference = session_of(pair, "fused"), session_of(pair, "reference")

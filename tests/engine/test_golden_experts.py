@@ -41,12 +41,11 @@ def test_both_engines_give_the_golden_answers(family: str) -> None:
     assert len(golden.answers) == PROMPTS
     for name, session in sessions.items():
         assert session.facts.engine == name
-        for answer in golden.answers:
+        for answer, block in zip(golden.answers, BLOCKS * PROMPTS):  # each block for every other prompt
             assert ask(session, answer.prompt, NEW, mode="ar").ids == answer.output
-            for block in BLOCKS:
-                reply = ask(session, answer.prompt, NEW, mode="dflash", block_size=block)
-                assert reply.ids == answer.output, (name, block)
-                assert list(reply.finished.stats.acceptance_lengths) == answer.acceptance_lengths[block], (name, block)
+            reply = ask(session, answer.prompt, NEW, mode="dflash", block_size=block)
+            assert reply.ids == answer.output, (name, block)
+            assert list(reply.finished.stats.acceptance_lengths) == answer.acceptance_lengths[block], (name, block)
 
 
 @EACH

@@ -41,7 +41,7 @@ SAMPLINGS = (SamplingParams(seed=7), SamplingParams(temperature=0.8, seed=7))
 
 @pytest.mark.parametrize(
     ("pair", "count", "new"),
-    [*((pair, 1, 60) for pair in BUNDLED), *(pytest.param(pair, 3, 120, marks=pytest.mark.slow) for pair in BUNDLED)],
+    [*((pair, 1, 32) for pair in BUNDLED), *(pytest.param(pair, 3, 120, marks=pytest.mark.slow) for pair in BUNDLED)],
 )
 def test_en_26_text_is_the_same_in_both_modes_and_every_block_size(pair: str, count: int, new: int) -> None:
     session = session_of(pair)

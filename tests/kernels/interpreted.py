@@ -364,7 +364,8 @@ ALIKE = frozenset(
         *("attention, sinks, heads of 64", "attention, sinks, a window not yet full", "attention, sinks, gated"),
         *("attention, sinks, a window that moves with the rows", "attention, sinks, 24 queries by sixteens"),
         *("attention, sinks, one row at the beginning", "attention, sinks, no causality"),
-        *("recurrence, 6 rows after 2", "recurrence, 6 rows after 6"),
+        *("attention, bidirectional", "attention, heads of 64"),  # a window without causality, sinks over heads of 64
+        *("recurrence, 6 rows after 2", "recurrence, 6 rows after 6", "recurrence, 5 rows after 3"),
     )
 )
 

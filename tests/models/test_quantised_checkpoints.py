@@ -33,7 +33,7 @@ def kept_as(dialect: str) -> type:
 # One of each kind of weight; in the long tests every dialect, and each kind by every family. Every matrix of every
 # dialect is read to the bit below.
 EACH = ("fp8", "modelopt_fp8", "gptq_zeros", "int_quantized", "modelopt_nvfp4")
-HERE_TOO = (*zip(cycle(FAMILIES), EACH), ("qwen3_5", "fp8"), ("qwen3_5", "modelopt_nvfp4"))
+HERE_TOO = tuple(zip(cycle(FAMILIES), EACH))
 LONG = dict.fromkeys((*zip(cycle(FAMILIES), DIALECTS), *product(FAMILIES, EACH)))
 PAIRS = [*HERE_TOO, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LONG if pair not in HERE_TOO)]
 

@@ -1,4 +1,4 @@
-"""One browser for the tests of a file; each test gets a fresh profile of it, without a network."""
+"""One browser and one profile for the tests of a file; of what a test left in it the next one finds the cache alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -64,9 +64,21 @@ class Visitor:
             self.complaints.append(message.text)
 
 
-@pytest.fixture
-def visitor(chromium: Browser) -> Iterator[Visitor]:
-    """A fresh window of desktop size."""
+@pytest.fixture(scope="module")
+def profile(chromium: Browser) -> Iterator[BrowserContext]:
+    """Of desktop size. Its cache keeps the page's scripts, which take as long to fetch and compile as a test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    yield Visitor(context.new_page())
+    yield context
     context.close()
+
+
+@pytest.fixture
+def visitor(profile: BrowserContext) -> Iterator[Visitor]:
+    """A fresh window; what pages have stored goes when it is closed."""
+    yield Visitor(profile.new_page())
+    left = profile.pages or [profile.new_page()]
+    kept = "cookies,file_systems,indexeddb,local_storage,service_workers,cache_storage"
+    profile.new_cdp_session(left[0]).send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": kept})
+    profile.clear_cookies()
+    for page in left:
+        page.close()

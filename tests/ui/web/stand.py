@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from dflash_local.app.models import InstallStatus
 from dflash_local.app.served_pair import Details, ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog import registry
-from dflash_local.errors import UnknownModelError
+from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.planner.machine import named
 from dflash_local.service.resident import Find, Model, Resident
@@ -114,6 +115,19 @@ class Site:
         return f"http://127.0.0.1:{self.port}/"
 
 
+_port = [0]
+
+
+def _listening() -> socket.socket:
+    """At the port of the last page, if it is free: a browser's cache has the scripts under that address."""
+    try:
+        sock = listen("127.0.0.1", _port[0])
+    except UsageError:
+        sock = listen("127.0.0.1", 0)
+    _port[0] = sock.getsockname()[1]
+    return sock
+
+
 @contextmanager
 def site(
     *sessions: Session,
@@ -139,7 +153,7 @@ def site(
     change(served)
     endpoint = Endpoint(resident, metrics)
     built = page(served, lambda: endpoint.draining)
-    sock = listen("127.0.0.1", 0)
+    sock = _listening()
     server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()

@@ -87,6 +87,7 @@ def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
         assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
 
 
+@pytest.mark.slow  # as it is in test_race_tab
 def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:
     with bench(visitor, PartingSession()) as (_, page):
         page.locator("#df-prompts label").nth(1).click()  # one will do

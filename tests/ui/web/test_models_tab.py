@@ -173,6 +173,7 @@ def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
         assert here.resident.model.name == "scripted"
 
 
+@pytest.mark.slow  # no row moves when the registry has news, below
 def test_nothing_moves_under_the_pointer_when_the_tab_has_opened(visitor: Visitor) -> None:
     with models(visitor) as (_, page):
         box = row(page, "scripted").bounding_box()
