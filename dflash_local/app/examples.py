@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dflash_local.bench.prompts import Prompt, a_few, built_in, held_out
 from dflash_local.catalog.bundled import FOLDER, Pair
+
+if TYPE_CHECKING:
+    from dflash_local.bench.prompts import Prompt
 
 PROMPTS, HELD_OUT = FOLDER / "prompts.json", FOLDER / "heldout.json"
 FALLBACK_PROMPT = "Write a Python function that returns the sum of a list of numbers."
@@ -30,9 +33,13 @@ def built_in_prompt() -> str:
 
 def examples(pair: Pair) -> tuple[str, ...]:
     """Prompts to try with a pair, a longer one first, which a race can show something with."""
+    from dflash_local.bench.prompts import built_in
+
     return (built_in_prompt(), *TOY_PROMPTS) if pair.toy else tuple(prompt.text for prompt in built_in())
 
 
 def bench_prompts(pair: Pair) -> Sequence[Prompt]:
     """A few prompts to measure a pair with; a toy knows only what it was taught, so its own are held out ones."""
+    from dflash_local.bench.prompts import a_few, built_in, held_out
+
     return a_few(held_out(HELD_OUT)) if pair.toy else built_in()

@@ -18,9 +18,9 @@ def test_the_runs_share_a_session_and_a_prompt_and_are_warmed_up(cli: Cli, opene
     result = cli("demo")
     assert result.code == 0, result.err
     requests = opened.session.requests
-    assert [request.mode for request in requests] == ["ar", "dflash", "ar", "dflash"]
+    assert [request.mode for request in requests] == ["ar", "ar", "dflash", "dflash"]
     assert len(opened.sessions) == 1 and len({request.messages for request in requests}) == 1
-    assert [request.limits.max_new_tokens for request in requests] == [16, 16, 256, 256]
+    assert [request.limits.max_new_tokens for request in requests] == [16, 256, 16, 256]
     assert all(request.sampling.greedy for request in requests)
 
 

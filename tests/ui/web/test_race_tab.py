@@ -49,7 +49,7 @@ def test_a_race_is_run_replayed_and_saved(visitor: Visitor) -> None:
         content = json.loads(saving.value.path().read_text(encoding="utf-8"))
         page.get_by_role("tab", name="Chat").click()
         leave(visitor)
-    assert [request.mode for request in session.requests] == ["ar", "dflash", "ar", "dflash"], "each is warmed up first"
+    assert [request.mode for request in session.requests] == ["ar", "ar", "dflash", "dflash"], "each is warmed up first"
     assert content["identical"] is True and content["decode_ratio"] == 2.0 and content["prompt"] == "Say hello."
     assert content["versions"]["dflash-local"] and content["ar"]["token_ids"] == [10, 11, 12, 13, 14, 15]
 
