@@ -15,7 +15,7 @@ from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.text_config import text_values
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.fused_support import drafter_refusal, fused_refusal
 from dflash_local.config.read_model import read_model
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
 from dflash_local.engine.fused import FusedRunner
@@ -76,6 +76,8 @@ def read_pair(
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = DrafterConfig.from_json(filled_in, Path(drafter_name))
+    if why := drafter_refusal(config):
+        raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:
         raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
     found = config.fingerprint()

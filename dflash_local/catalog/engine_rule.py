@@ -42,12 +42,13 @@ def reference(option: str = "") -> Candidate:
     return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
-def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, experts: bool) -> str:
+def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, experts: bool, drafter: str) -> str:
     """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
         bitsandbytes: the format it is to have. dtype: float32, bfloat16 or float16.
         device: as a session names it. target: of ``config.fused_support.fused_refusal``. experts: the target has some.
+        drafter: of ``config.fused_support.drafter_refusal``.
     """
     if bitsandbytes is not None:
         return f"it does not know {bitsandbytes} weights"
@@ -57,4 +58,4 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, e
         return f"it does not run on {device}"
     if experts and device.startswith("cuda") and dtype != "bfloat16":
         return f"its kernels for experts compute in bfloat16, not in {dtype}"
-    return target
+    return target or drafter

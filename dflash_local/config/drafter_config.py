@@ -10,19 +10,22 @@ from typing import Any
 from dflash_local.checkpoint_files import text_config
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
+from dflash_local.config.dflash2 import ARCHITECTURE as DFLASH2
+from dflash_local.config.dflash2 import DFlash2Config
 from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.config.values import fill
 from dflash_local.errors import CheckpointError
 
-ARCHITECTURES = ("DFlashDraftModel",)
-# Relatives with other forward passes (convolutions, selectors, anchors that predict).
-RELATIVES = {"dflash2": "dflash2", "dspark": "dspark", "domino": "domino", "eagle": "EAGLE"}
+ARCHITECTURES = ("DFlashDraftModel", DFLASH2)
+# Relatives with other forward passes (anchors that predict, recurrent heads).
+RELATIVES = {"dspark": "dspark", "domino": "domino", "eagle": "EAGLE"}
 MIN_BLOCK, MAX_BLOCK = 2, 64
 MAX_LAYERS, MAX_TAPS = 128, 64
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
-NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1, "output_multiplier": 1}
+NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1}
+NOT_OF_DFLASH = {"output_multiplier": 1}  # which a DFlash 2 drafter may have
 # Where no source tells how positions rotate: no size depends on it.
 PLAIN_ROPE = {"rope_theta": 1e7}
 # What sizes and limits depend on, and what is therefore noted where it is only likely.
@@ -31,6 +34,7 @@ SIZES = (
     *("head_dim", "attention_bias", "block_size", "target_layer_ids", "layer_types", "sliding_window"),
     "max_position_embeddings",
 )
+DFLASH2_SIZES = ("vocab_size", "conv_kernel_size", "conv_group_size", "selector_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class DrafterConfig:
         block_size: the trained block, anchor included.
         taps: 0-based target layers whose outputs are concatenated, in this order.
         vocab_size, max_position_embeddings, num_target_layers, target_hidden_size: None if not said.
+        dflash2: what a DFlash 2 drafter has beside; None for a DFlash one.
         source: where it was read, for messages. inferred: of the values that sizes and limits depend on, names of those
             that are likely but quoted by no source.
     """
@@ -66,6 +71,7 @@ class DrafterConfig:
     max_position_embeddings: int | None = None
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
+    dflash2: DFlash2Config | None = None
     source: str = ""
     inferred: tuple[str, ...] = ()
 
@@ -73,15 +79,16 @@ class DrafterConfig:
     def from_json(cls, config: Mapping[str, Any], source: Path | str) -> DrafterConfig:
         """Read a ``config.json``; ``dflash_config`` comes first. Raises UnknownValue, CheckpointError."""
         where = str(source)
-        check_architecture(config, where)
+        is_dflash2 = check_architecture(config, where) == DFLASH2
         nested = Fields(config, where).inner("dflash_config")
         fields = Fields({**config, **{k: v for k, v in nested.items() if v is not None}}, where)
-        _refuse_variants(fields)
+        _refuse_variants(fields, NOT_SUPPORTED if is_dflash2 else NOT_SUPPORTED | NOT_OF_DFLASH)
         layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads, kv_heads, head_dim = _heads(fields, hidden)
         types, windows, causal = _attention_pattern(fields, Fields(config, where), Fields(nested, where), layers)
         eps = fields.optional_number("rms_norm_eps", 1e-12, 0.1)
+        block = fields.integer("block_size", MIN_BLOCK, MAX_BLOCK)
         return cls(
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
@@ -94,7 +101,7 @@ class DrafterConfig:
             windows=windows,
             causal=causal,
             attention_bias=bool(fields.optional_flag("attention_bias")),
-            block_size=fields.integer("block_size", MIN_BLOCK, MAX_BLOCK),
+            block_size=block,
             mask_token_id=fields.integer("mask_token_id", 0, MAX_VOCAB),
             taps=_taps(fields),
             rope=RopeParameters.from_json(config, where),
@@ -102,6 +109,7 @@ class DrafterConfig:
             max_position_embeddings=fields.optional_integer("max_position_embeddings", 1, MAX_POSITION),
             num_target_layers=fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
+            dflash2=DFlash2Config.from_fields(fields, hidden, block) if is_dflash2 else None,
             source=where,
         )
 
@@ -111,7 +119,9 @@ class DrafterConfig:
         known, inferred = fill(shape)
         if not any(known.get(key) for key in ("rope_theta", "rope_parameters")):
             known |= PLAIN_ROPE
-        return replace(cls.from_json(known, source), inferred=tuple(sorted(inferred & set(SIZES))))
+        found = cls.from_json(known, source)
+        sizes = SIZES if found.dflash2 is None else SIZES + DFLASH2_SIZES
+        return replace(found, inferred=tuple(sorted(inferred & set(sizes))))
 
     @property
     def mlp(self) -> MLPConfig:
@@ -136,7 +146,7 @@ class DrafterConfig:
         return replace(self, rope=replace(self.rope, attention_factor=attention_factor))
 
     def tensor_shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases."""
+        """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases; those of DFlash 2."""
         hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * head, self.num_kv_heads * head
         shapes: dict[str, tuple[int, ...]] = {
@@ -166,6 +176,8 @@ class DrafterConfig:
                     f"{at}.self_attn.v_proj.bias": (keys,),
                     f"{at}.self_attn.o_proj.bias": (hidden,),
                 }
+        if self.dflash2 is not None:
+            shapes |= self.dflash2.tensor_shapes(self.num_layers, hidden)
         return shapes
 
     def fingerprint(self) -> dict[str, object]:
@@ -180,17 +192,17 @@ class DrafterConfig:
         }
 
 
-def check_architecture(config: Mapping[str, Any], where: str) -> None:
-    """Refuse anything but a DFlash drafter by ``architectures``; ``auto_map`` plays no part."""
+def check_architecture(config: Mapping[str, Any], where: str) -> str:
+    """The architecture by ``architectures``; ``auto_map`` plays no part. CheckpointError: not a DFlash drafter's."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if name in ARCHITECTURES:
-        return
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return name
     for mark, relative in RELATIVES.items():
         if isinstance(name, str) and mark in name.lower():
             raise CheckpointError(
                 f"{where}: {shown(name)} is a {relative} drafter; {relative} drafters are not supported yet",
-                "use a drafter of architecture DFlashDraftModel",
+                f"use a drafter of architecture {' or '.join(ARCHITECTURES)}",
             )
     what = f"architecture {shown(name)}" if name is not None else "no architecture"
     raise CheckpointError(
@@ -199,8 +211,8 @@ def check_architecture(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-def _refuse_variants(fields: Fields) -> None:
-    for key, neutral in NOT_SUPPORTED.items():
+def _refuse_variants(fields: Fields, not_supported: Mapping[str, object]) -> None:
+    for key, neutral in not_supported.items():
         value = fields.values.get(key)
         if value is not None and value != neutral:
             raise CheckpointError(f"{fields.where}: {key} {shown(value)} is not supported yet")

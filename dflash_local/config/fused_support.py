@@ -1,9 +1,10 @@
-"""What the fused engine computes: the one place that says why a model is not for it, by its features."""
+"""What the fused engine computes: the one place that says why a model or a drafter is not for it, by its features."""
 
 from __future__ import annotations
 
 from typing import get_args
 
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import (
     AttentionConfig,
     ClampedSwiGLU,
@@ -36,6 +37,11 @@ def fused_refusal(model: ModelConfig) -> str:
     if model.rope_type not in get_args(RopeKind):
         return f"its rotary embedding is {model.rope_type}"
     return ""
+
+
+def drafter_refusal(drafter: DrafterConfig | None) -> str:
+    """Why the fused engine cannot run a drafter; empty when it can, or where there is none."""
+    return "" if drafter is None or drafter.dflash2 is None else "its drafter is a DFlash 2 one"
 
 
 def _unknown_variant(layer: LayerConfig) -> str:

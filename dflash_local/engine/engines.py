@@ -53,9 +53,7 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
     """
     name = chosen_engine(pair)
     on_gpu = pair.where.device.startswith("cuda")
-    why = ""
-    if name == REFERENCE and pair.config.engine == "auto" and on_gpu and ENGINES[FUSED].candidate(pair).refusal is None:
-        why = load_fused.why_slow(pair.where.device, pair.facts.model.dense)
+    passed_over = _passed_over(pair) if name == REFERENCE and pair.config.engine == "auto" else ()
     try:
         runner, notices = ENGINES[name].load(pair, progress)
     except KernelError as error:
@@ -63,7 +61,7 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
             raise
         why = str(error)
     else:
-        return runner, ((*notices, f"{SLOWER}: {why}") if why else notices)
+        return runner, (*notices, *passed_over)
     gc.collect()  # what the fused engine had put on the device, once the error with its frames is gone
     if on_gpu:
         torch.cuda.empty_cache()
@@ -75,6 +73,16 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
             "dflash plan MODEL tells what fits, and which variants",
         ) from error
     return runner, (*notices, f"{SLOWER}: {why}")
+
+
+def _passed_over(pair: CheckedPair) -> tuple[str, ...]:
+    """A notice of why ``auto`` does not take the fused engine on a GPU, or where only the drafter is not for it."""
+    refused = ENGINES[FUSED].candidate(pair).refusal is not None
+    drafter = load_fused.refused_drafter(pair)
+    slow = load_fused.why_slow(pair.where.device, pair.facts.model.dense) if drafter or not refused else ""
+    if drafter and not slow:
+        return (f"the fused engine cannot run this: {drafter}; so the reference engine does, which is slower",)
+    return (f"{SLOWER}: {slow}",) if slow and not refused and pair.where.device.startswith("cuda") else ()
 
 
 def chosen_engine(pair: CheckedPair) -> str:

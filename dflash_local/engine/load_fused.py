@@ -8,7 +8,7 @@ import torch
 
 from dflash_local.catalog import engine_rule
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.fused_support import drafter_refusal, fused_refusal
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
@@ -45,9 +45,15 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         device=pair.where.device,
         target=fused_refusal(pair.facts.model),
         experts=not pair.facts.model.dense,
+        drafter=refused_drafter(pair),
     )
     dense = pair.facts.model.dense
     return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.config.needs_fused)
+
+
+def refused_drafter(pair: CheckedPair) -> str:
+    """Why it cannot run the drafter; empty where it can, or where there is none."""
+    return drafter_refusal(None if pair.contract is None else pair.contract.drafter)
 
 
 def why_slow(device: str, dense: bool) -> str:

@@ -48,7 +48,12 @@ class DFlashProposer:
         self._cache = drafter.new_cache(draft_window=draft_window)
         # The mask row never changes: embed the whole block once, then only the anchor's row.
         ids = torch.full((drafter.config.block_size,), drafter.config.mask_token_id, device=target.device)
-        self._block = target.embed(ids).to(drafter.dtype).clone()
+        self._block = self._embed(ids).to(drafter.dtype).clone()
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """The block's rows: a DFlash 2 drafter scales the stored ones itself."""
+        second = self.drafter.config.dflash2
+        return self.target.embed(ids) if second is None else self.target.stored_rows(ids) * second.embedding_scale
 
     @property
     def length(self) -> int:
@@ -66,10 +71,16 @@ class DFlashProposer:
         self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
     ) -> torch.Tensor:
         anchor_id = torch.tensor([anchor], device=self.target.device)
-        self._block[:1] = self.target.embed(anchor_id)
-        hidden = self.drafter.draft_hidden(self._cache, self._block, start)
-        logits = self.target.head(hidden[1 : count + 1].to(self.target.dtype))
-        return sampler.draft(logits, None if noise is None else noise[:count])
+        self._block[:1] = self._embed(anchor_id)
+        hidden = self.drafter.draft_hidden(self._cache, self._block, start)[1 : count + 1]
+        rows, selector = hidden.to(self.target.dtype), self.drafter.selector
+        if selector is None:
+            return sampler.draft(self.target.head(rows), None if noise is None else noise[:count])
+
+        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
+
+        return selector.walk(hidden, self.target.uncapped(rows), anchor_id, choose)
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:

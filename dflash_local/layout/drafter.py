@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from dflash_local.config.dflash2 import CONVOLVED, SELECTOR
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout import attention, mlp
@@ -108,6 +109,57 @@ def vectors(config: DrafterConfig, dtype: str) -> Vectors:
     )
 
 
+class SelectorBuffers(NamedTuple):
+    """Of the selector of candidates: a row of each codebook for every id, and the projection of hidden rows."""
+
+    predecessors: Buffer
+    successors: Buffer
+    projection: Buffer
+
+
+class ConvolutionBuffers(NamedTuple):
+    """Of one convolution: the kernels of all rows, and the projection that gives those of each row."""
+
+    base: Buffer
+    projection: Buffer
+
+
+class DFlash2Buffers(NamedTuple):
+    """What a DFlash 2 drafter has beside. ``layers``: around attention, around the feed-forward part."""
+
+    selector: SelectorBuffers
+    layers: tuple[tuple[ConvolutionBuffers, ConvolutionBuffers], ...]
+
+    def all(self) -> tuple[Buffer, ...]:
+        return (*self.selector, *(buffer for layer in self.layers for each in layer for buffer in each))
+
+
+def dflash2_buffers(config: DrafterConfig, dtype: str) -> DFlash2Buffers | None:
+    """Named and shaped as in the checkpoint; None for a DFlash drafter."""
+    if config.dflash2 is None:
+        return None
+    shapes = config.dflash2.tensor_shapes(config.num_layers, config.hidden_size)
+
+    def buffer(name: str) -> Buffer:
+        return Buffer(name, shapes[name], dtype, GROUP)
+
+    def convolution(at: str) -> ConvolutionBuffers:
+        return ConvolutionBuffers(buffer(f"{at}.base_kernel"), buffer(f"{at}.kernel_projection.weight"))
+
+    attention_conv, mlp_conv = CONVOLVED
+    return DFlash2Buffers(
+        SelectorBuffers(
+            buffer(f"{SELECTOR}.predecessor_codebook"),
+            buffer(f"{SELECTOR}.successor_codebook"),
+            buffer(f"{SELECTOR}.hidden_projection.weight"),
+        ),
+        tuple(
+            (convolution(f"layers.{index}.{attention_conv}"), convolution(f"layers.{index}.{mlp_conv}"))
+            for index in range(config.num_layers)
+        ),
+    )
+
+
 def weight_buffers(
     config: DrafterConfig, target_hidden: int, dtype: str, precision: DrafterPrecision = FULL
 ) -> Iterator[Buffer]:
@@ -115,6 +167,8 @@ def weight_buffers(
     for product in products(config, target_hidden).all():
         yield from _matrix(product, precision, dtype)
     yield from vectors(config, dtype).all()
+    found = dflash2_buffers(config, dtype)
+    yield from () if found is None else found.all()
 
 
 def _matrix(product: LinearSpec, precision: DrafterPrecision, dtype: str) -> Iterator[Buffer]:

@@ -6,6 +6,7 @@ target's taps. It has no embedding and no head: both are the target's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,8 @@ from torch.nn import functional
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import DrafterWeights, random_weights, read_weights
+from dflash_local.models.dflash2 import CandidateSelector, Convolution
+from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_weights, read_weights
 from dflash_local.models.rope import RopeTable, rotate
 
 
@@ -150,8 +152,15 @@ class _Norm:
         return functional.rms_norm(x, shape, None, self.eps) * self.weight
 
 
+Around = tuple[Convolution | None, Convolution | None]
+
+
 class Drafter:
-    """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast."""
+    """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast.
+
+    Attributes:
+        selector: chooses a DFlash 2 drafter's ids; None: each row's logits alone decide.
+    """
 
     def __init__(self, config: DrafterConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
         self.config = config
@@ -169,6 +178,18 @@ class Drafter:
             (_Norm(layer.input_norm, eps), _Norm(layer.query_key_norm, eps), _Norm(layer.post_norm, eps))
             for layer in weights.layers
         )
+        second = config.dflash2
+        self.selector: CandidateSelector | None = None
+        if second is not None and weights.selector is not None:
+            self.selector = CandidateSelector(second.selector, weights.selector)
+        self._convolutions: tuple[Around, ...] = tuple(self._around(layer) for layer in weights.layers)
+
+    def _around(self, layer: LayerWeights) -> Around:
+        """The convolutions around attention and around the feed-forward part."""
+        second = self.config.dflash2
+        if second is None or layer.attention_conv is None or layer.mlp_conv is None:
+            return None, None
+        return Convolution(second.convolution, layer.attention_conv), Convolution(second.convolution, layer.mlp_conv)
 
     @classmethod
     def load(
@@ -273,12 +294,24 @@ class Drafter:
     def _layer(
         self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        layer = self._weights.layers[index]
-        input_norm, query_key_norm, post_norm = self._norms[index]
+        input_norm, _, post_norm = self._norms[index]
+        attention_conv, mlp_conv = self._convolutions[index]
+
+        def attend(rows: torch.Tensor) -> torch.Tensor:
+            return self._attention(index, rows, cache, cos_sin)
+
+        x = x + _within(attention_conv, attend, input_norm(x))
+        return x + _within(mlp_conv, lambda rows: self._feed_forward(index, rows), post_norm(x))
+
+    def _attention(
+        self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Of normed rows; their keys and values go behind the committed ones."""
+        layer, query_key_norm = self._weights.layers[index], self._norms[index][1]
         rows, config = x.shape[0], self.config
         start, end = cache.length, cache.length + rows
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = functional.linear(input_norm(x), layer.qkv, layer.qkv_bias)
+        qkv = functional.linear(x, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(rows, heads + 2 * kv_heads, config.head_dim)
         queries_keys = rotate(query_key_norm(qkv[:, : heads + kv_heads]), *cos_sin)
         keys, values = cache.keys[index], cache.values[index]
@@ -294,9 +327,22 @@ class Drafter:
             attn_mask=mask,
         )
         attended = attended.reshape(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)  # CUDA gives other strides
-        x = x + functional.linear(attended, layer.output, layer.output_bias)
-        gate, up = functional.linear(post_norm(x), layer.gate_up).chunk(2, -1)
-        return x + functional.linear(functional.silu(gate) * up, layer.down)
+        return functional.linear(attended, layer.output, layer.output_bias)
+
+    def _feed_forward(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        layer = self._weights.layers[index]
+        gate, up = functional.linear(x, layer.gate_up).chunk(2, -1)
+        return functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def _within(
+    convolution: Convolution | None, sublayer: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
+) -> torch.Tensor:
+    """A sublayer's output, with the convolution around it if there is one."""
+    if convolution is None:
+        return sublayer(rows)
+    rows, own = convolution.before(rows)
+    return convolution.after(sublayer(rows), own)
 
 
 def _refuse_float16(dtype: torch.dtype) -> None:

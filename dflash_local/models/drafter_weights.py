@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,26 @@ Places = dict[str, list[torch.Tensor]]
 Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser format
 
 
+class ConvolutionWeights(NamedTuple):
+    """A convolution: base [2 sides, kernel size, hidden]; projection [2 x kernel size x groups, hidden]."""
+
+    base: torch.Tensor
+    projection: torch.Tensor
+
+
+class SelectorWeights(NamedTuple):
+    """The codebooks [V, rank] of the id before and of a candidate, and the projection [rank, hidden] of a row."""
+
+    predecessors: torch.Tensor
+    successors: torch.Tensor
+    projection: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]."""
+    """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]; the convolutions around
+    attention and around the feed-forward part are a DFlash 2 drafter's.
+    """
 
     input_norm: torch.Tensor
     qkv: Matrix
@@ -33,12 +50,15 @@ class LayerWeights:
     post_norm: torch.Tensor
     gate_up: Matrix
     down: Matrix
+    attention_conv: ConvolutionWeights | None = None
+    mlp_conv: ConvolutionWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterWeights:
     """The whole drafter. ``context_kv``: keys, then values, of all layers, [2 x layers x kv_dim, hidden], so that
     context costs one GEMM; these rows also stand in each ``qkv``. ``context_key_norm``: [layers x kv heads, head_dim].
+    ``selector``: a DFlash 2 drafter's.
     """
 
     fc: Matrix
@@ -48,12 +68,14 @@ class DrafterWeights:
     context_kv_bias: torch.Tensor | None
     context_key_norm: torch.Tensor
     layers: tuple[LayerWeights, ...]
+    selector: SelectorWeights | None = None
 
     @property
     def nbytes(self) -> int:
         tensors = [getattr(self, field.name) for field in fields(self) if field.name != "layers"]
         tensors += [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
-        return sum(t.nbytes for t in tensors if t is not None)
+        whole = [each for part in tensors for each in (part if isinstance(part, tuple) else (part,))]
+        return sum(t.nbytes for t in whole if t is not None)
 
 
 def read_weights(
@@ -111,6 +133,7 @@ def allocate(
     kind = dtype_name(dtype)
     tensors = Tensors(layout.weight_buffers(config, target_hidden, kind), device)
     products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
+    second = layout.dflash2_buffers(config, kind)
 
     def matrix(product: LinearSpec) -> torch.Tensor:
         (weight,) = tensors.take(linear_buffers(product, unquantized, kind, layout.GROUP))
@@ -118,6 +141,12 @@ def allocate(
 
     def vector(buffer: Buffer | None) -> torch.Tensor | None:
         return None if buffer is None else tensors[buffer.name]
+
+    def convolutions(index: int) -> tuple[ConvolutionWeights | None, ConvolutionWeights | None]:
+        if second is None:
+            return None, None
+        around, behind = second.layers[index]
+        return ConvolutionWeights(*tensors.take(around)), ConvolutionWeights(*tensors.take(behind))
 
     weights = DrafterWeights(
         fc=matrix(products.fc),
@@ -137,9 +166,12 @@ def allocate(
                 post_norm=tensors[small.post_norm.name],
                 gate_up=matrix(large.gate_up),
                 down=matrix(large.down),
+                attention_conv=convolutions(index)[0],
+                mlp_conv=convolutions(index)[1],
             )
-            for large, small in zip(products.layers, vectors.layers, strict=True)
+            for index, (large, small) in enumerate(zip(products.layers, vectors.layers, strict=True))
         ),
+        selector=None if second is None else SelectorWeights(*tensors.take(second.selector)),
     )
     places: Places = {
         "fc.weight": [weights.fc],
@@ -148,6 +180,8 @@ def allocate(
     }
     for index in range(config.num_layers):
         places |= _layer_places(config, weights, index)
+    if second is not None:
+        places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
     return weights, places
 
 

@@ -108,11 +108,18 @@ class TransformersTarget:
         """Embedding rows [M, H] as the first layer sees them; the drafter borrows them for its block."""
         return self._embed(ids)  # type: ignore[no-any-return]
 
+    def stored_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embedding rows [M, H] as they are stored, without the scale that some families give them."""
+        return torch.nn.functional.embedding(ids, self._embed.weight)
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H], on ``device`` wherever the head itself lies."""
+        logits = self.uncapped(hidden)
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    def uncapped(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As ``head``, without the soft cap that some families give the logits."""
         logits: torch.Tensor = self._head(hidden)
-        if self._softcap is not None:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
         return logits.to(self.device)
 
     @property

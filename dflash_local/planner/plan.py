@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dflash_local.catalog import engine_rule
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.fused_support import drafter_refusal, fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
@@ -99,7 +99,7 @@ def plan(
     if runs_on == "server":
         return _server_plan(target, machine, limit)
     drafter = drafter if config.draft else None
-    engine = chosen_engine(target, machine, config)
+    engine = chosen_engine(target, drafter, machine, config)
     refused = formats.refusal(target, config.quantize)
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
@@ -150,7 +150,7 @@ def fits_table(
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
 
 
-def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> str:
+def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
@@ -163,6 +163,7 @@ def chosen_engine(target: ModelConfig, machine: Machine, config: LoadConfig) -> 
         device=device,
         target=fused_refusal(target),
         experts=not target.dense,
+        drafter=drafter_refusal(drafter),
     )
     fused = engine_rule.fused(why, lambda: machine.runs_kernels(target.dense), config.needs_fused)
     return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "many taps": ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1] * 10**5}}, "100000 entries"),
     "anchor predicts": ({"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
     "gelu": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, "dflash2 drafters are not supported yet"),
+    "output multiplier": ({"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported"),
     "dspark": ({"architectures": ["Qwen3DSparkModel"]}, "dspark drafters are not supported yet"),
     "a target": ({"architectures": ["Qwen3ForCausalLM"]}, "'Qwen3ForCausalLM' is not a drafter's"),
     "nothing": ({"architectures": None}, "no architecture is not a drafter's"),

@@ -104,7 +104,7 @@ def test_every_bias_changes_what_is_drafted(where: str) -> None:
         assert weights.context_kv_bias is not None
         weights = replace(weights, context_kv_bias=torch.zeros_like(weights.context_kv_bias))
     else:
-        zeros = torch.zeros_like(getattr(weights.layers[0], where))
+        zeros: Any = torch.zeros_like(getattr(weights.layers[0], where))
         weights = replace(weights, layers=tuple(replace(layer, **{where: zeros}) for layer in weights.layers))
     found, _ = drafted(drafter, weights, text)
     assert (found - want).abs().max() > 0.5

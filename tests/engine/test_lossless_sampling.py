@@ -14,9 +14,12 @@ from itertools import count, islice
 import pytest
 import torch
 
+from dflash_local.config.dflash2 import SelectorConfig
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
 from dflash_local.kernels.noise import gumbel
+from dflash_local.models.dflash2 import CandidateSelector
+from dflash_local.models.drafter_weights import SelectorWeights
 from dflash_local.models.transformers_target import Forward
 from dflash_local.request import SamplingParams
 
@@ -77,6 +80,25 @@ class TableDrafter:
             anchor = after[anchor]
             drafts.append(anchor)
         return torch.tensor(drafts, dtype=torch.long)
+
+
+class SelectorDrafter(TableDrafter):
+    """A DFlash 2 drafter's walk: half of the ids are candidates, and the table says how well they follow."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__(table)
+        ones = torch.ones(V, 1)
+        self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), SelectorWeights(torch.eye(V), table.T, ones))
+        self.logits = torch.randn(BLOCK, V, generator=torch.Generator().manual_seed(3))
+
+    def propose(
+        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
+    ) -> torch.Tensor:
+        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
+
+        rows = torch.ones(count, 1)
+        return self.selector.walk(rows, self.logits[:count], torch.tensor([anchor]), choose)
 
 
 class TabledSampler(Sampler):
@@ -143,6 +165,8 @@ PLANTED = (NoiseBySlot, NoiseTwice, OffByOne, LastSlotOffByOne, WrongTemperature
 
 def drafter_of(kind: str, target: TableTarget) -> TableDrafter:
     near = target.table + 0.7 * torch.randn(V, V, generator=torch.Generator().manual_seed(99))
+    if kind == "selector":
+        return SelectorDrafter(near)
     tables = {"near": near, "uniform": torch.zeros(V, V), "opposite": -target.table, "greedy": near}
     return TableDrafter(tables[kind], greedy=kind == "greedy")
 
@@ -222,7 +246,7 @@ ALL_CELLS = [
         (replace(filters, temperature=t), drafter)
         for t in (0.3, 1.0, 1.7)
         for filters in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.8), SamplingParams(min_p=0.1))
-        for drafter in ("near", "uniform", "opposite", "greedy")
+        for drafter in ("near", "uniform", "opposite", "greedy", "selector")
     ),
 ]
 
@@ -230,6 +254,11 @@ ALL_CELLS = [
 @pytest.mark.parametrize(("params", "drafter"), CELLS, ids=lambda x: str(x)[:60])
 def test_l2_the_loop_samples_exactly_p(params: SamplingParams, drafter: str) -> None:
     assert min(smallest_p_values(params, drafter, TabledSampler, 10**6, TOKENS)) > LEVEL
+
+
+def test_l2_a_selectors_walk_samples_exactly_p() -> None:
+    params = SamplingParams(temperature=1.0)
+    assert min(smallest_p_values(params, "selector", TabledSampler, 10**6, TOKENS // 4)) > LEVEL
 
 
 @pytest.mark.parametrize("planted", PLANTED)

@@ -40,8 +40,11 @@ def shape_of(family: str) -> ModelConfig:
     return read_model(config | {"architectures": [type(text_model(family)).__name__]}, family)
 
 
-def drafter_of(biased: bool = False) -> DrafterConfig:
+def drafter_of(biased: bool = False, second: bool = False) -> DrafterConfig:
     config = random_pair.drafter_config(random_pair.TINY_DRAFTER, random_pair.TINY) | {"attention_bias": biased}
+    if second:
+        parts = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+        config |= {"architectures": ["DFlash2DraftModel"], **parts}
     return DrafterConfig.from_json(config, Path("config.json"))
 
 
@@ -108,9 +111,9 @@ def test_the_log_of_a_block_is_counted() -> None:
     assert said == sum(x.untyped_storage().nbytes() for x in log)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool) -> None:
-    config = drafter_of(biased)
+@pytest.mark.parametrize(("biased", "second"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool, second: bool) -> None:
+    config = drafter_of(biased, second)
     hidden = random_pair.TINY["hidden_size"]
     weights = drafter_weights.random_weights(config, hidden, 0, torch.device("cpu"), torch.float32)
     assert weights.nbytes == 4 * parameters.drafter_resident(config, hidden)

@@ -73,6 +73,7 @@ DRAFTERS: dict[str, tuple[str, int, float]] = {
     "z-lab/Qwen3-8B-DFlash-b16": ("Qwen/Qwen3-8B", 1048626432, 1.95),
     "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat": ("meta-llama/Llama-3.1-8B-Instruct", 1048626432, 1.95),
     "z-lab/Qwen3.5-397B-A17B-DFlash": ("Qwen/Qwen3.5-397B-A17B", 1291904512, 2.41),
+    "z-lab/Qwen3.8-27B-DFlash2": ("Qwen/Qwen3.8-27B", 1924404480, 3.59),
 }
 
 

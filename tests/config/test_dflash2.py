@@ -1,0 +1,108 @@
+"""DFlash 2 drafters by their configuration: what is read, what is refused in one line, and the published shape."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.catalog.shapes import shape
+from dflash_local.config.dflash2 import BlockConvolution, DFlash2Config, SelectorConfig
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.errors import CheckpointError
+
+HERE = Path("some/config.json")
+QWEN = "z-lab/Qwen3.8-27B-DFlash2"
+
+
+def raw(nested: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A small drafter of 2 sliding layers; ``nested``: of its dflash_config."""
+    second = {
+        "block_size": 8, "mask_token_id": 5, "target_layer_ids": [1, 2], "conv_kernel_size": 2, "conv_group_size": 16,
+        "selector_rank": 12, "selector_top_k": 4,
+    }  # fmt: skip
+    base = {
+        "architectures": ["DFlash2DraftModel"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rope_theta": 1e6,
+        "layer_types": ["sliding_attention"] * 2, "sliding_window": 24, "is_causal": False,
+        "dflash_config": {**second, **(nested or {})},
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+def read(nested: dict[str, Any] | None = None, **changes: Any) -> DrafterConfig:
+    return DrafterConfig.from_json(raw(nested, **changes), HERE)
+
+
+def test_the_schema_is_read_with_its_defaults() -> None:
+    config = read()
+    assert config.dflash2 == DFlash2Config(BlockConvolution(2, 16), SelectorConfig(12, 4, 96))
+    assert config.dflash2.selector.softcap is None and config.dflash2.embedding_scale == 1.0
+    assert (config.windows, config.causal, config.block_size) == ((24, 24), (False, False), 8)
+
+
+def test_optional_factors_are_read_from_either_place() -> None:
+    config = read({"output_multiplier": 0.19611613513818404}, final_logit_softcapping=20, input_embedding_scale=2)
+    assert config.dflash2 is not None
+    selector = config.dflash2.selector
+    assert (selector.output_multiplier, selector.softcap) == (0.19611613513818404, 20.0)
+    assert config.dflash2.embedding_scale == 2.0
+    assert read(final_logit_softcapping=0).dflash2 == read().dflash2  # no cap
+
+
+def test_a_dflash_drafter_has_no_second_part() -> None:
+    config = DrafterConfig.from_json(raw(architectures=["DFlashDraftModel"]), HERE)
+    assert config.dflash2 is None and len(config.tensor_shapes(64)) == 3 + 11 * 2
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no kernel size": ({"conv_kernel_size": None}, {}, "conv_kernel_size is missing"),
+    "kernel size 0": ({"conv_kernel_size": 0}, {}, "conv_kernel_size 0 is outside 1..8"),
+    "kernel wider than the block": ({"conv_kernel_size": 9}, {}, "conv_kernel_size 9 is outside 1..8"),
+    "no group size": ({"conv_group_size": None}, {}, "conv_group_size is missing"),
+    "group 0": ({"conv_group_size": 0}, {}, "conv_group_size 0 is outside 1..64"),
+    "group that does not divide": ({"conv_group_size": 24}, {}, "hidden_size 64 is not a multiple of conv_group_size"),
+    "group beyond the channels": ({"conv_group_size": 128}, {}, "conv_group_size 128 is outside 1..64"),
+    "no rank": ({"selector_rank": None}, {}, "selector_rank is missing"),
+    "rank text": ({"selector_rank": "12"}, {}, "selector_rank must be a whole number, got '12'"),
+    "rank 10^6": ({"selector_rank": 10**6}, {}, "selector_rank 1000000 is outside 1..4096"),
+    "no candidates": ({"selector_top_k": 0}, {}, "selector_top_k 0 is outside 1..96"),
+    "more candidates than ids": ({"selector_top_k": 97}, {}, "selector_top_k 97 is outside 1..96"),
+    "no vocabulary": ({}, {"vocab_size": None}, "vocab_size is missing"),
+    "multiplier 0": ({"output_multiplier": 0}, {}, "output_multiplier 0 is outside"),
+    "multiplier nan": ({"output_multiplier": float("nan")}, {}, "output_multiplier nan is outside"),
+    "softcap negative": ({"final_logit_softcapping": -1.0}, {}, "final_logit_softcapping -1.0 is outside"),
+    "softcap text": ({"final_logit_softcapping": "x"}, {}, "final_logit_softcapping must be a number"),
+    "scale infinite": ({"input_embedding_scale": float("inf")}, {}, "input_embedding_scale inf is outside"),
+    "anchor predicts": ({"sample_from_anchor": True}, {}, "sample_from_anchor True is not supported"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_impossible_values_are_named(name: str) -> None:
+    nested, changes, said = REFUSED[name]
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read(nested, **changes)
+    assert str(HERE) in caught.value.message and "\n" not in caught.value.message and caught.value.exit_code == 6
+
+
+def test_tensors_by_name() -> None:
+    shapes = read({"conv_kernel_size": 3}).tensor_shapes(48)
+    assert len(shapes) == 3 + 11 * 2 + 4 * 2 + 3
+    for module in ("attention_conv", "mlp_conv"):
+        assert shapes[f"layers.1.{module}.base_kernel"] == (2, 3, 64)
+        assert shapes[f"layers.1.{module}.kernel_projection.weight"] == (2 * 3 * 4, 64)
+    assert shapes["candidate_selector.predecessor_codebook"] == (96, 12)
+    assert shapes["candidate_selector.successor_codebook"] == (96, 12)
+    assert shapes["candidate_selector.hidden_projection.weight"] == (12, 64)
+
+
+def test_the_published_drafter_has_as_many_tensors_and_bytes_as_quoted() -> None:
+    """81 tensors and 3.85 GB are quoted for Qwen3.8-27B's; its vocabulary is that of its target."""
+    config = DrafterConfig.from_shape(shape(QWEN) or {}, QWEN)
+    shapes = config.tensor_shapes(5120)
+    assert len(shapes) == 81
+    assert 2 * sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(3.85, abs=0.005)
+    assert config.inferred == ("max_position_embeddings", "vocab_size")
