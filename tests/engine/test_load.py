@@ -258,7 +258,7 @@ def test_ck_16_the_drafters_position_table_caps_the_context(saved: Callable[[str
 @pytest.mark.parametrize(
     "pair",
     [
-        *("llama31-v1-b10", "qwen35-v2-swa-b8"),
+        *("llama31-v1-b10", "qwen35-v2-swa-b8", "qwen3-dflash2-b8", "qwen3-dflash2-b16"),
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3-v1-b8", "qwen3-v2-swa-b16")),
     ],
 )

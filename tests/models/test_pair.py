@@ -21,7 +21,14 @@ from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-PAIRS = {"llama31-v1-b10": "llama", "qwen3-v1-b8": "qwen3", "qwen3-v2-swa-b16": "qwen3", "qwen35-v2-swa-b8": "qwen3_5"}
+PAIRS = {
+    "llama31-v1-b10": "llama",
+    "qwen3-v1-b8": "qwen3",
+    "qwen3-v2-swa-b16": "qwen3",
+    "qwen35-v2-swa-b8": "qwen3_5",
+    "qwen3-dflash2-b8": "qwen3",
+    "qwen3-dflash2-b16": "qwen3",
+}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
 from tests.families import FAMILIES, save_model  # noqa: E402
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 DEVICES = {
     "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),
     "balanced": Machine("2 GPUs", "cuda", 2**40, 2**40, "", "balanced"),
@@ -108,6 +110,19 @@ def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.Mo
     check(contract.target, contract, target, drafter, True)
     check(contract.target, biased, target, replace(drafter, attention_bias=True), True)
     assert plan(target, replace(drafter, attention_bias=True), DEVICES["cuda:0"]).engine == "fused"
+
+
+def test_a_dflash2_drafter_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
+    parts = [Checkpoint.open(GOLDEN / "qwen3-dflash2-b8" / part) for part in ("target", "drafter")]
+    contract, target = check_pair(*parts), read_model(parts[0].config, "target")
+    drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
+    check(contract.target, contract, target, drafter, True)
+    card, asked = DEVICES["cuda:0"], LoadConfig(context=64)
+    assert plan(target, drafter, card, asked).engine == "reference"
+    assert plan(target, drafter, card, replace(asked, draft=False)).engine == "fused"
+    with pytest.raises(UsageError, match="the fused engine cannot run this: its drafter is a DFlash 2 one"):
+        plan(target, drafter, card, replace(asked, engine="fused"))
 
 
 @pytest.mark.parametrize(("hip", "engine"), [("7.1.52802", "reference"), (None, "fused")])

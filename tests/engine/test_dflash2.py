@@ -1,0 +1,116 @@
+"""DFlash 2 drafters in the engines: never another text than the target's own, and the fused engine says no by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_local.catalog.bundled import find
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.engine import LoadConfig, Session, load, load_fused
+from dflash_local.engine.reference import DFlashProposer
+from dflash_local.errors import PairError, UsageError
+from dflash_local.models.drafter import Drafter
+from dflash_local.models.transformers_target import TransformersTarget
+from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask
+from tests.families import HIDDEN, VOCAB, random_model
+from tests.proposers import decode
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PAIRS = ("qwen3-dflash2-b8", "qwen3-dflash2-b16")
+CPU32 = LoadConfig(dtype="float32", device="cpu")
+CONFIG = {
+    "architectures": ["DFlash2DraftModel"], "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 1e4, "vocab_size": VOCAB,
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "is_causal": False,
+    "dflash_config": {
+        "block_size": 8, "mask_token_id": 5, "target_layer_ids": [0, 2], "conv_kernel_size": 2, "conv_group_size": 8,
+        "selector_rank": 4, "selector_top_k": 6, "output_multiplier": 0.5, "input_embedding_scale": 3.0,
+    },
+}  # fmt: skip
+
+
+def folders(pair: str) -> tuple[str, str]:
+    return str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")
+
+
+@cache
+def session_of(pair: str) -> Session:
+    return load(find(*folders(pair)), CPU32)
+
+
+def prompts(pair: str) -> list[list[int]]:
+    return [case["prompt_ids"] for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95)])
+def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(pair: str, sampling: SamplingParams) -> None:
+    session, accepted = session_of(pair), 0
+    for number, prompt in enumerate(prompts(pair)[:5]):
+        own = replace(sampling, seed=number)
+        want = ask(session, prompt, 40, sampling=own, mode="ar").ids
+        for block in (2, 5, None):
+            reply = ask(session, prompt, 40, sampling=own, block_size=block)
+            assert reply.ids == want, f"block {block}, seed {number}"
+            accepted += max(reply.finished.stats.acceptance_lengths) > 1
+    assert accepted >= 12, "drafts that are hardly ever accepted prove little"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss", "gemma2"])
+def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> None:
+    target = TransformersTarget(random_model(family), (0, 2))
+    drafter = Drafter.random(DrafterConfig.from_json(CONFIG, "x"), target_hidden=HIDDEN, seed=3)
+    proposer = DFlashProposer(drafter, target)
+    prompt = list(range(9))
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        want = decode(target, prompt, 24, params=params)[0]
+        for block in (2, 8):
+            assert decode(target, prompt, 24, proposer, block, params)[0] == want  # type: ignore[arg-type]
+
+
+def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:
+    """The drafter's own factors stand for those that Gemma gives its embedding and its logits."""
+    target = TransformersTarget(random_model("gemma2"), (0, 2))
+    ids, hidden = torch.tensor([3, 7]), 20 * torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(target.stored_rows(ids) * HIDDEN**0.5, target.embed(ids), atol=1e-4, rtol=1e-4)
+    cap = target.config.final_logit_softcapping
+    torch.testing.assert_close(cap * torch.tanh(target.uncapped(hidden) / cap), target.head(hidden))
+    assert (target.uncapped(hidden) - target.head(hidden)).abs().max() > 1e-3
+
+
+def test_the_fused_engine_refuses_it_by_name() -> None:
+    with pytest.raises(UsageError, match="the fused engine cannot run this: its drafter is a DFlash 2 one") as caught:
+        load(find(*folders(PAIRS[0])), replace(CPU32, engine="fused"))
+    assert caught.value.hint == "use --engine reference"
+
+
+def test_where_the_fused_engine_would_be_taken_a_line_says_why_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session_of(PAIRS[0]).facts.notices == ()  # a CPU: it would not
+    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
+    session = load(find(*folders(PAIRS[0])), CPU32)
+    (line,) = session.facts.notices
+    assert "its drafter is a DFlash 2 one" in line and "the reference engine" in line and "\n" not in line
+    assert session.facts.engine == "reference"
+    target, _ = folders(PAIRS[0])
+    assert load(find(target, None), CPU32).facts.engine == "fused"  # without the drafter nothing keeps it
+
+
+def test_codebooks_of_fewer_ids_than_the_target_has_are_refused(tmp_path: Path) -> None:
+    target, drafter = (Path(folder) for folder in folders(PAIRS[0]))
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(drafter / "model.safetensors")
+    for name in ("predecessor_codebook", "successor_codebook"):
+        tensors[f"candidate_selector.{name}"] = tensors[f"candidate_selector.{name}"][:95].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((drafter / "config.json").read_text()) | {"vocab_size": 95}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PairError, match="codebooks have 95 rows, the target's vocabulary 96 ids"):
+        load(find(str(target), str(tmp_path)), replace(CPU32, allow_mismatch=True))
