@@ -99,6 +99,33 @@ def test_tensors_by_name() -> None:
     assert shapes["candidate_selector.hidden_projection.weight"] == (12, 64)
 
 
+# layers, hidden, ffn, heads, block, vocabulary, taps; tensors and GB of the file as quoted. Muse's heads and vocabulary
+# are the likely ones; one of 40 heads would be of 5.68 GB.
+QUOTED = {
+    "incoai/GLM-5.3-DFlash2": (6, 6144, 12288, 64, 8, 154880, 6, 96, 4.92),
+    "z-lab/Muse-Glimmer-30B-DFlash2": (5, 6656, 19968, 32, 16, 202048, 5, 81, 5.54),
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_other_published_drafters_are_of_the_quoted_size(name: str) -> None:
+    layers, hidden, ffn, heads, block, vocab, taps, count, size = QUOTED[name]
+    config = read(
+        {"block_size": block, "selector_rank": 256, "selector_top_k": 16, "target_layer_ids": list(range(taps))},
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=vocab,
+        layer_types=["sliding_attention"] * layers,
+    )
+    shapes = config.tensor_shapes(hidden)
+    assert len(shapes) == count
+    assert 2 * sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(size, abs=0.006)
+
+
 def test_the_published_drafter_has_as_many_tensors_and_bytes_as_quoted() -> None:
     """81 tensors and 3.85 GB are quoted for Qwen3.8-27B's; its vocabulary is that of its target."""
     config = DrafterConfig.from_shape(shape(QWEN) or {}, QWEN)

@@ -25,7 +25,8 @@ pytestmark = [
 ]
 GOLDEN = Path(__file__).parent.parent / "golden"
 NEW = 40
-PAIRS = ["qwen3-v1-b8", "llama31-v1-b10", "qwen3-v2-swa-b16", "qwen35-v2-swa-b8"]
+BOTH = ["qwen3-v1-b8", "llama31-v1-b10", "qwen3-v2-swa-b16", "qwen35-v2-swa-b8"]
+PAIRS = [*BOTH, "qwen3-dflash2-b8", "qwen3-dflash2-b16"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,8 +40,9 @@ def test_l1_float32_is_identical_on_the_gpu(family: str) -> None:
                 assert decode(target, prompt, NEW, drafter, block, params)[0] == text, f"{drafter} block {block}"
 
 
-@pytest.mark.parametrize("engine", ["reference", "fused"])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "engine"), [*((pair, "reference") for pair in PAIRS), *((pair, "fused") for pair in BOTH)]
+)
 def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
     options = LoadConfig(dtype="float32", device="cuda", engine=engine)
     session = load(find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")), options)
