@@ -175,7 +175,7 @@ def paging(planted: Planted) -> None:
     planted.patch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     planted.patch.setattr(card, "_rate", lambda device: 100e9)
     planted.patch.setattr(hardware, "is_wsl", lambda: True)
-    session: Any = SimpleNamespace(facts=SimpleNamespace(device="cuda:0"))
+    session: Any = SimpleNamespace(facts=SimpleNamespace(device="cuda:0"), runner=None)
     planted.check_finds(lambda: card.check_card(session, None))
 
 
