@@ -77,6 +77,13 @@ def stub_python(folder: Path, pip: str) -> Path:
     return python
 
 
+def test_programs_of_the_users_own_are_listed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_SGLANG", "/opt/sglang/bin/python")
+    assert cli("engine", "list", "--json").json == {"engines": [], "own": {"sglang": "/opt/sglang/bin/python"}}
+    shown = cli("engine", "list").out
+    assert shown.splitlines()[-1] == "used instead: /opt/sglang/bin/python (DFLASH_SGLANG, or settings.json)"
+
+
 def test_install_list_and_remove(cli: Cli, wheels: Path, engines: Path, answers: Callable[..., list[str]]) -> None:
     assert "none; dflash engine install vllm" in cli("engine", "list").out
     asked = answers(True)
