@@ -89,6 +89,7 @@ def marks(row: Row) -> list[str]:
     """What a reader should know about a row before anything else."""
     found: list[str] = [] if row.status == "released" else [row.status]
     found += [row.kind] if row.kind != "dflash" else []
+    found += ["slow"] if row.drafter_is_slow_here else []
     found += ["gated"] if row.gated else []
     return [*found, *(["overridden"] if row.overridden else [])]
 
@@ -239,7 +240,10 @@ def _drafter(row: Row) -> str:
     if row.drafter is None:
         return "announced, none published yet"
     extra: list[str] = [row.status] if row.status != "released" else []
-    extra += [] if row.kind == "dflash" else [f"kind {row.kind}, which this version's engine does not run"]
+    if not row.drafter_runs_here:
+        extra.append(f"kind {row.kind}, which this version's engines do not run")
+    elif row.drafter_is_slow_here:
+        extra.append(f"kind {row.kind}, which only the reference engine runs: slow")
     return ", ".join((row.drafter.id, *extra))
 
 

@@ -28,7 +28,9 @@ def engine_line(found: Plan) -> str:
     verified = [standing(found)] if standing(found) else []
     if found.engine != "fused":
         remark = rounding_remark(found)
-        return ", ".join([f"engine: {found.engine}", *verified, *([remark] if remark else [])])
+        line = ", ".join([f"engine: {found.engine}", *verified, *([remark] if remark else [])])
+        slow = f"{line}; {found.slow}, which is slow: with --mode ar the fused engine runs the target alone"
+        return slow if found.slow else line
     words = ["engine: fused", *verified, *found.load.described(BASICS)]
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 

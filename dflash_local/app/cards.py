@@ -65,7 +65,7 @@ def card_tables(
     """
     from dflash_local.planner.machine import named
 
-    rows = [row for row in registry(user).rows if not row.bundled and row.runs_on == "local" and row.kind == "dflash"]
+    rows = [row for row in registry(user).rows if not row.bundled and row.runs_here]
     known = [(row, shape) for row in rows if (shape := shapes(of_row(row), None)) is not None]
 
     def rows_on(machine: Machine) -> tuple[CardRow, ...]:

@@ -87,7 +87,7 @@ def _known(row: Row, store: ModelStore | None) -> ModelConfig | None:
     """The features of a row's target; None where its drafter does not run here, or nothing is known of its shape."""
     from dflash_local.catalog.shapes import shape
 
-    if row.kind != "dflash" or row.runs_on == "server":
+    if not row.runs_here:
         return None
     if row.bundled:
         content = _read(bundled.FOLDER / row.bundled / "target")

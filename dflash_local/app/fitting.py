@@ -114,7 +114,7 @@ def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     if choice.drafter is None:
         return Shapes(target, None)
     row = choice.row if choice.own_drafter else None
-    readable = row is None or row.kind == "dflash"  # of its relatives nothing here knows what they take
+    readable = row is None or row.drafter_runs_here  # of its relatives nothing here knows what they take
     config = configuration(choice.drafter, row, store) if readable else None
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
@@ -301,7 +301,7 @@ def pair_plans(
     from dflash_local.planner.plan import fits_table, plan
 
     found = plan(known.target, known.drafter, where, load, runs_on=row.runs_on)
-    if row.runs_on != "local" or row.kind != "dflash":
+    if not row.runs_here:
         return PairPlans(where, known, found, ())
     table = fits_table(known.target, known.drafter, where, load)
     return PairPlans(where, known, found, table, variant_plans(row, known, where, load, store))

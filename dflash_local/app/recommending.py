@@ -109,7 +109,7 @@ def verdict(
     """
     from dflash_local.planner.plan import nearest, plan
 
-    if row is not None and (row.runs_on == "server" or row.kind != "dflash"):
+    if row is not None and not row.runs_here:
         return "server", None
     if known is None:
         return UNKNOWN, None

@@ -227,7 +227,7 @@ def _for_a_fine_tune(model: str, close: Sequence[str], rows: Registry) -> str:
     from dflash_local.catalog.repo_id import is_repo_id
 
     row = rows.find(close[0])
-    if not is_repo_id(model) or row is None or row.drafter is None or row.kind != "dflash":
+    if not is_repo_id(model) or row is None or row.drafter is None or not row.drafter_runs_here:
         return ""
     return f" for a fine-tune of it: --drafter {row.drafter.id}"
 
@@ -257,8 +257,8 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     command = next(iter(commands.values()), "")
     start = f"{SERVED.replace('MODEL', row.name)}: {command}"
     hint = start if command else "it needs a server; no command that starts one is known"
-    if row.kind != "dflash" and choice.own_drafter:
-        raise DoesNotFitError(f"{row.name}: this version's engine does not run drafters of kind {row.kind}", hint)
+    if not row.drafter_runs_here and choice.own_drafter:
+        raise DoesNotFitError(f"{row.name}: this version's engines do not run drafters of kind {row.kind}", hint)
     if row.runs_on == "server":
         raise DoesNotFitError(f"{row.name} runs on a server only, not in this process", hint)
 

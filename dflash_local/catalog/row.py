@@ -13,6 +13,8 @@ from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
+RUN_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # kinds of drafters
+FUSED_HERE: frozenset[Kind] = frozenset({"dflash"})  # of these the fused engine's, too
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
@@ -281,6 +283,21 @@ class Row:
     notes: str = ""
     acceptance_band: Annotated[float, Between(1, MAX_BLOCK)] | None = None
     overridden: bool = False
+
+    @property
+    def drafter_runs_here(self) -> bool:
+        """The engines here run drafters of its kind."""
+        return self.kind in RUN_HERE
+
+    @property
+    def drafter_is_slow_here(self) -> bool:
+        """Of the engines here only the reference one runs drafters of its kind."""
+        return self.drafter_runs_here and self.kind not in FUSED_HERE
+
+    @property
+    def runs_here(self) -> bool:
+        """The pair runs in this process, on a machine that is large enough."""
+        return self.runs_on == "local" and self.drafter_runs_here
 
     def variant(self, name: str) -> Variant | None:
         """The pre-quantised target of that name or repository, in any case of letters."""

@@ -32,7 +32,7 @@ WIDE = (
     Column("FITS"),
     Column("MARKS"),
 )
-NARROW = (Column("MODEL", shrinks=True), *WIDE[3:])
+NARROW = (Column("MODEL", shrinks=True), Column("GIB", right=True), *WIDE[4:])
 LOCAL = (
     *(Column("PAIR", shrinks=True), Column("PART"), Column("ON DISK", right=True)),
     *(Column("COMMIT"), Column("VERIFIED"), Column("STATE", shrinks=True)),
@@ -78,8 +78,8 @@ def _table(found: list[tuple[InstallStatus, str]], where: Machine, width: int) -
     if natural_width(WIDE, rows) > width:  # the drafter's status moves to the marks; "server" stands under FITS
         columns = NARROW
         rows = [
-            (*(cell for at, cell in enumerate(cells[:-1]) if at not in (1, 2)), ", ".join(marks(item.row)))
-            for cells, (item, _) in zip(rows, found, strict=True)
+            (name, size.removesuffix(" GiB"), state, word.removeprefix("fits "), ", ".join(marks(item.row)))
+            for (name, _, _, size, state, word, _), (item, _) in zip(rows, found, strict=True)
         ]
     lines = table(columns, rows, width)
     lines += ["", *field("fits on", machine_line(where), width, 9)]

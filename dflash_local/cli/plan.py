@@ -78,7 +78,7 @@ def plan(
 
 def _on_a_server(choice: Choice) -> bool:
     row = choice.row
-    return row is not None and (row.runs_on == "server" or (row.kind != "dflash" and choice.own_drafter))
+    return row is not None and (row.runs_on == "server" or (not row.drafter_runs_here and choice.own_drafter))
 
 
 def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:

@@ -43,6 +43,7 @@ class Plan:
         load: what loads it so: the requested one with the context and the drafter precision of the plan. The context
             is the floor, or the requested one, when it does not fit.
         ledger: sizes in bytes; those of a server's target may be unknown.
+        slow: why it is the reference engine, where the fused one would run the target without a drafter; else empty.
     """
 
     fits: bool
@@ -55,6 +56,7 @@ class Plan:
     ledger: Ledger
     reason: str
     stored: str | None = None
+    slow: str = ""
 
     @property
     def context(self) -> int | None:
@@ -268,7 +270,15 @@ class _Case:
             ledger=sizes,
             reason=refused or self._reason(sizes, context, fits),
             stored=self.stored,
+            slow=self._slow(),
         )
+
+    def _slow(self) -> str:
+        why = drafter_refusal(self.drafter)
+        if not why or self.config.engine != "auto":
+            return ""
+        config = self.config if self.config.bitsandbytes is None else replace(self.config, quantize=None)
+        return why if chosen_engine(self.target, None, self.machine, config) == "fused" else ""
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
         free, name = _gib(self.machine.free), self.machine.name

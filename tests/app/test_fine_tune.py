@@ -61,7 +61,7 @@ def test_a_folder_finds_the_drafter_of_its_base(known: str, tuned: Callable[...,
 
 def test_every_known_target_is_alike_to_itself(tmp_path: Path, tuned: Callable[..., Path]) -> None:
     user = settings.load()
-    rows = [row for row in registry(user).rows if row.kind == "dflash" and row.runs_on == "local" and row.drafter]
+    rows = [row for row in registry(user).rows if row.runs_here and row.drafter]
     assert len(rows) > 10
     for number, row in enumerate(rows):
         assert row.target is not None and row.drafter is not None
@@ -70,13 +70,16 @@ def test_every_known_target_is_alike_to_itself(tmp_path: Path, tuned: Callable[.
 
 
 def test_of_several_the_one_that_is_named_or_here_is_taken(own_home: Path, tuned: Callable[..., Path]) -> None:
-    assert chosen(tuned("mine", "Qwen/Qwen3.6-27B")) == ("z-lab/Qwen3.5-27B-DFlash", ("Qwen/Qwen3.6-27B",))
+    assert chosen(tuned("mine", "Qwen/Qwen3.6-27B")) == (
+        "z-lab/Qwen3.5-27B-DFlash",
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.8-27B"),
+    )
     assert chosen(tuned("Qwen3.6-27B-mine", "Qwen/Qwen3.6-27B"))[0] == "z-lab/Qwen3.6-27B-DFlash"
     origin = {"_name_or_path": "/models/Qwen3.6-27B"}
     assert chosen(tuned("other", "Qwen/Qwen3.6-27B", **origin))[0] == "z-lab/Qwen3.6-27B-DFlash"
     snapshot(own_home, "z-lab/Qwen3.6-27B-DFlash", {"config.json": "{}"})
     found, others = chosen(tuned("third", "Qwen/Qwen3.6-27B"))
-    assert found == "z-lab/Qwen3.6-27B-DFlash" and others == ("Qwen/Qwen3.5-27B",)
+    assert found == "z-lab/Qwen3.6-27B-DFlash" and others == ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.8-27B")
 
 
 def test_another_architecture_finds_none(cli: Cli, opened: Opened, tuned: Callable[..., Path]) -> None:

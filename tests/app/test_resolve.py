@@ -59,7 +59,7 @@ def test_without_drafting_the_target_alone_will_do(cli: Cli, toy_hub: FakeHub, o
             5,
             ("runs on a server only", "dflash chat moonshotai/Kimi-K2.5 --url", "vllm serve moonshotai/Kimi-K2.5"),
         ),
-        (("Qwen/Qwen3.8-27B",), 5, ("kind dflash2", "server")),
+        (("Qwen/Qwen3.8-27B",), 4, ("Qwen/Qwen3.8-27B", "dflash pull")),
         (("zai-org/GLM-5.1",), 4, ("announced", "no drafter is published yet")),
         (("Qwen/Qwen3.5-9",), 3, ("unknown model", "Qwen/Qwen3.5-9B")),
         (("kimi2.5",), 3, ("moonshotai/Kimi-K2.5",)),

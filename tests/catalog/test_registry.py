@@ -21,7 +21,7 @@ from dflash_local.errors import UnknownModelError
 
 SHIPPED = registry.load()
 REAL = [row for row in SHIPPED.rows if row.target is not None]
-RUNNABLE = [row for row in REAL if row.status != "announced" and row.kind == "dflash"]
+RUNNABLE = [row for row in REAL if row.status != "announced" and row.drafter_runs_here]
 
 
 def by_name(row: Row) -> str:

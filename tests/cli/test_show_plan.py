@@ -105,6 +105,23 @@ def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
     assert abs(weights / 554.3 - 1) < 0.01
 
 
+def test_a_dflash2_pair_is_planned_on_the_reference_engine_and_alone_on_the_fused_one(cli: Cli) -> None:
+    name = "Qwen/Qwen3.8-27B"
+    for gib, weights in (("24", "bnb-nf4"), ("80", "bfloat16")):
+        told = cli("plan", name, "--gpu-memory", gib)
+        line = next(line for line in " ".join(told.out.split()).split(" weights: ") if "engine: reference" in line)
+        assert told.code == 0 and f"{name} in {weights}" in told.out and "block 8: fits" in told.out
+        assert "its drafter is a DFlash 2 one, which is slow: with --mode ar the fused engine runs the target" in line
+        assert "not quoted by any source, of Qwen/Qwen3.8-27B" in told.out
+    alone = cli("plan", name, "--gpu-memory", "24", "--mode", "ar")
+    assert alone.code == 0 and "engine: fused" in alone.out and "slow" not in alone.out.partition("what fits")[0]
+    asked = cli("plan", name, "--gpu-memory", "80", "--engine", "fused")
+    assert asked.code == 2 and "its drafter is a DFlash 2 one" in asked.err
+    assert "slow" not in " ".join(cli("plan", name, "--gpu-memory", "80", "--engine", "reference").out.split()[:40])
+    shown = " ".join(cli("show", name).out.split())
+    assert "kind dflash2, which only the reference engine runs: slow" in shown and "server only" not in shown
+
+
 def test_plan_takes_what_fits_and_says_why_nothing_finer_does(cli: Cli) -> None:
     found = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "24")
     flat = " ".join(found.out.split())
