@@ -38,6 +38,7 @@ def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, w
             [f"{row.name}  ({kind})"],
             [*facts(row, width), *_here(item, store, width)],
             generations(row, width),
+            other_drafters(row, width),
             variants(row, width),
             _plans(plans, width),
             published(row, width),
@@ -89,7 +90,7 @@ def marks(row: Row) -> list[str]:
     """What a reader should know about a row before anything else."""
     found: list[str] = [] if row.status == "released" else [row.status]
     found += [row.kind] if row.kind != "dflash" else []
-    found += ["slow"] if row.drafter_is_slow_here else []
+    found += ["slow"] if row.slow_here else []
     found += ["gated"] if row.gated else []
     return [*found, *(["overridden"] if row.overridden else [])]
 
@@ -102,6 +103,8 @@ def facts(row: Row, width: int) -> list[str]:
         lines += field("mirrors", ", ".join(row.mirrors), width)
     if row.aliases:
         lines += field("also called", ", ".join(row.aliases), width)
+    if not row.runs_here:
+        lines += field("runs on", f"servers only: {row.why_not_here}", width)
     lines += field("download", download(row), width)
     lines += field("context", f"{tokens(row.context)} tokens" if row.context else UNKNOWN, width)
     lines += field("thinking", THINKING[row.thinking], width)
@@ -148,6 +151,18 @@ def generations(row: Row, width: int) -> list[str]:
         for known in row.fingerprints
     ]
     return ["drafter generations, the current one first", *indented(table(columns, rows, width - 2))]
+
+
+def other_drafters(row: Row, width: int) -> list[str]:
+    """Drafters that are published beside the row's own, whether an engine here runs them, and their licences."""
+    from dflash_local.catalog.row import refused_kind
+
+    lines = ["other drafters, by name or with --drafter"] if row.other_drafters else []
+    for one in row.other_drafters:
+        refused = "which no engine here runs" if refused_kind(one.kind) else ""
+        words = (f"kind {one.kind}", refused, f"licence {one.licence or UNKNOWN}", one.note)
+        lines += indented(wrapped(f"{one.repo}: {', '.join(filter(None, words))}", width - 2))
+    return lines
 
 
 def published(row: Row, width: int) -> list[str]:
@@ -202,13 +217,13 @@ def server(row: Row, width: int) -> list[str]:
         return []
     known = row.server.tensor_parallel if row.server else None
     gpus = f", on {known} GPU{'s' if known != 1 else ''}" if known else ""
-    title = f"runs on a server only{gpus}" if row.runs_on == "server" else f"as a server{gpus}"
+    title = f"as a server{gpus}" if row.runs_here else f"runs on a server only{gpus}"
     lines = [title]
     for name, command in commands.items():
         lines += [f"  {name}:", f"    {command}"]
     if row.server is not None and row.server.note:
         lines += indented(wrapped(f"({row.server.note.strip()})", width - 2))
-    if row.runs_on == "server":
+    if not row.runs_here:
         lines += indented(wrapped(SERVED, width - 2))
     return [*lines, f"  {LAUNCHED}"]
 
@@ -241,9 +256,11 @@ def _drafter(row: Row) -> str:
         return "announced, none published yet"
     extra: list[str] = [row.status] if row.status != "released" else []
     if not row.drafter_runs_here:
-        extra.append(f"kind {row.kind}, which this version's engines do not run")
-    elif row.drafter_is_slow_here:
+        extra.append(f"kind {row.kind}, which no engine here runs")
+    elif row.slow_here:
         extra.append(f"kind {row.kind}, which only the reference engine runs: slow")
+    elif row.kind != "dflash":
+        extra.append(f"kind {row.kind}")
     return ", ".join((row.drafter.id, *extra))
 
 

@@ -70,7 +70,7 @@ def prepare(
     store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
     where = machine(user)
-    verdicts = {choice.name: verdict(choice.row, shapes(choice, store), where)[0] for choice in choices}
+    verdicts = {choice.name: verdict(choice, shapes(choice, store), where)[0] for choice in choices}
     return Download(plan, verdicts, where, hub, store)
 
 

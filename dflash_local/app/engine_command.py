@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
 DRAFTING = "--speculative-"  # how all options of drafting begin, of both programs
+NOT_DRAFTED = "--mode ar serves the target alone; dflash show lists other drafters"
 HEAD = "HEAD_ADDRESS"  # stands for the address of the first of several machines
 HEAD_PORT: Mapping[Program, str] = {"vllm": "8000", "sglang": "30000"}  # where they listen unless told otherwise
 MEET_PORT = 20000  # where SGLang's machines meet
@@ -63,7 +64,10 @@ def server_command(program: Program, choice: Choice, user: Settings, drafts: boo
         raise UsageError(f"no drafter is known for {choice.name}", "name one with --drafter")
     if choice.target is None:
         raise UsageError(f"nothing is known of where the files of {choice.name} are")
-    launch = _launch_of(program, row) or _generic(program, _block_of(choice, store) if drafts else None)
+    launch = _launch_of(program, row)
+    if launch is None and drafts and choice.refused_drafter:
+        raise UsageError(f"no {program} command is known for {choice.name}: {choice.refused_drafter}", NOT_DRAFTED)
+    launch = launch or _generic(program, _block_of(choice, store) if drafts else None)
     target = _place(choice.target, store)
     drafter = _place(choice.drafter, store) if drafts and choice.drafter is not None else target
     fetched = tuple(dict.fromkeys(place for place in (target, drafter) if not Path(place).is_absolute()))

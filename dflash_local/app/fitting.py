@@ -114,7 +114,7 @@ def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     if choice.drafter is None:
         return Shapes(target, None)
     row = choice.row if choice.own_drafter else None
-    readable = row is None or row.drafter_runs_here  # of its relatives nothing here knows what they take
+    readable = not choice.refused_drafter  # of such relatives nothing here knows what they take
     config = configuration(choice.drafter, row, store) if readable else None
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)

@@ -96,20 +96,21 @@ def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
     """
     if row.bundled:
         return "fits", None
-    return verdict(row, shapes(of_row(row), None), where, published=row)
+    choice = of_row(row)
+    return verdict(choice, shapes(choice, None), where, published=row)
 
 
 def verdict(
-    row: Row | None, known: Shapes | None, where: Machine, published: Row | None = None
+    choice: Choice, known: Shapes | None, where: Machine, published: Row | None = None
 ) -> tuple[str, Plan | None]:
-    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row.
+    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row's.
 
     Args:
         published: the row whose pre-quantised targets count as the pair, too.
     """
     from dflash_local.planner.plan import nearest, plan
 
-    if row is not None and not row.runs_here:
+    if choice.why_not_here:
         return "server", None
     if known is None:
         return UNKNOWN, None

@@ -71,6 +71,35 @@ class Choice:
             notify(Notice(self.base.notice(self.name)))
 
     @property
+    def described(self) -> str:
+        """Its name, and the drafter's where that is not the row's own."""
+        from dflash_local.catalog.row import Repo
+
+        other = self.drafter if not self.own_drafter and isinstance(self.drafter, Repo) else None
+        return self.name if other is None else f"{self.name} with {other.id}"
+
+    @property
+    def why_not_here(self) -> str:
+        """Why no machine runs it in this process, by what is known of its row; empty where one does, or none is."""
+        if self.row is None or self.row.bundled:
+            return ""
+        if self.own_drafter:
+            return self.row.why_not_here
+        return self.refused_drafter or self.row.why_target_not_here
+
+    @property
+    def refused_drafter(self) -> str:
+        """Why no engine here runs its drafter, by its kind; empty where one does, or nothing is known of it."""
+        from dflash_local.catalog.row import refused_kind
+
+        if self.row is None or self.drafter is None or isinstance(self.drafter, Path):
+            return ""
+        listed = self.row.other_drafter(self.drafter.id)
+        if listed is None:
+            return refused_kind(self.row.kind) if self.own_drafter else ""
+        return refused_kind(listed.kind)
+
+    @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
         """The repositories to be had, with their roles."""
         both = (("target", self.target), ("drafter", self.drafter))
@@ -186,7 +215,8 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
         return _stranger(model, own, rows, user, draft)
     if row.bundled:
         return replace(choose(row.bundled, drafter, user), row=row)
-    return Choice(row.name, row.target, own or _named_drafter(row, model), row, own is None or _is_own(own, row))
+    named = own or _named_drafter(row, model)
+    return Choice(row.name, row.target, named, row, named is None or _is_own(named, row))
 
 
 def of_variant(model: str, variant: str, user: Settings) -> str:
@@ -257,10 +287,11 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     command = next(iter(commands.values()), "")
     start = f"{SERVED.replace('MODEL', row.name)}: {command}"
     hint = start if command else "it needs a server; no command that starts one is known"
-    if not row.drafter_runs_here and choice.own_drafter:
-        raise DoesNotFitError(f"{row.name}: this version's engines do not run drafters of kind {row.kind}", hint)
-    if row.runs_on == "server":
-        raise DoesNotFitError(f"{row.name} runs on a server only, not in this process", hint)
+    if choice.refused_drafter:
+        own = f"dflash chat {row.name} takes {row.drafter.id}" if row.drafter and row.runs_here else hint
+        raise DoesNotFitError(f"{choice.described}: {choice.refused_drafter}", own)
+    if choice.why_not_here:
+        raise DoesNotFitError(f"{row.name} runs on a server only: {choice.why_not_here}", hint)
 
 
 def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tuple[Wanted, ...]:
@@ -402,11 +433,17 @@ def _drafter(text: str) -> Repo | Path:
 
 
 def _named_drafter(row: Row, model: str) -> Repo | None:
-    """The row's drafter, or the mirror of it that the user asked for by name."""
+    """The row's drafter, or the mirror of it, or the other drafter, that the user asked for by name."""
     from dflash_local.catalog.row import Repo
 
-    mirror = next((name for name in row.mirrors if name.lower() == model.strip().lower()), None)
-    return Repo(mirror) if mirror else row.drafter
+    wanted = model.strip().lower()
+    others = (*row.mirrors, *(one.repo for one in row.other_drafters))
+    other = next((name for name in others if wanted == name.lower()), None)
+    if other is None:  # without its owner, as long as that is not the row's own drafter
+        bare = (one.repo for one in row.other_drafters if wanted == one.repo.lower().partition("/")[2])
+        own = row.drafter is not None and wanted == row.drafter.id.lower().partition("/")[2]
+        other = None if own else next(bare, None)
+    return Repo(other) if other else row.drafter
 
 
 def _is_own(drafter: Repo | Path, row: Row) -> bool:

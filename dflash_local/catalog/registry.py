@@ -23,7 +23,10 @@ PACKAGED = (
     Path(__file__).resolve().parent.parent.parent / "registry.yaml",
 )
 # What says nothing about a pair any more once its drafter is another one.
-OF_THE_DRAFTER = ("fingerprints", "mirrors", "drafter_licence", "published", "acceptance_band", "server", "thinking")
+OF_THE_DRAFTER = (
+    *("kind", "fingerprints", "mirrors", "drafter_licence"),
+    *("published", "acceptance_band", "server", "thinking"),
+)
 MERGED = ("revisions", "sizes_gib", "server", "vllm", "sglang", "environment")
 MAX_SUGGESTIONS = 3
 

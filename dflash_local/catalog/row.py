@@ -26,6 +26,11 @@ NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
+def refused_kind(kind: Kind) -> str:
+    """Why no engine here runs drafters of a kind, in a clause; empty where one does."""
+    return "" if kind in RUN_HERE else f"no engine here runs drafters of kind {kind}"
+
+
 @dataclass(frozen=True, slots=True)
 class Matching:
     """A rule for texts: ``what`` they are, the pattern of a whole one, and what is allowed in words."""
@@ -169,6 +174,16 @@ class Variant:
     licence: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OtherDrafter:
+    """Another drafter that is published for a row's target, by whom ``--drafter`` or its name asks for it."""
+
+    repo: RepoId
+    kind: Kind = "dflash"
+    licence: str | None = None
+    note: str = ""
+
+
 TENSOR_PARALLEL = ("--tensor-parallel-size", "--tp-size", "--tp")  # of vLLM, of SGLang, of both
 
 
@@ -255,6 +270,7 @@ class Row:
         thinking: the chat templates that the drafter was trained for: with thinking, without, or both.
         gated: whether the target's repository asks for accepted terms.
         target_gib, drafter_gib: of the files that are pulled. context: positions the target was made for.
+        family_runs_here: the engines here have targets of its family. other_drafters: that are known beside the row's.
         acceptance_band: mean acceptance length under which an alarm is raised.
         overridden: the user's own file changed or added this row.
     """
@@ -278,6 +294,8 @@ class Row:
     context: Annotated[int, Between(1, 2**30)] | None = None
     variants: tuple[Variant, ...] = ()
     runs_on: RunsOn = "local"
+    family_runs_here: bool = True
+    other_drafters: tuple[OtherDrafter, ...] = ()
     server: Server | None = None
     published: tuple[Published, ...] = ()
     notes: str = ""
@@ -287,17 +305,37 @@ class Row:
     @property
     def drafter_runs_here(self) -> bool:
         """The engines here run drafters of its kind."""
-        return self.kind in RUN_HERE
+        return not refused_kind(self.kind)
 
     @property
-    def drafter_is_slow_here(self) -> bool:
-        """Of the engines here only the reference one runs drafters of its kind."""
-        return self.drafter_runs_here and self.kind not in FUSED_HERE
+    def slow_here(self) -> bool:
+        """It runs here, but drafters of its kind on the reference engine alone."""
+        return self.runs_here and self.kind not in FUSED_HERE
 
     @property
     def runs_here(self) -> bool:
         """The pair runs in this process, on a machine that is large enough."""
-        return self.runs_on == "local" and self.drafter_runs_here
+        return not self.why_not_here
+
+    @property
+    def why_not_here(self) -> str:
+        """Why no machine runs the pair in this process, in a clause; empty where one does."""
+        if self.bundled:
+            return ""
+        if self.drafter is None:
+            return "no drafter is published yet"
+        return refused_kind(self.kind) or self.why_target_not_here
+
+    @property
+    def why_target_not_here(self) -> str:
+        """The same of its target, whatever drafts for it."""
+        if not self.family_runs_here:
+            return f"no engine here has targets of family {self.family}"
+        return "" if self.runs_on == "local" else "no single GPU holds it"
+
+    def other_drafter(self, repo: str) -> OtherDrafter | None:
+        """The listed drafter of that repository, in any case of letters."""
+        return next((one for one in self.other_drafters if one.repo.lower() == repo.strip().lower()), None)
 
     def variant(self, name: str) -> Variant | None:
         """The pre-quantised target of that name or repository, in any case of letters."""
@@ -331,6 +369,7 @@ class Row:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that names this row in full: repository ids, mirrors and aliases."""
+        """Everything that names this row in full: repository ids, mirrors, other drafters and aliases."""
         repos = (repo.id for repo in (self.target, self.drafter) if repo is not None)
-        return tuple(dict.fromkeys((self.name, *repos, *self.mirrors, *self.aliases)))
+        others = (one.repo for one in self.other_drafters)
+        return tuple(dict.fromkeys((self.name, *repos, *self.mirrors, *others, *self.aliases)))

@@ -73,7 +73,7 @@ def _table(found: list[tuple[InstallStatus, str]], where: Machine, width: int) -
         state = SHOWN.get(item.state, item.state)
         drafter = row.status if row.kind == "dflash" else f"{row.status} {row.kind}"
         rest = [mark for mark in marks(row) if mark not in (row.status, row.kind)]
-        rows.append((row.name, drafter, row.runs_on, size, state, word, ", ".join(rest)))
+        rows.append((row.name, drafter, "local" if row.runs_here else "server", size, state, word, ", ".join(rest)))
     columns: tuple[Column, ...] = WIDE
     if natural_width(WIDE, rows) > width:  # the drafter's status moves to the marks; "server" stands under FITS
         columns = NARROW
@@ -94,6 +94,7 @@ def _as_json(item: InstallStatus, word: str, plan: Plan | None) -> dict[str, Any
         "missing": list(item.missing),
         "verified": item.verified,
         "fits": word,
+        "why_not_here": item.row.why_not_here,
         "plan": None if plan is None else {"format": plan.format, "context": plan.context, "draft": plan.load.draft},
     }
 

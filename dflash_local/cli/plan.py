@@ -63,7 +63,7 @@ def plan(
     store = model_store(user)
     known = fitting.shapes(choice, store)
     where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus)
-    if _on_a_server(choice):
+    if choice.why_not_here:
         _show_server(console, choice, known, where, as_json)
         return
     if known is None:
@@ -76,18 +76,13 @@ def plan(
     _show_plan(console, choice, known, where, config, found, variants, as_json)
 
 
-def _on_a_server(choice: Choice) -> bool:
-    row = choice.row
-    return row is not None and (row.runs_on == "server" or (not row.drafter_runs_here and choice.own_drafter))
-
-
 def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
     """The answer is a command: what a server needs, and how it is started."""
     from dflash_local.planner.plan import plan as ask
 
     row = choice.row
     found = None if known is None else ask(known.target, known.drafter, where, runs_on="server")
-    commands = server_commands(row) if row else {}
+    commands = server_commands(row) if row and choice.own_drafter else {}
     if as_json:
         answer = None if found is None else fitting.as_json(found)
         tensor_parallel = row.server.tensor_parallel if row and row.server else None
@@ -96,6 +91,7 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
                 "model": choice.name,
                 "runs_on": "server",
                 "fits": None,
+                "reason": choice.why_not_here,
                 "plan": answer,
                 "server_commands": commands,
                 "tensor_parallel": tensor_parallel,
@@ -104,7 +100,7 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
         return
     ledger = indented(plan_text.ledger_lines(found, console.columns - 2)) if found else []
     known_command = pair_text.server(row, console.columns) if row and commands else []
-    console.lines([f"{choice.name} on a server", *ledger, ""])
+    console.lines([*wrapped(f"{choice.described} on a server: {choice.why_not_here}", console.columns), *ledger, ""])
     console.lines(known_command or ["  the command for a server is unknown"])
 
 
@@ -205,6 +201,7 @@ def _show_report(item: InstallStatus, plans: fitting.PairPlans) -> dict[str, Any
     row = item.row
     return {
         **asdict(row),
+        "why_not_here": row.why_not_here,
         "download_gib": download_gib(row),
         "terms": list(terms(row)),
         "server_commands": server_commands(row),

@@ -94,6 +94,16 @@ def test_a_pair_that_is_announced_only_is_not_launched(user: Settings) -> None:
     assert server_command("vllm", choice, user, drafts=False).words[:2] == ("vllm", "serve")
 
 
+def test_a_drafter_of_another_kind_is_launched_by_its_row_s_command_alone(user: Settings) -> None:
+    found = server_command("vllm", choose("Qwen/Qwen3-14B", None, user), user)
+    drafts = {"method": "dspark", "model": "deepseek-ai/dspark_qwen3_14b_block7", "num_speculative_tokens": 7}
+    assert json.loads(found.words[4]) == drafts
+    other = choose("deepseek-ai/dspark_qwen3_4b_block7", None, user)
+    with pytest.raises(UsageError, match=r"no vllm command is known for Qwen/Qwen3-4B: no engine here runs .* dspark"):
+        server_command("vllm", other, user)
+    assert server_command("vllm", other, user, drafts=False).words[:3] == ("vllm", "serve", "Qwen/Qwen3-4B")
+
+
 def test_several_machines_share_the_row_s_command(user: Settings) -> None:
     row = registry(user).find("moonshotai/Kimi-K2.5")
     assert row is not None

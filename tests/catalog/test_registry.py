@@ -21,7 +21,7 @@ from dflash_local.errors import UnknownModelError
 
 SHIPPED = registry.load()
 REAL = [row for row in SHIPPED.rows if row.target is not None]
-RUNNABLE = [row for row in REAL if row.status != "announced" and row.drafter_runs_here]
+SHAPED = [row for row in REAL if shape(row.name) is not None]
 
 
 def by_name(row: Row) -> str:
@@ -48,6 +48,18 @@ def by_name(row: Row) -> str:
         ("LLaMA3.1-8B-Instruct-DFlash-UltraChat", "meta-llama/Llama-3.1-8B-Instruct"),
         ("kimi-k2.5", "moonshotai/Kimi-K2.5"),
         ("GLM-5.1", "zai-org/GLM-5.1"),
+        ("GLM-5.3", "zai-org/GLM-5.3"),
+        ("gemma-4-31b", "google/gemma-4-31B-it"),
+        ("gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it"),
+        ("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5"),
+        ("MiniMax-M2.7-DFlash", "MiniMaxAI/MiniMax-M2.7"),
+        ("kimi-k2.6", "moonshotai/Kimi-K2.6"),
+        ("nvidia/Kimi-K2.6-DFlash", "moonshotai/Kimi-K2.6"),
+        ("Inferact/Kimi-K3-DSpark", "moonshotai/Kimi-K3"),
+        ("dspark_qwen3_14b_block7", "Qwen/Qwen3-14B"),
+        ("deepseek-ai/dspark_qwen3_8b_block7", "Qwen/Qwen3-8B"),
+        ("RadixArk/Qwen3.8-27B-DSpark", "Qwen/Qwen3.8-27B"),
+        ("modal-labs/Qwen3.5-397B-A17B-DFlash", "Qwen/Qwen3.5-397B-A17B"),
         ("incoai/Qwen3.8-27B-DFlash2", "Qwen/Qwen3.8-27B"),
         (" demo-hybrid ", "demo-hybrid"),
     ],
@@ -77,7 +89,7 @@ def test_a_bare_name_of_two_rows_lists_both() -> None:
         ("Qwen3.5-9BB", "Qwen/Qwen3.5-9B"),
         ("qwen/qwen35-9b", "Qwen/Qwen3.5-9B"),
         ("gptoss-20b", "openai/gpt-oss-20b"),
-        ("kimi", "moonshotai/Kimi-K2.5"),
+        ("kimi", "moonshotai/Kimi-K3"),
         ("dmeo", "demo"),
     ],
 )
@@ -91,7 +103,7 @@ def test_nothing_is_suggested_for_noise() -> None:
     assert SHIPPED.nearest("zzzzzzzz") == () and SHIPPED.nearest("") == () and SHIPPED.nearest("\x1b[31m" * 500) == ()
 
 
-@pytest.mark.parametrize("row", RUNNABLE, ids=by_name)
+@pytest.mark.parametrize("row", SHAPED, ids=by_name)
 def test_both_shapes_are_kept_and_the_current_fingerprint_is_that_of_the_shape(row: Row) -> None:
     assert row.target and row.drafter and row.fingerprints
     target, drafter = shape(row.target.id), shape(row.drafter.id)
@@ -104,18 +116,45 @@ def test_both_shapes_are_kept_and_the_current_fingerprint_is_that_of_the_shape(r
     assert quoted is None or row.target_gib == quoted
 
 
-@pytest.mark.parametrize("row", [row for row in REAL if row not in RUNNABLE], ids=by_name)
-def test_a_pair_without_shapes_says_why(row: Row) -> None:
-    assert row.runs_on == "server" and row.server is None and "not" in row.notes
-    if row.drafter is None:
-        assert row.status == "announced"
-    else:
-        drafter = shape(row.drafter.id)
-        assert drafter is not None and row.generations == (fingerprint_of(drafter),)
+@pytest.mark.parametrize("row", [row for row in REAL if row not in SHAPED], ids=by_name)
+def test_a_pair_without_a_targets_shape_says_why(row: Row) -> None:
+    assert not row.runs_here and row.why_not_here and "not" in row.notes and row.context is None
+    assert (row.drafter is None) == (row.status == "announced")
+    drafter = None if row.drafter is None else shape(row.drafter.id)
+    if drafter is not None:
+        assert row.generations == (fingerprint_of(drafter),) and row.drafter_gib == drafter["_sizes"]["gib_quoted"]
+
+
+def test_what_runs_here_follows_from_kind_family_and_size() -> None:
+    rows = {row.name: row for row in SHIPPED.rows}
+    assert {row.kind for row in rows.values() if row.runs_here} == {"dflash", "dflash2"}
+    assert [row.name for row in rows.values() if row.slow_here] == ["Qwen/Qwen3.8-27B"]
+    assert {name.partition("/")[2]: row.why_not_here for name, row in rows.items() if row.why_not_here} == {
+        "Qwen3.5-397B-A17B": "no single GPU holds it",
+        "Kimi-K2.5": "no single GPU holds it",
+        "Kimi-K2.6": "no single GPU holds it",
+        "Qwen3-14B": "no engine here runs drafters of kind dspark",
+        "Kimi-K3": "no engine here runs drafters of kind dspark",
+        "gemma-4-31B-it": "no engine here has targets of family gemma4",
+        "gemma-4-26B-A4B-it": "no engine here has targets of family gemma4",
+        "MiniMax-M2.5": "no engine here has targets of family minimax",
+        "MiniMax-M2.7": "no engine here has targets of family minimax",
+        "GLM-5.3": "no engine here has targets of family glm",
+        "GLM-5.1": "no drafter is published yet",
+    }
+    assert rows["moonshotai/Kimi-K3"].why_target_not_here == "no engine here has targets of family kimi-k3"
+
+
+def test_another_drafter_of_a_target_is_listed_with_its_kind() -> None:
+    row = SHIPPED.find("DSPARK_qwen3_4b_block7")
+    assert row is not None and row.name == "Qwen/Qwen3-4B"
+    other = row.other_drafter("DeepSeek-AI/dspark_qwen3_4b_block7")
+    assert other is not None and (other.kind, other.licence) == ("dspark", None)
+    assert row.other_drafter("z-lab/Qwen3-4B-DFlash-b16") is None
 
 
 def test_two_generations_of_one_name_are_told_apart() -> None:
-    both = [row for row in RUNNABLE if len(row.fingerprints) > 1]
+    both = [row for row in SHAPED if len(row.fingerprints) > 1]
     assert {row.name.partition("/")[2] for row in both} == {
         *("Qwen3.5-4B", "Qwen3.5-9B", "Qwen3.5-27B", "Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B")
     }
@@ -167,16 +206,21 @@ def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(ro
     block, gpus = row.fingerprints[0].block_size, str(row.server.tensor_parallel)
     words = shlex.split(row.server.vllm.line(row.target.id, row.drafter.id))
     config = json.loads(words[words.index("--speculative-config") + 1])
-    assert block and config == {"method": "dflash", "model": row.drafter.id, "num_speculative_tokens": block - 1}
+    # A DSpark drafter's block has no anchor.
+    assert block and config.pop("num_speculative_tokens") == (block if row.kind == "dspark" else block - 1)
+    assert (config.pop("method"), config.pop("model")) == (row.kind, row.drafter.id)
+    assert config in ({}, {"attention_backend": "flash_attn"})
     assert words[:3] == ["vllm", "serve", row.target.id]
     assert gpus == (words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1")
     words = shlex.split(row.server.sglang.line(row.target.id, row.drafter.id))
-    assert words[1:4] == ["python", "-m", "sglang.launch_server"] and words[0].endswith("CONTEXT_LEN=1")
+    assert words[words.index("python") :][:3] == ["python", "-m", "sglang.launch_server"]
+    assert words[0] == "python" or words[0].endswith("CONTEXT_LEN=1")
     assert words[words.index("--model-path") + 1] == row.target.id
     assert words[words.index("--speculative-draft-model-path") + 1] == row.drafter.id
     assert words[words.index("--tp-size") + 1] == gpus
-    size = "--speculative-num-draft-tokens"
-    assert int(words[words.index(size if size in words else "--speculative-dflash-block-size") + 1]) <= block
+    sizes = ("num-draft-tokens", "dflash-block-size", "dspark-block-size")
+    size = next(f"--speculative-{name}" for name in sizes if f"--speculative-{name}" in words)
+    assert int(words[words.index(size) + 1]) <= block
 
 
 def test_a_command_quotes_what_a_shell_would_read() -> None:
@@ -199,7 +243,7 @@ def fewest_gib(row: Row) -> float:
 
 def test_what_no_single_gpu_holds_needs_a_server() -> None:
     held = 178.8  # a GPU of 192 GB, in GiB
-    for row in RUNNABLE:
+    for row in SHAPED:
         needed = fewest_gib(row) + (row.drafter_gib or 0)
         assert (row.runs_on == "server") == (needed > held), row.name
 
@@ -223,6 +267,13 @@ def test_another_drafter_in_the_users_file_drops_what_was_known_of_the_old_one(t
     assert row is not None and row.drafter is not None and row.drafter.revision is None and row.overridden
     assert row.fingerprints == () and row.published == () and row.drafter_gib is None and row.drafter_licence is None
     assert row.target_gib == 17.98 and row.target is not None and row.target.revision and row.licence == "Apache-2.0"
+
+
+def test_another_drafter_in_the_users_file_is_of_the_usual_kind(tmp_path: Path) -> None:
+    own = tmp_path / "registry.yaml"
+    own.write_text("schema: 1\npairs:\n  - {target: Qwen/Qwen3-14B, drafter: me/mine}\n", encoding="utf-8")
+    row = registry.load(own).find("me/mine")
+    assert row is not None and row.kind == "dflash" and row.runs_here and row.fingerprints == ()
 
 
 def test_other_yaml_readers_read_the_same() -> None:
