@@ -1,0 +1,76 @@
+"""Every pair of the registry has a plan or a reason, in every list and every answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local import settings
+from dflash_local.app import fitting, recommending
+from dflash_local.app.models import install_status, registry
+from dflash_local.app.resolve import choose, refuse_what_does_not_run
+from dflash_local.catalog.registry import load
+from dflash_local.errors import DFlashError
+from dflash_local.planner.machine import named
+from tests.cli.conftest import Cli
+
+ROWS = load().rows
+NOT_HERE = [row.name for row in ROWS if row.why_not_here]
+OTHERS = [(row.name, one.repo) for row in ROWS for one in row.other_drafters]
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS if not row.why_not_here])
+def test_what_runs_here_has_a_plan_on_every_card_that_fits_or_says_what_is_lacking(name: str) -> None:
+    user = settings.load()
+    choice = choose(name, None, user)
+    refuse_what_does_not_run(choice)
+    known = fitting.shapes(choice, None)
+    assert known is not None and known.drafter is not None and not known.drafter_unknown
+    for gib in (8, 24, 80, 192):
+        where = named(None, gib)
+        found = recommending.recommended(choice.target_row, known, where)
+        assert found.fitting or found.rest
+        assert all(one.plan.fits and one.plan.context for one in found.fitting)
+        assert all("GiB" in one.plan.reason or "MiB" in one.plan.reason for one in found.rest)
+    assert found.best is not None, "192 GiB hold it"
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_what_does_not_run_here_says_so_in_a_line(cli: Cli, name: str) -> None:
+    row = registry(settings.load()).find(name)
+    assert row is not None
+    with pytest.raises(DFlashError) as found:
+        refuse_what_does_not_run(choose(name, None, settings.load()))
+    error = found.value
+    assert row.name in error.message and error.message.isprintable() and error.hint and error.exit_code in (4, 5)
+    assert row.why_not_here in " ".join(cli("show", name).out.split())
+    planned = cli("plan", name)
+    assert planned.code == 0 and f"{name} on a server: {row.why_not_here}" in " ".join(planned.out.split())
+    assert cli("plan", name, "--json").json["reason"] == row.why_not_here
+    ran = cli("run", name, "hi")
+    assert ran.code == error.exit_code and f"error: {error.message}" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(("name", "repo"), OTHERS)
+def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo: str) -> None:
+    choice = choose(repo, None, settings.load())
+    assert choice.name == name and not choice.own_drafter and choice == choose(name, repo, settings.load())
+    assert choice.why_not_here, "none of those that are listed runs here yet"
+    with pytest.raises(DFlashError) as found:
+        refuse_what_does_not_run(choice)
+    assert choice.why_not_here in found.value.message and found.value.exit_code == 5
+    told = " ".join(cli("plan", repo).out.split())
+    assert f"{name} with {repo} on a server: {choice.why_not_here}" in told
+    assert cli("plan", repo.partition("/")[2]).code == 0
+    shown = " ".join(cli("show", name).out.split())
+    assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
+
+
+@pytest.mark.parametrize("gib", [None, 8, 80])
+def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
+    user = settings.load()
+    where = fitting.machine(user) if gib is None else named(None, gib)
+    for row in ROWS:
+        word, found = recommending.row_verdict(row, where)
+        assert word == "server" if row.why_not_here else word.startswith(("fits", "needs", "target alone")), row.name
+        assert (found is not None) == (word.startswith(("fits", "target")) and not row.bundled)
+        assert install_status(row, None).state in ("bundled", "absent")
