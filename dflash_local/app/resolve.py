@@ -99,6 +99,10 @@ class Choice:
             return refused_kind(self.row.kind) if self.own_drafter else ""
         return refused_kind(listed.kind)
 
+    def for_a_load(self, draft: bool) -> Choice:
+        """Without a drafter that no engine here runs, where none is to draft."""
+        return replace(self, drafter=None, own_drafter=False) if self.refused_drafter and not draft else self
+
     @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
         """The repositories to be had, with their roles."""
@@ -151,7 +155,7 @@ def resolve(
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
         DownloadError: something is missing and was not downloaded. DoesNotFitError: the target runs on a server only.
     """
-    choice = choose(model, drafter, user, draft=draft)
+    choice = choose(model, drafter, user, draft=draft).for_a_load(draft)
     if model in BUNDLED or _is_folder(model):
         if choice.base is None and (drafter is None or _is_folder(drafter)):
             return bundled.find(model, drafter)

@@ -65,6 +65,16 @@ def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
 
 
+def test_without_drafts_a_drafter_that_no_engine_here_runs_is_no_matter(cli: Cli) -> None:
+    planned = cli("plan", "dspark_qwen3_4b_block7", "--mode", "ar", "--gpu-memory", "24", "--json").json
+    assert planned["fits"] and planned["plan"]["engine"] == "fused" and not planned["plan"]["draft"]
+    for name in ("Qwen/Qwen3-14B", "deepseek-ai/dspark_qwen3_4b_block7"):
+        assert cli("run", name, "hi").code == 5
+        alone = cli("run", name, "hi", "--mode", "ar")
+        assert alone.code == 4 and "is not on this machine" in alone.err
+    assert "family kimi-k3" in cli("run", "moonshotai/Kimi-K3", "hi", "--mode", "ar").err
+
+
 @pytest.mark.parametrize("gib", [None, 8, 80])
 def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
     user = settings.load()
