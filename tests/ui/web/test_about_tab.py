@@ -75,6 +75,7 @@ def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visi
         assert page.locator("#df-certificate-runs tbody").inner_text().split() == "1 greedy 8 56 7.86 identical".split()
 
 
+@pytest.mark.slow
 def test_a_bug_is_shown_as_an_error(visitor: Visitor) -> None:
     bug = {
         **REPORT,

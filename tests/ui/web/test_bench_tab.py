@@ -129,6 +129,7 @@ def test_web_06_a_closed_window_ends_its_run(visitor: Visitor) -> None:
         wait_until(lambda: here.resident.status.running == 0, 5.0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_one_line(visitor: Visitor) -> None:
     with bench(visitor, ScriptedSession(faults=[EngineError("the kernel died")])) as (_, page):
         page.locator("#df-run").click()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import wait_until
@@ -52,6 +54,7 @@ def shown(page: Page, line: int) -> None:
     page.wait_for_timeout(500)
 
 
+@pytest.mark.slow
 def test_an_empty_conversation_is_shown_from_its_beginning(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 400, "height": 500})
     with chatting(visitor, change=lambda served: setattr(served, "examples", ["Say hello."] * 6)) as (_, page):

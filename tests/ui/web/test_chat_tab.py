@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dflash_local.errors import ContextError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
@@ -104,6 +106,7 @@ def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
         assert [message.content for message in session.requests[3].messages] == ["three"]
 
 
+@pytest.mark.slow
 def test_a_reply_cut_off_at_its_limit_says_so(visitor: Visitor) -> None:
     with chatting(visitor, ScriptedSession(end="length")) as (_, page):
         send(page, "hi")

@@ -235,6 +235,7 @@ def test_a_program_loads_with_the_same_options(pairs: Pairs) -> None:
     resident.close()
 
 
+@pytest.mark.slow
 def test_what_speaks_against_a_pair_is_one_line_and_planning_is_seen(visitor: Visitor, pairs: Pairs) -> None:
     go_on = threading.Event()
 

@@ -156,6 +156,7 @@ def test_a_pull_that_fails_is_one_plain_line(
         start(page, "Download$")
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
     def broken(name: str, _load: LoadConfig | None) -> Model:
         def load(_progress: object) -> ScriptedSession:
