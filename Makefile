@@ -4,8 +4,8 @@
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-# Two more than the cores of a small machine: tests wait for screens, servers, browsers and children.
-JOBS ?= 4
+# One more than the cores of a small machine: tests wait for screens, servers, browsers and children.
+JOBS ?= 3
 PYTEST_FLAGS ?=
 SOAK_MINUTES ?= 60
 OLDEST_TORCH ?= 2.11.0

@@ -39,6 +39,7 @@ def about(visitor: Visitor, change: Callable[[FakeServedPair], None]) -> Iterato
         assert visitor.foreign == [] and visitor.complaints == []
 
 
+@pytest.mark.slow
 def test_the_facts_are_a_table_of_plain_text(visitor: Visitor) -> None:
     def change(served: FakeServedPair) -> None:
         served.facts = {"dflash-local": "0.1.0", "runs on": "CPU <b>and</b> \x1b[31mnothing else"}

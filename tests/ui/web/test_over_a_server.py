@@ -90,7 +90,8 @@ def test_the_models_tab_says_that_the_server_decides(visitor: Visitor, fake: Fak
         page.goto("about:blank")
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+# Of SGLang texts are compared, as in tests/cli/test_two_servers.py.
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_two_servers_race(visitor: Visitor, kind: str) -> None:
     with running(Fake(kind)) as drafting, running(Fake(kind, speculative=False)) as plain:
         with page_over(drafting, plain) as here:
