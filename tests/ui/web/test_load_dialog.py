@@ -259,7 +259,6 @@ def test_what_speaks_against_a_pair_is_one_line_and_planning_is_seen(visitor: Vi
         assert page.locator(".df-start:visible").count() == 0
 
 
-@pytest.mark.slow
 def test_a_load_that_fails_after_its_download_says_so(visitor: Visitor, pairs: Pairs) -> None:
     def find(name: str, _load: LoadConfig | None) -> Model:
         raise DownloadError(f"a shard of {name} is missing", "pull it again")
