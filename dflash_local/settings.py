@@ -148,6 +148,12 @@ class Settings:
     vllm: str | None = None
     sglang: str | None = None
 
+    @property
+    def own_programs(self) -> dict[str, str]:
+        """Programs to launch in place of installed ones, by name: those that the user named."""
+        named = {"vllm": self.vllm, "sglang": self.sglang}
+        return {name: path for name, path in named.items() if path is not None}
+
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process, or of the given environment. SettingsError names the variable, or file and key."""

@@ -163,7 +163,7 @@ def program_of(program: Program, user: Settings) -> Path:
     Raises:
         SettingsError: the setting names no program. MissingDependencyError: there is none.
     """
-    own = {"vllm": user.vllm, "sglang": user.sglang}[program]
+    own = user.own_programs.get(program)
     if own is not None:
         path = Path(own).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):

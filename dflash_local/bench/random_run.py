@@ -184,9 +184,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Calla
     for index, context in enumerate(measures.contexts):
         progress(f"cycles at {context:,} tokens", 0.5 + 0.5 * index / len(measures.contexts))
         at.append(at_context(runner, context, measures.rows, place, measures.routing))
-    peak = None
-    if place.device.type == "cuda":
-        peak = max(runner.peak_before, torch.cuda.max_memory_allocated())
+    peak = runner.peak_bytes if place.device.type == "cuda" else None
     products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)
     runner.close()
     return Measured(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)

@@ -37,9 +37,8 @@ def check_card(session: Session, planned: int | None) -> Finding:
         return Finding("card", "skipped", f"{session.facts.device}: rates and memory are measured on CUDA cards")
     name = torch.cuda.get_device_name(device)
     specified = find_bandwidth(name)
-    peak = torch.cuda.max_memory_allocated(device)  # before the probe takes more
-    if isinstance(session.runner, FusedRunner):
-        peak = max(peak, session.runner.peak_before)
+    runner = session.runner  # its peak is read before the probe takes more
+    peak = runner.peak_bytes if isinstance(runner, FusedRunner) else torch.cuda.max_memory_allocated(device)
     figures = CardFigures(name, _rate(device), None if specified is None else specified * 1e9, peak, planned)
     return judged(figures, paging=hardware.is_wsl())
 

@@ -23,6 +23,7 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, fresh_seed
 from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
+    from dflash_local.app import server_certificate
     from dflash_local.app.two_servers import ComparedServers
     from dflash_local.bench.prompts import Prompt
     from dflash_local.engine.session import Session
@@ -71,8 +72,10 @@ def certify(
     check_report_path(report)
     thinking = call.thinks(pair, think)
     if source.servers is not None:
-        prompts = _prompts(pair, prompt or [], prompt_ids or [])
-        return _over_servers(call, source.servers, pair, (prompts, max_new_tokens, thinking), as_json, report)
+        from dflash_local.app.server_certificate import Plan
+
+        asked = Plan(_prompts(pair, prompt or [], prompt_ids or []), max_new_tokens, thinking)
+        return _over_servers(call, source.servers, pair, asked, as_json, report)
     with call.session(pair, source.origin.load) as session:
         from dflash_local.bench import certify as bench
         from dflash_local.bench import report as reports
@@ -112,21 +115,18 @@ def _over_servers(
     call: Invocation,
     servers: ComparedServers,
     pair: Pair,
-    asked: tuple[tuple[Prompt, ...], int, bool],
+    plan: server_certificate.Plan,
     as_json: bool,
     report: Path | None,
 ) -> None:
     """The certificate of two servers.
-
-    Args:
-        asked: prompts, tokens of a reply, thinking.
 
     Raises:
         ExactnessError: a first difference is wider than a near-tie. DFlashError: one cannot be judged.
     """
     from dflash_local.app import server_certificate
 
-    console, plan = call.console, server_certificate.Plan(*asked)
+    console = call.console
     with console.progress():
         sessions = servers.session(pair, call.user, console.notify)
     with Service(sessions) as service:

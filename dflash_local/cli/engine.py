@@ -85,7 +85,7 @@ def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
         (one.program, one.version or "unfinished", one.python or "-", amount(one.bytes), str(one.folder))
         for one in found
     ]
-    own = {name: path for name, path in (("vllm", call.user.vllm), ("sglang", call.user.sglang)) if path is not None}
+    own = call.user.own_programs
     lines = table(COLUMNS, rows, call.console.columns) if rows else ["none; dflash engine install vllm installs one"]
     lines += [f"used instead: {path} (DFLASH_{name.upper()}, or settings.json)" for name, path in own.items()]
     call.console.result({"engines": [one.as_dict() for one in found], "own": own}, lines, as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dflash_local.app.engine_server import EngineServer
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import EXAMPLE, EngineChoice, Origin, origin
 from dflash_local.errors import UsageError
@@ -51,21 +52,21 @@ def compared(
     Raises:
         UsageError: one of them without the other, or see ``origin``. DFlashError: no such pair.
     """
-    from dflash_local.app.engine_launch import LaunchingEngine
-    from dflash_local.app.engine_server import EngineServer
-    from dflash_local.app.two_servers import HOW, ServersInTurn, TwoServers
-
     url, plain_url = urls
     if url is None and plain_url is not None:
         raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
     if url is not None and plain_url is None:
+        from dflash_local.app.two_servers import HOW
+
         raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
     source = origin(call, model, drafter, load, engine, url, default, engine_args)
-    servers: ComparedServers
-    if isinstance(source.server, LaunchingEngine):
-        servers = ServersInTurn(source.server.program, source.server.extra, drafter)
-    elif isinstance(source.server, EngineServer) and plain_url is not None:
-        servers = TwoServers(source.server, plain_url, drafter)
-    else:
+    if source.server is None:
         return Compared(source)
+    from dflash_local.app.two_servers import ServersInTurn, TwoServers
+
+    servers: ComparedServers
+    if isinstance(source.server, EngineServer):
+        servers = TwoServers(source.server, str(plain_url), drafter)
+    else:
+        servers = ServersInTurn(source.server.program, source.server.extra, drafter)
     return Compared(replace(source, start=servers.start), servers)

@@ -89,6 +89,11 @@ class FusedRunner:
         self.end_at(context, exactly=False)
 
     @property
+    def peak_bytes(self) -> int:
+        """That torch's allocator has held at most on its GPU, but for what was tried in vain or replaced."""
+        return max(self.peak_before, torch.cuda.max_memory_allocated(self.target.device))
+
+    @property
     def proposer(self) -> FusedDrafter | None:
         """What fills the blocks; with another one everything recorded is forgotten."""
         return self._proposer

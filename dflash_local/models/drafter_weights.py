@@ -142,12 +142,12 @@ def allocate(
     def vector(buffer: Buffer | None) -> torch.Tensor | None:
         return None if buffer is None else tensors[buffer.name]
 
-    def convolutions(index: int) -> tuple[ConvolutionWeights | None, ConvolutionWeights | None]:
-        if second is None:
-            return None, None
-        around, behind = second.layers[index]
-        return ConvolutionWeights(*tensors.take(around)), ConvolutionWeights(*tensors.take(behind))
-
+    convolutions: list[tuple[ConvolutionWeights | None, ConvolutionWeights | None]] = [(None, None)] * config.num_layers
+    if second is not None:
+        convolutions = [
+            (ConvolutionWeights(*tensors.take(around)), ConvolutionWeights(*tensors.take(behind)))
+            for around, behind in second.layers
+        ]
     weights = DrafterWeights(
         fc=matrix(products.fc),
         hidden_norm=tensors[vectors.hidden_norm.name],
@@ -166,10 +166,10 @@ def allocate(
                 post_norm=tensors[small.post_norm.name],
                 gate_up=matrix(large.gate_up),
                 down=matrix(large.down),
-                attention_conv=convolutions(index)[0],
-                mlp_conv=convolutions(index)[1],
+                attention_conv=around,
+                mlp_conv=behind,
             )
-            for index, (large, small) in enumerate(zip(products.layers, vectors.layers, strict=True))
+            for large, small, (around, behind) in zip(products.layers, vectors.layers, convolutions, strict=True)
         ),
         selector=None if second is None else SelectorWeights(*tensors.take(second.selector)),
     )
