@@ -23,6 +23,7 @@ from dflash_local.cli.main import main
 from dflash_local.load_config import LoadConfig
 from tests.cli.served import serving  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub, online
+from tests.remote.launched_fake import fake_program
 from tests.service.scripted import ScriptedSession
 
 
@@ -181,3 +182,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return asked
 
     return prepare
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a program that stands for vLLM notes how it was launched."""
+    return fake_program(tmp_path / "bin", monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -16,23 +15,12 @@ from dflash_local.cli.ps import lines, served
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
-from tests.remote.launched_fake import fake_program, is_alive, wait_until_gone
+from tests.remote.launched_fake import is_alive, started, wait_until_gone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 Serving = Callable[..., Result]
-
-
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return fake_program(tmp_path / "bin", monkeypatch)
-
-
-def started(record: Path) -> dict[str, Any]:
-    content = json.loads(record.read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
 
 
 def state(client: Client) -> str:

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,20 +20,9 @@ from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.server_process import LoadPatience
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli, Opened
-from tests.remote.launched_fake import ROOT, fake_program, is_alive, wait_until_gone
+from tests.remote.launched_fake import ROOT, fake_program, is_alive, started, wait_until_gone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
-
-
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return fake_program(tmp_path / "bin", monkeypatch)
-
-
-def started(record: Path) -> dict[str, Any]:
-    content = json.loads(record.read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
 
 
 def logs(home: Path) -> list[Path]:

@@ -26,13 +26,10 @@ from tests.cli.conftest import Cli
 from tests.engines.environment import program_of
 
 FOLDER = Path(__file__).resolve().parents[2] / ".venv-vllm"
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
-    ),
-]
+NEEDS_VLLM = pytest.mark.skipif(
+    not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
+)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900), NEEDS_VLLM]
 PROMPTS, TOKENS, CONTEXT = 10, 200, 1024
 # vLLM's CPU build normalises the context keys of every drafter layer with the first layer's weight: its texts are the
 # target's all the same, its acceptance differs.

@@ -14,16 +14,9 @@ from dflash_local.app.engine_launch import LaunchedServer
 from dflash_local.bench.tasks.server_results import LoopFile, ServerResult
 from dflash_local.remote.endpoint import TOKEN_VARIABLE
 from tests.cli.conftest import Cli
-from tests.engines.environment import program_of
-from tests.engines.test_vllm import FOLDER, started
+from tests.engines.test_vllm import NEEDS_VLLM, started
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
-    ),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500), NEEDS_VLLM]
 PROMPTS, TOKENS, LEVELS = 32, 96, (1, 4, 16)
 
 

@@ -10,18 +10,15 @@ from dflash_local.app.engine_launch import LaunchedServer
 from dflash_local.remote import openai_server
 from dflash_local.remote.endpoint import TOKEN_VARIABLE
 from tests.cli.conftest import Cli
-from tests.engines.environment import program_of
-from tests.engines.test_vllm import FOLDER, started
+from tests.engines.test_vllm import NEEDS_VLLM, started
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500), NEEDS_VLLM]
 Both = tuple[LaunchedServer, LaunchedServer]
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """The drafting one and the plain one."""
-    if not program_of(FOLDER, "vllm").is_file():
-        pytest.skip("vLLM is not installed: make test-engines installs it")
     home = tmp_path_factory.mktemp("vllm")
     with started(home) as drafting, started(home, drafts=False, token=drafting.token) as plain:
         yield drafting, plain

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.engines.environment import program_of
-from tests.engines.test_vllm import FOLDER
+from tests.engines.test_vllm import NEEDS_VLLM
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
-    ),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900), NEEDS_VLLM]
 
 
 def test_a_race(cli: Cli, launching: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,9 @@ from dflash_local.cli.ps import lines, served
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Result
 from tests.cli.served import Client, serving  # noqa: F401  # a fixture
-from tests.engines.environment import program_of
-from tests.engines.test_vllm import FOLDER, ON_A_CPU, VARIABLES
+from tests.engines.test_vllm import NEEDS_VLLM, ON_A_CPU, VARIABLES
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        not program_of(FOLDER, "vllm").is_file(), reason="vLLM is not installed: make test-engines installs it"
-    ),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500), NEEDS_VLLM]
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 7."}], "temperature": 0}
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}

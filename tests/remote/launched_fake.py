@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,13 @@ def fake_program(folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str = 
     monkeypatch.setenv("FAKE_RECORD", str(record))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return record
+
+
+def started(record: Path) -> dict[str, Any]:
+    """What the program that was started last recorded."""
+    content = json.loads(record.read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
 
 
 def is_alive(pid: int) -> bool:
