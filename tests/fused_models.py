@@ -56,6 +56,8 @@ def fused_target(
 class PlantedBlocks:
     """A planted drafter as the fused runner takes one: its ids become logits."""
 
+    selector = None
+
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
         self.planted, self.target = planted, target
         self.drafts = torch.zeros(rows - 1, target.vocab_size, device=target.device)

@@ -242,7 +242,7 @@ def at_context(
     return AtContext(
         context,
         step=cycle_of(1, False),
-        draft=Figure(timed(lambda: drafter.block(max_seq_len), 0), read),
+        draft=Figure(timed(lambda: runner.draft(CycleKey(block, True, True, False, max_seq_len)), 0), read),
         inject=Figure(timed(lambda: drafter.inject(block), 0), injected),
         verify=verify,
         cycle=cycle,

@@ -14,7 +14,6 @@ from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
 RUN_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # kinds of drafters
-FUSED_HERE: frozenset[Kind] = frozenset({"dflash"})  # of these the fused engine's, too
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
@@ -306,11 +305,6 @@ class Row:
     def drafter_runs_here(self) -> bool:
         """The engines here run drafters of its kind."""
         return not refused_kind(self.kind)
-
-    @property
-    def slow_here(self) -> bool:
-        """It runs here, but drafters of its kind on the reference engine alone."""
-        return self.runs_here and self.kind not in FUSED_HERE
 
     @property
     def runs_here(self) -> bool:

@@ -11,6 +11,8 @@ from dflash_local.errors import CheckpointError
 ARCHITECTURE = "DFlash2DraftModel"
 CONVOLVED = ("attention_conv", "mlp_conv")  # modules of a layer
 SELECTOR = "candidate_selector"
+BASE, KERNELS = "base_kernel", "kernel_projection"  # tensor and module of a convolution
+PREDECESSORS, SUCCESSORS, PROJECTION = "predecessor_codebook", "successor_codebook", "hidden_projection"
 MAX_RANK, MAX_CANDIDATES = 4096, 1024
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e6
 
@@ -45,8 +47,8 @@ class BlockConvolution:
 
     def tensor_shapes(self, at: str, hidden: int) -> Shapes:
         return {
-            f"{at}.base_kernel": (2, self.kernel_size, hidden),
-            f"{at}.kernel_projection.weight": (self.kernels(hidden), hidden),
+            f"{at}.{BASE}": (2, self.kernel_size, hidden),
+            f"{at}.{KERNELS}.weight": (self.kernels(hidden), hidden),
         }
 
 
@@ -82,9 +84,9 @@ class SelectorConfig:
     def tensor_shapes(self, hidden: int) -> Shapes:
         """The codebooks are published as bare tensors."""
         return {
-            f"{SELECTOR}.predecessor_codebook": (self.vocab_size, self.rank),
-            f"{SELECTOR}.successor_codebook": (self.vocab_size, self.rank),
-            f"{SELECTOR}.hidden_projection.weight": (self.rank, hidden),
+            f"{SELECTOR}.{PREDECESSORS}": (self.vocab_size, self.rank),
+            f"{SELECTOR}.{SUCCESSORS}": (self.vocab_size, self.rank),
+            f"{SELECTOR}.{PROJECTION}.weight": (self.rank, hidden),
         }
 
 

@@ -20,6 +20,7 @@ from dflash_local.config.quantization import WHOLE, StoredFp8, StoredPlain
 from dflash_local.config.rope_parameters import RopeKind
 
 CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
+MOST_CANDIDATES = 64  # of the selector's kernels, which take them out one by one
 ACTIVATION = "silu"
 
 
@@ -41,7 +42,10 @@ def fused_refusal(model: ModelConfig) -> str:
 
 def drafter_refusal(drafter: DrafterConfig | None) -> str:
     """Why the fused engine cannot run a drafter; empty when it can, or where there is none."""
-    return "" if drafter is None or drafter.dflash2 is None else "its drafter is a DFlash 2 one"
+    if drafter is None or drafter.dflash2 is None:
+        return ""
+    top_k = drafter.dflash2.selector.top_k
+    return "" if top_k <= MOST_CANDIDATES else f"its drafter chooses among {top_k} candidates, {MOST_CANDIDATES} fit"
 
 
 def _unknown_variant(layer: LayerConfig) -> str:

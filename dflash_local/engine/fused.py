@@ -21,6 +21,7 @@ from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.candidate_walk import CandidateWalk
 from dflash_local.kernels.choose import Chooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
@@ -256,20 +257,26 @@ class FusedRunner:
 
     def _cycle(self, key: CycleKey) -> None:
         """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
-        rows, tokens = key.rows, self.progress.tokens
-        if key.drafting and self.proposer is not None:
-            self.proposer.block(key.max_seq_len)
-            self._choose(self.proposer.drafts[: rows - 1], tokens[1:rows], key, self._draft_chooser)
+        rows = key.rows
+        if key.drafting:
+            self.draft(key)
         self.target.block(rows, key.max_seq_len, key.taps)
         self._choose(self.target.logits[:rows], self.progress.chosen[:rows], key, self._chooser)
         self._close(key)
+
+    def draft(self, key: CycleKey) -> None:
+        """Its launches that fill the drafts of a cycle's rows."""
+        if (proposer := self.proposer) is not None:
+            proposer.block(key.max_seq_len)
+            drafts = self.progress.tokens[1 : key.rows]
+            self._choose(proposer.drafts[: len(drafts)], drafts, key, proposer.selector or self._draft_chooser)
 
     def _close(self, key: CycleKey) -> None:
         if key.taps and self.proposer is not None:
             self.proposer.inject(key.rows)
         accept(self.progress, key.rows)
 
-    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: Chooser) -> None:
+    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: Chooser | CandidateWalk) -> None:
         if key.noisy:
             chooser.sample(logits, out, self._temperature, self._seed, self.progress.start)
         else:
@@ -277,19 +284,16 @@ class FusedRunner:
 
     def _step_by_step(self, key: CycleKey) -> None:
         """The same cycle with the sampler between its halves; the host waits for it."""
-        rows, tokens, start = key.rows, self.progress.tokens, len(self.ids) - 1
-        noise = self._sampler.noise(start + 1, rows)
-        drafts = tokens[1:rows]
-        if key.drafting and (proposer := self.proposer) is not None:
-            self._graphs.run(("draft", key), lambda: proposer.block(key.max_seq_len))
-            noisy = None if noise is None else noise[: rows - 1]
-            drafts.copy_(self._sampler.draft(proposer.drafts[: rows - 1], noisy))
+        rows = key.rows
+        noise = self._sampler.noise(len(self.ids), rows)
+        if key.drafting:
+            self._graphs.run(("draft", key), lambda: self.draft(key))
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
         chosen = self.progress.chosen[:rows]
-        chosen.copy_(self._sampler.choose(logits, drafts, noise))
+        chosen.copy_(self._sampler.choose(logits, self.progress.tokens[1:rows], noise))
         self._graphs.run(("close", key), lambda: self._close(key))
         self._send(key)
         if (cycle := self._receive()) is not None:

@@ -21,6 +21,8 @@ class Planted:
         text: ids of prompt and reply.
     """
 
+    selector = None
+
     def __init__(self, target: FusedTarget, text: Sequence[int]) -> None:
         self.target, self.length = target, 0
         count = target.rows - 1

@@ -73,7 +73,8 @@ def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not
 
 
 @jit
-def _gumbel(word):
+def gumbel_of_word(word):
+    """The noise of one of the generator's words: see ``kernels.noise``."""
     uniform = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
     # log1p(-uniform) by Kahan's quotient: exact where the sum rounds, which is where the largest noise comes from.
     rest = 1.0 - uniform
@@ -88,7 +89,7 @@ def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
     value = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
     finite = tl.abs(value) < float("inf")
     if NOISY:
-        value = value / temperature + _gumbel(word)
+        value = value / temperature + gumbel_of_word(word)
     return tl.where(inside & finite, value, float("-inf")), finite
 
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dflash_local.config.dflash2 import CONVOLVED, SELECTOR
+from dflash_local.config.dflash2 import (
+    BASE,
+    CONVOLVED,
+    KERNELS,
+    PREDECESSORS,
+    PROJECTION,
+    SELECTOR,
+    SUCCESSORS,
+    SelectorConfig,
+)
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, Part, eight_bits, linear_buffers
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import FREQUENT, DrafterPrecision
@@ -25,10 +35,14 @@ def heads_of(config: DrafterConfig) -> AttentionConfig:
 
 
 class LayerProducts(NamedTuple):
+    """``attention_conv``, ``mlp_conv``: what rows add to the kernels of a DFlash 2 drafter's convolutions."""
+
     qkv: LinearSpec
     output: LinearSpec
     gate_up: LinearSpec
     down: LinearSpec
+    attention_conv: LinearSpec | None
+    mlp_conv: LinearSpec | None
 
 
 class Products(NamedTuple):
@@ -37,27 +51,40 @@ class Products(NamedTuple):
     Attributes:
         context_kv: the keys of all layers, then the values of all layers, so that context rows cost one product; these
             rows also stand in each layer's ``qkv`` (about 3 % more memory).
+        selector: a DFlash 2 drafter's projection of hidden rows.
     """
 
     fc: LinearSpec
     context_kv: LinearSpec
     layers: tuple[LayerProducts, ...]
+    selector: LinearSpec | None
 
     def all(self) -> tuple[LinearSpec, ...]:
-        return (self.fc, self.context_kv, *(product for layer in self.layers for product in layer))
+        found = (self.fc, self.context_kv, *(product for layer in self.layers for product in layer), self.selector)
+        return tuple(product for product in found if product is not None)
 
 
 def products(config: DrafterConfig, target_hidden: int) -> Products:
     hidden, kv_rows = config.hidden_size, 2 * config.num_layers * heads_of(config).kv_size
+    second = config.dflash2
+
+    def product(name: str, rows: int) -> LinearSpec:
+        return LinearSpec(name, hidden, (Part(name, rows),))
 
     def layer(at: str) -> LayerProducts:
         heads = attention.AttentionLayout(heads_of(config)).projections(f"{at}.self_attn", hidden)
-        return LayerProducts(*heads, *mlp.MLPLayout(config.mlp).projections(f"{at}.mlp", hidden))
+        attention_conv, mlp_conv = (
+            None if second is None else product(f"{at}.{module}.{KERNELS}", second.convolution.kernels(hidden))
+            for module in CONVOLVED
+        )
+        feed_forward = mlp.MLPLayout(config.mlp).projections(f"{at}.mlp", hidden)
+        return LayerProducts(*heads, *feed_forward, attention_conv, mlp_conv)
 
     return Products(
         LinearSpec("fc", len(config.taps) * target_hidden, (Part("fc", hidden),)),
-        LinearSpec("context_kv", hidden, (Part("context_kv", kv_rows),)),
+        product("context_kv", kv_rows),
         tuple(layer(f"layers.{index}") for index in range(config.num_layers)),
+        None if second is None else product(f"{SELECTOR}.{PROJECTION}", second.selector.rank),
     )
 
 
@@ -109,29 +136,20 @@ def vectors(config: DrafterConfig, dtype: str) -> Vectors:
     )
 
 
-class SelectorBuffers(NamedTuple):
-    """Of the selector of candidates: a row of each codebook for every id, and the projection of hidden rows."""
+class DFlash2Buffers(NamedTuple):
+    """What a DFlash 2 drafter has beside, but for products.
+
+    Attributes:
+        predecessors, successors: the selector's codebooks. kernels: of all rows, of the convolution around attention
+            and of that around the feed-forward part, by layer.
+    """
 
     predecessors: Buffer
     successors: Buffer
-    projection: Buffer
-
-
-class ConvolutionBuffers(NamedTuple):
-    """Of one convolution: the kernels of all rows, and the projection that gives those of each row."""
-
-    base: Buffer
-    projection: Buffer
-
-
-class DFlash2Buffers(NamedTuple):
-    """What a DFlash 2 drafter has beside. ``layers``: around attention, around the feed-forward part."""
-
-    selector: SelectorBuffers
-    layers: tuple[tuple[ConvolutionBuffers, ConvolutionBuffers], ...]
+    kernels: tuple[tuple[Buffer, Buffer], ...]
 
     def all(self) -> tuple[Buffer, ...]:
-        return (*self.selector, *(buffer for layer in self.layers for each in layer for buffer in each))
+        return (self.predecessors, self.successors, *(kernel for layer in self.kernels for kernel in layer))
 
 
 def dflash2_buffers(config: DrafterConfig, dtype: str) -> DFlash2Buffers | None:
@@ -143,18 +161,12 @@ def dflash2_buffers(config: DrafterConfig, dtype: str) -> DFlash2Buffers | None:
     def buffer(name: str) -> Buffer:
         return Buffer(name, shapes[name], dtype, GROUP)
 
-    def convolution(at: str) -> ConvolutionBuffers:
-        return ConvolutionBuffers(buffer(f"{at}.base_kernel"), buffer(f"{at}.kernel_projection.weight"))
-
-    attention_conv, mlp_conv = CONVOLVED
+    around, behind = CONVOLVED
     return DFlash2Buffers(
-        SelectorBuffers(
-            buffer(f"{SELECTOR}.predecessor_codebook"),
-            buffer(f"{SELECTOR}.successor_codebook"),
-            buffer(f"{SELECTOR}.hidden_projection.weight"),
-        ),
+        buffer(f"{SELECTOR}.{PREDECESSORS}"),
+        buffer(f"{SELECTOR}.{SUCCESSORS}"),
         tuple(
-            (convolution(f"layers.{index}.{attention_conv}"), convolution(f"layers.{index}.{mlp_conv}"))
+            (buffer(f"layers.{index}.{around}.{BASE}"), buffer(f"layers.{index}.{behind}.{BASE}"))
             for index in range(config.num_layers)
         ),
     )
@@ -219,7 +231,55 @@ def run_buffers(config: DrafterConfig, vocab_size: int, spec: EngineSpec) -> Ite
     yield from partial_buffers(config, spec)
     yield from attention.block_buffers(OWNER, heads, block, spec.dtype)
     yield from mlp.block_buffers(OWNER, config.mlp, block, spec.dtype)
+    own = dflash2_run_buffers(config, vocab_size, spec.dtype)
+    yield from () if own is None else own.all()
     yield draft_logits(block, drafted_ids(spec, vocab_size), spec.dtype)
+
+
+class DFlash2RunBuffers(NamedTuple):
+    """What a DFlash 2 drafter's block works on beside.
+
+    Attributes:
+        kernels: what rows add to a convolution's. projected: what they contribute to the choice. candidates: of each
+            block of the vocabulary their scores and ids, of all of it their scores, ids and codebook rows.
+    """
+
+    kernels: Buffer
+    projected: Buffer
+    candidates: tuple[Buffer, ...]
+
+    def all(self) -> tuple[Buffer, ...]:
+        return (self.kernels, self.projected, *self.candidates)
+
+
+def dflash2_run_buffers(config: DrafterConfig, vocab_size: int, dtype: str) -> DFlash2RunBuffers | None:
+    """None for a DFlash drafter."""
+    second, rows = config.dflash2, config.block_size - 1
+    if second is None:
+        return None
+    return DFlash2RunBuffers(
+        Buffer(
+            f"{OWNER}.kernels", (config.block_size, second.convolution.kernels(config.hidden_size)), dtype, "buffers"
+        ),
+        Buffer(f"{OWNER}.projected", (rows, second.selector.rank), dtype, "buffers"),
+        candidate_buffers(second.selector, rows, vocab_size),
+    )
+
+
+def candidate_buffers(selector: SelectorConfig, rows: int, vocab_size: int) -> tuple[Buffer, ...]:
+    """Of ``kernels.candidate_walk``."""
+    blocks, wide = -(-vocab_size // CHOICE_BLOCK), 1 << (selector.top_k - 1).bit_length()
+
+    def buffer(name: str, dtype: str, *shape: int) -> Buffer:
+        return Buffer(f"{OWNER}.candidate_{name}", shape, dtype, "buffers")
+
+    return (
+        buffer("block_scores", "float32", rows, blocks, wide),
+        buffer("block_ids", "int32", rows, blocks, wide),
+        buffer("scores", "float32", rows, wide),
+        buffer("ids", "int32", rows, wide),
+        buffer("followers", "float32", rows, wide, selector.rank),
+    )
 
 
 def partial_buffers(config: DrafterConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 
+from dflash_local.config.dflash2 import CONVOLVED, KERNELS, PROJECTION, SELECTOR
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, linear_buffers, unquantized
@@ -24,15 +26,14 @@ class ConvolutionWeights(NamedTuple):
     """A convolution: base [2 sides, kernel size, hidden]; projection [2 x kernel size x groups, hidden]."""
 
     base: torch.Tensor
-    projection: torch.Tensor
+    projection: Matrix
 
 
 class SelectorWeights(NamedTuple):
-    """The codebooks [V, rank] of the id before and of a candidate, and the projection [rank, hidden] of a row."""
+    """The codebooks, and the projection [rank, hidden] of a row."""
 
-    predecessors: torch.Tensor
-    successors: torch.Tensor
-    projection: torch.Tensor
+    codebooks: Codebooks
+    projection: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,15 @@ class DrafterWeights:
     def nbytes(self) -> int:
         tensors = [getattr(self, field.name) for field in fields(self) if field.name != "layers"]
         tensors += [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
-        whole = [each for part in tensors for each in (part if isinstance(part, tuple) else (part,))]
-        return sum(t.nbytes for t in whole if t is not None)
+        return sum(t.nbytes for t in _flat(tensors) if t is not None)
+
+
+def _flat(parts: Iterable[Any]) -> Iterator[Any]:
+    for part in parts:
+        if isinstance(part, tuple):
+            yield from _flat(part)
+        else:
+            yield part
 
 
 def read_weights(
@@ -142,12 +150,17 @@ def allocate(
     def vector(buffer: Buffer | None) -> torch.Tensor | None:
         return None if buffer is None else tensors[buffer.name]
 
-    convolutions: list[tuple[ConvolutionWeights | None, ConvolutionWeights | None]] = [(None, None)] * config.num_layers
-    if second is not None:
-        convolutions = [
-            (ConvolutionWeights(*tensors.take(around)), ConvolutionWeights(*tensors.take(behind)))
-            for around, behind in second.layers
-        ]
+    def convolution(base: Buffer | None, projection: LinearSpec | None) -> ConvolutionWeights | None:
+        if base is None or projection is None:
+            return None
+        return ConvolutionWeights(tensors[base.name], matrix(projection))
+
+    selector: SelectorWeights | None = None
+    kernels: tuple[tuple[Buffer | None, Buffer | None], ...] = ((None, None),) * config.num_layers
+    if second is not None and products.selector is not None:
+        kernels = second.kernels
+        codebooks = Codebooks(tensors[second.predecessors.name], tensors[second.successors.name])
+        selector = SelectorWeights(codebooks, matrix(products.selector))
     weights = DrafterWeights(
         fc=matrix(products.fc),
         hidden_norm=tensors[vectors.hidden_norm.name],
@@ -166,12 +179,12 @@ def allocate(
                 post_norm=tensors[small.post_norm.name],
                 gate_up=matrix(large.gate_up),
                 down=matrix(large.down),
-                attention_conv=around,
-                mlp_conv=behind,
+                attention_conv=convolution(around, large.attention_conv),
+                mlp_conv=convolution(behind, large.mlp_conv),
             )
-            for large, small, (around, behind) in zip(products.layers, vectors.layers, convolutions, strict=True)
+            for large, small, (around, behind) in zip(products.layers, vectors.layers, kernels, strict=True)
         ),
-        selector=None if second is None else SelectorWeights(*tensors.take(second.selector)),
+        selector=selector,
     )
     places: Places = {
         "fc.weight": [weights.fc],
@@ -182,6 +195,8 @@ def allocate(
         places |= _layer_places(config, weights, index)
     if second is not None:
         places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
+    if weights.selector is not None:
+        places[f"{SELECTOR}.{PROJECTION}.weight"] = [weights.selector.projection]
     return weights, places
 
 
@@ -205,6 +220,9 @@ def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) ->
         f"{at}.mlp.up_proj.weight": [layer.gate_up[config.intermediate_size :]],
         f"{at}.mlp.down_proj.weight": [layer.down],
     }
+    for module, convolution in zip(CONVOLVED, (layer.attention_conv, layer.mlp_conv), strict=True):
+        if convolution is not None:
+            places[f"{at}.{module}.{KERNELS}.weight"] = [convolution.projection]
     pairs = [("weight", layer.qkv, weights.context_kv)]
     if layer.qkv_bias is not None and weights.context_kv_bias is not None and layer.output_bias is not None:
         pairs.append(("bias", layer.qkv_bias, weights.context_kv_bias))

@@ -81,8 +81,10 @@ def test_what_the_fused_engine_does_not_compute_is_one_clear_line() -> None:
     (name, shape), drafter = _shapes(ROWS["Qwen/Qwen3-8B"])
     with pytest.raises(UsageError, match=f"cannot run {name}: its activation is gelu"):
         read_pair((name, {**shape, "hidden_act": "gelu"}), drafter)
-    with pytest.raises(UsageError, match=r"cannot run Qwen/Qwen3.8-27B: its drafter is a DFlash 2 one"):
-        _pair("Qwen/Qwen3.8-27B")
+    target, (name, second) = _shapes(ROWS["Qwen/Qwen3.8-27B"])
+    many = {**second, "dflash_config": {**second["dflash_config"], "selector_top_k": 65}}
+    with pytest.raises(UsageError, match=r"cannot run Qwen/Qwen3.8-27B: its drafter chooses among 65 candidates, 64 "):
+        read_pair(target, (name, many))
 
 
 def test_what_does_not_belong_together_is_refused() -> None:

@@ -46,7 +46,7 @@ def test_the_table_says_what_fits_and_what_does_not(cli: Cli, monkeypatch: pytes
     assert row_of(text, "meta-llama/Llama-3.1-8B-Instruct")[-1] == "gated"
     assert "announced" in row_of(text, "zai-org/GLM-5.1")
     second = row_of(text, "Qwen/Qwen3.8-27B")
-    assert second[1:4] == ["released", "dflash2", "local"] and second[-4:] == ["fits", "in", "bnb-nf4", "slow"]
+    assert second[1:4] == ["released", "dflash2", "local"] and second[-3:] == ["fits", "in", "int4"]
     assert row_of(text, "openai/gpt-oss-120b")[-3] == "needs"
 
 

@@ -14,6 +14,7 @@ from dflash_local.app import fitting
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.shapes import shape
+from dflash_local.config import fused_support
 from dflash_local.config.quantizers import USUAL
 from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
@@ -105,21 +106,29 @@ def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
     assert abs(weights / 554.3 - 1) < 0.01
 
 
-def test_a_dflash2_pair_is_planned_on_the_reference_engine_and_alone_on_the_fused_one(cli: Cli) -> None:
+def test_a_dflash2_pair_is_planned_as_another_is(cli: Cli) -> None:
     name = "Qwen/Qwen3.8-27B"
-    for gib, weights in (("24", "bnb-nf4"), ("80", "bfloat16")):
+    for gib, weights in (("24", "int4"), ("80", "bfloat16")):
         told = cli("plan", name, "--gpu-memory", gib)
-        line = next(line for line in " ".join(told.out.split()).split(" weights: ") if "engine: reference" in line)
         assert told.code == 0 and f"{name} in {weights}" in told.out and "block 8: fits" in told.out
-        assert "its drafter is a DFlash 2 one, which is slow: with --mode ar the fused engine runs the target" in line
+        assert "engine: fused" in told.out and "slow" not in told.out.partition("what fits")[0]
         assert "not quoted by any source, of Qwen/Qwen3.8-27B" in told.out
+    shown = " ".join(cli("show", name).out.split())
+    assert "z-lab/Qwen3.8-27B-DFlash2, kind dflash2 " in shown and "server only" not in shown
+
+
+def test_what_only_the_reference_engine_drafts_with_is_called_slow(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 8)
+    name = "Qwen/Qwen3.8-27B"
+    told = cli("plan", name, "--gpu-memory", "24")
+    line = next(line for line in " ".join(told.out.split()).split(" weights: ") if "engine: reference" in line)
+    why = "its drafter chooses among 16 candidates, 8 fit"
+    assert f"{why}, which is slow: with --mode ar the fused engine runs the target" in line
     alone = cli("plan", name, "--gpu-memory", "24", "--mode", "ar")
     assert alone.code == 0 and "engine: fused" in alone.out and "slow" not in alone.out.partition("what fits")[0]
     asked = cli("plan", name, "--gpu-memory", "80", "--engine", "fused")
-    assert asked.code == 2 and "its drafter is a DFlash 2 one" in asked.err
+    assert asked.code == 2 and why in asked.err
     assert "slow" not in " ".join(cli("plan", name, "--gpu-memory", "80", "--engine", "reference").out.split()[:40])
-    shown = " ".join(cli("show", name).out.split())
-    assert "kind dflash2, which only the reference engine runs: slow" in shown and "server only" not in shown
 
 
 def test_plan_takes_what_fits_and_says_why_nothing_finer_does(cli: Cli) -> None:

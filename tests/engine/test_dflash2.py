@@ -1,4 +1,4 @@
-"""DFlash 2 drafters in the engines: never another text than the target's own, and the fused engine says no by name."""
+"""DFlash 2 drafters in both engines: never another text than the target's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
+from dflash_local.config import fused_support
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.engine import LoadConfig, Session, load, load_fused
 from dflash_local.engine.reference import DFlashProposer
@@ -41,18 +42,24 @@ def folders(pair: str) -> tuple[str, str]:
 
 
 @cache
-def session_of(pair: str) -> Session:
-    return load(find(*folders(pair)), CPU32)
+def session_of(pair: str, engine: str) -> Session:
+    return load(find(*folders(pair)), replace(CPU32, engine=engine))
 
 
 def prompts(pair: str) -> list[list[int]]:
     return [case["prompt_ids"] for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]]
 
 
+SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95), SamplingParams(temperature=1.0))
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95)])
-def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(pair: str, sampling: SamplingParams) -> None:
-    session, accepted = session_of(pair), 0
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(
+    pair: str, sampling: SamplingParams, engine: str
+) -> None:
+    session, accepted = session_of(pair, engine), 0
     for number, prompt in enumerate(prompts(pair)[:5]):
         own = replace(sampling, seed=number)
         want = ask(session, prompt, 40, sampling=own, mode="ar").ids
@@ -85,18 +92,26 @@ def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:
     assert (target.uncapped(hidden) - target.head(hidden)).abs().max() > 1e-3
 
 
-def test_the_fused_engine_refuses_it_by_name() -> None:
-    with pytest.raises(UsageError, match="the fused engine cannot run this: its drafter is a DFlash 2 one") as caught:
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused engine's kernels take fewer candidates than the golden drafters choose among."""
+    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 4)
+
+
+@pytest.mark.usefixtures("few_candidates")
+def test_the_fused_engine_refuses_a_selector_of_many_candidates() -> None:
+    with pytest.raises(UsageError, match="its drafter chooses among 8 candidates, 4 fit") as caught:
         load(find(*folders(PAIRS[0])), replace(CPU32, engine="fused"))
     assert caught.value.hint == "use --engine reference"
 
 
+@pytest.mark.usefixtures("few_candidates")
 def test_where_the_fused_engine_would_be_taken_a_line_says_why_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session_of(PAIRS[0]).facts.notices == ()  # a CPU: it would not
+    assert load(find(*folders(PAIRS[0])), CPU32).facts.notices == ()  # a CPU: it would not
     monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
     session = load(find(*folders(PAIRS[0])), CPU32)
     (line,) = session.facts.notices
-    assert "its drafter is a DFlash 2 one" in line and "the reference engine" in line and "\n" not in line
+    assert "its drafter chooses among 8 candidates" in line and "the reference engine" in line and "\n" not in line
     assert session.facts.engine == "reference"
     target, _ = folders(PAIRS[0])
     assert load(find(target, None), CPU32).facts.engine == "fused"  # without the drafter nothing keeps it

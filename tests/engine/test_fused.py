@@ -28,11 +28,12 @@ from tests.proposers import Oracle, RandomDrafts, decode
 Build = Callable[..., Session]
 GOLDEN = Path(__file__).parent.parent / "golden"
 NEW = 24  # tokens of a reply: three blocks of eight
-GOLDEN_PAIRS = ("qwen3-v1-b8", "qwen3-v2-swa-b16", "llama31-v1-b10", "qwen35-v2-swa-b8")
-# Both engines beside each other: a pair with windows, and one with a recurrence. Golden answers are held for all; the
-# demo pairs have the layers of golden ones, and more of them.
-HERE = GOLDEN_PAIRS[1::2]
-LONG = (*GOLDEN_PAIRS[::2], "demo", "demo-hybrid")
+# Both engines beside each other: a pair with windows, one with a recurrence, and a drafter with a selector. Golden
+# answers are held for all; the demo pairs have the layers of golden ones, and more of them.
+HERE = ("qwen3-v2-swa-b16", "qwen35-v2-swa-b8", "qwen3-dflash2-b16")
+FIRST = "qwen3-v1-b8"
+GOLDEN_PAIRS = (FIRST, "llama31-v1-b10", "qwen3-dflash2-b8", *HERE)
+LONG = (*GOLDEN_PAIRS[:3], "demo", "demo-hybrid")
 
 
 @cache
@@ -78,7 +79,7 @@ def test_l1_hidden_states_equal_the_reference_engines(family: str) -> None:
 
 
 # A drafter of the first kind, and its targets without a window, are those of llama31-v1-b10, too.
-@pytest.mark.parametrize("pair", [pytest.param(GOLDEN_PAIRS[0], marks=pytest.mark.slow), *GOLDEN_PAIRS[1:]])
+@pytest.mark.parametrize("pair", [pytest.param(FIRST, marks=pytest.mark.slow), *GOLDEN_PAIRS[1:]])
 def test_golden_answers_are_reproduced(pair: str) -> None:
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]:
         reply = ask(session_of(pair, "fused"), case["prompt_ids"], 72)

@@ -17,6 +17,7 @@ import torch
 from dflash_local.config.dflash2 import SelectorConfig
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
+from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.kernels.noise import gumbel
 from dflash_local.models.dflash2 import CandidateSelector
 from dflash_local.models.drafter_weights import SelectorWeights
@@ -88,7 +89,8 @@ class SelectorDrafter(TableDrafter):
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__(table)
         ones = torch.ones(V, 1)
-        self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), SelectorWeights(torch.eye(V), table.T, ones))
+        weights = SelectorWeights(Codebooks(torch.eye(V), table.T), ones)
+        self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), weights)
         self.logits = torch.randn(BLOCK, V, generator=torch.Generator().manual_seed(3))
 
     def propose(

@@ -15,7 +15,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
 
+from dflash_local.config.fused_support import MOST_CANDIDATES
 from dflash_local.kernels import (
+    block_convolution,
+    candidate_walk,
     choose,
     decode_attention,
     decode_gemm,
@@ -30,6 +33,7 @@ from dflash_local.kernels import (
     split_kv,
 )
 from dflash_local.kernels.fragment_packing import FragmentWeight
+from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout.cycle import CHOICE_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
@@ -94,6 +98,9 @@ def small() -> Iterator[Work]:
         yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
+    convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
+    yield "convolution", block_convolution._block_convolution_kernel, {}, convolution, 4, 1
+    yield from choice_of_candidates(types)
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
     counts = {"cycle": "*i32", "kept": "*i32"}
@@ -102,6 +109,19 @@ def small() -> Iterator[Work]:
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
     inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1
+
+
+def choice_of_candidates(types: dict[str, str]) -> Iterator[Work]:
+    """Of Qwen3.8-27B's drafter, and the most that are taken out."""
+    for top_k, blocks in ((16, 122), (MOST_CANDIDATES, 122)):
+        sizes = {"WIDE": top_k, "TILE": min(256, candidate_walk.TILE // top_k), "NOISY": True}
+        floats = dict.fromkeys(("multiplier", "cap"), "fp32") | dict.fromkeys(("scores", "followers"), "*fp32")
+        kinds = {**types, **floats, "ids": "*i32", "anchor": "*i64", "rows": "i32", "out": "*i64"}
+        block = {"BLOCK": CHOICE_BLOCK, "WIDE": top_k}
+        yield "candidates of a block", candidate_walk._block_candidates_kernel, kinds, block, 4, 1
+        every = {**sizes, "ALL": power_of_two(blocks * top_k), "CAPPED": True}
+        yield "candidates", candidate_walk._candidates_kernel, kinds, every, 8, 1
+        yield "walk", candidate_walk._walk_kernel, kinds, sizes, 8, 1
 
 
 def packed_weights() -> Iterator[Work]:
@@ -168,7 +188,7 @@ def chunks(wide: bool) -> Iterator[Work]:
 POINTERS = {
     *("queries", "keys", "values", "partial_outputs", "softmax_stats", "sums", "scales", "x", "weight", "out"),
     *("residual", "gate_up", "qkv", "bias", "query_norm", "key_norm", "cos", "sin", "logits", "projected", "conv"),
-    *("conv_state", "inputs"),
+    *("conv_state", "inputs", "base", "own", "successors", "predecessors"),
 }
 
 

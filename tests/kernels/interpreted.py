@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from dflash_local.config.dflash2 import SelectorConfig
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import (
     accept,
+    block_convolution,
+    candidate_walk,
     choose,
     decode_attention,
     decode_gemm,
@@ -33,11 +36,14 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
+from dflash_local.layout.drafter import candidate_buffers
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 MODULES: tuple[Any, ...] = (
     accept,
+    block_convolution,
+    candidate_walk,
     choose,
     decode_attention,
     decode_gemm,
@@ -283,6 +289,46 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "choice of drafts, poisoned", lambda: run(False, True, 0)
 
 
+def convolutions() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(rows: int, size: int, groups: int, added: bool) -> tuple[torch.Tensor, ...]:
+        x, base, own = torch.randn(rows, 48), torch.randn(size, 48), torch.randn(rows, 2, size, groups)
+        out = torch.randn(rows, 48)
+        return (block_convolution.block_convolution(x, base, own[:, 1], out, out if added else None),)
+
+    for rows, size, groups, added in ((1, 2, 3, False), (8, 2, 6, True), (5, 3, 48, False), (3, 4, 1, True)):
+        yield f"convolution of {rows} rows by {size}", partial(run, rows, size, groups, added)
+
+
+def walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(
+        noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        logits = 3 * torch.randn(rows + 2, vocab)
+        if poisoned:
+            logits[:, 1:] = float("-inf")
+        books = candidate_walk.Codebooks(torch.randn(vocab, config.rank), torch.randn(vocab, config.rank))
+        buffers = candidate_buffers(config, rows + 2, vocab)
+        room = Tensors(buffers, torch.device("cpu")).take(buffers)
+        projected, anchor = torch.randn(rows + 2, config.rank), torch.tensor([7])
+        walk = candidate_walk.CandidateWalk(config, books, projected, anchor, room)
+        out = torch.full((rows,), -9)
+        if noisy:
+            start = torch.tensor([17], dtype=torch.int32)
+            walk.sample(logits[:rows], out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
+        else:
+            walk.greedy(logits[:rows], out)
+        return (out,)
+
+    for noisy in (False, True):
+        yield f"choice of candidates, noisy {noisy}", partial(run, noisy, SelectorConfig(12, 6, 5001))
+        capped = SelectorConfig(16, 8, 5001, output_multiplier=0.6, softcap=4.0)
+        yield f"choice of candidates, capped, noisy {noisy}", partial(run, noisy, capped, 7)
+    yield "choice of one candidate", partial(run, False, SelectorConfig(8, 1, 5001), 1)
+    yield "choice among all ids", partial(run, True, SelectorConfig(8, 20, 20), 3, 20)
+    yield "choice of candidates, wide codebooks", partial(run, False, SelectorConfig(700, 16, 300), 3, 300)
+    yield "choice of the only candidate", partial(run, True, SelectorConfig(8, 5, 5001), 3, 5001, True)
+
+
 def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run() -> tuple[torch.Tensor, ...]:
         seen = []
@@ -381,6 +427,8 @@ def main() -> None:
         heads,
         attention,
         choices,
+        convolutions,
+        walks,
         acceptance,
         recurrence,
     )

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.kernels.block_convolution import block_convolution_reference
+from dflash_local.kernels.candidate_walk import Codebooks, candidates
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.dflash2 import CandidateSelector, convolved
+from dflash_local.models.dflash2 import CandidateSelector
 from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_weights import SelectorWeights
 
@@ -88,9 +90,9 @@ def test_golden_scores_of_the_candidates(golden: Golden) -> None:
             return (ids == drawn[row]).nonzero()[0]  # noqa: B023
 
         assert golden.walk(number, draw).tolist() == drawn.tolist()
-        selector = golden.drafter.selector
-        assert selector is not None
-        scores, ids = selector.candidates(golden.hidden(number)[1:] @ golden.head.T)
+        config = golden.drafter.config.dflash2
+        assert config is not None
+        scores, ids = candidates(config.selector, golden.hidden(number)[1:] @ golden.head.T)
         torch.testing.assert_close(scores, logits.gather(-1, ids), atol=1e-4, rtol=0)
 
 
@@ -125,12 +127,13 @@ def test_a_convolution_is_the_sum_over_the_rows_before(size: int, groups: int, r
             for back in range(min(size, row + 1)):
                 kernel = base[back, channel] + own[row, back, channel * groups // 12]
                 expected[row, channel] += kernel * x[row - back, channel]
-    torch.testing.assert_close(convolved(x, base, own), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(block_convolution_reference(x, base, own), expected, atol=1e-5, rtol=1e-5)
 
 
 def small_selector(**changes: Any) -> tuple[CandidateSelector, SelectorWeights]:
     generator = torch.Generator().manual_seed(1)
-    weights = SelectorWeights(*(torch.randn(shape, generator=generator) for shape in ((20, 3), (20, 3), (3, 6))))
+    before, after, projection = (torch.randn(shape, generator=generator) for shape in ((20, 3), (20, 3), (3, 6)))
+    weights = SelectorWeights(Codebooks(before, after), projection)
     return CandidateSelector(SelectorConfig(**{"rank": 3, "top_k": 5, "vocab_size": 20, **changes}), weights), weights
 
 
@@ -142,9 +145,9 @@ def test_the_walk_takes_the_best_follower_among_the_likeliest(top_k: int) -> Non
     before, expected = 4, []
     for row in range(7):
         likely = logits[row].argsort(descending=True)[:top_k].tolist()
-        mixed = weights.predecessors[before] * (weights.projection @ hidden[row])
+        mixed = weights.codebooks.predecessors[before] * (weights.projection @ hidden[row])
         unary = 2 * torch.tanh(logits[row] * 0.5 / 2)
-        before = likely[int(torch.stack([unary[i] + mixed @ weights.successors[i] for i in likely]).argmax())]
+        before = likely[int(torch.stack([unary[i] + mixed @ weights.codebooks.successors[i] for i in likely]).argmax())]
         expected.append(before)
     assert selector.walk(hidden, logits, torch.tensor([4]), likeliest).tolist() == expected
     assert selector.walk(hidden[:3], logits[:3], torch.tensor([4]), likeliest).tolist() == expected[:3]
@@ -160,5 +163,5 @@ def test_a_walk_of_no_rows_is_empty() -> None:
 
 
 def test_a_target_of_fewer_ids_than_candidates_gives_all_of_them() -> None:
-    selector, _ = small_selector()
-    assert selector.candidates(torch.randn(2, 4))[1].sort(-1).values.tolist() == [[0, 1, 2, 3]] * 2
+    config = SelectorConfig(rank=3, top_k=5, vocab_size=20)
+    assert candidates(config, torch.randn(2, 4))[1].sort(-1).values.tolist() == [[0, 1, 2, 3]] * 2

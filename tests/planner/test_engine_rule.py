@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
+from dflash_local.config import fused_support  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
@@ -119,9 +120,12 @@ def test_a_dflash2_drafter_is_planned_as_it_is_loaded(monkeypatch: pytest.Monkey
     drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
     check(contract.target, contract, target, drafter, True)
     card, asked = DEVICES["cuda:0"], LoadConfig(context=64)
+    assert plan(target, drafter, card, asked).engine == "fused"
+    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 4)
+    check(contract.target, contract, target, drafter, True)
     assert plan(target, drafter, card, asked).engine == "reference"
     assert plan(target, drafter, card, replace(asked, draft=False)).engine == "fused"
-    with pytest.raises(UsageError, match="the fused engine cannot run this: its drafter is a DFlash 2 one"):
+    with pytest.raises(UsageError, match="this: its drafter chooses among 8 candidates, 4 fit"):
         plan(target, drafter, card, replace(asked, engine="fused"))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer
 
@@ -15,7 +16,12 @@ OnResidual = Callable[[torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer as it runs. ``mixer_output``, ``mlp_output``: norms of the parts' results (Gemma 2), or None."""
+    """One layer as it runs.
+
+    Attributes:
+        mixer_output, mlp_output: norms of the parts' results (Gemma 2), or None.
+        mixer_conv, mlp_conv: convolutions around the parts (DFlash 2 drafters, which have no such norms), or None.
+    """
 
     mixer: Mixer
     mlp: FeedForward
@@ -23,6 +29,8 @@ class DecoderLayer:
     mlp_input: RMSNorm
     mixer_output: RMSNorm | None = None
     mlp_output: RMSNorm | None = None
+    mixer_conv: Convolution | None = None
+    mlp_conv: Convolution | None = None
 
     def block(
         self,
@@ -35,15 +43,18 @@ class DecoderLayer:
         """Add the layer's results to a block's rows ``x`` [M, H].
 
         Args:
-            normed, branch: room for as many rows; ``branch`` where a part's result is normed.
+            normed, branch: room for as many rows; ``branch`` where a part's result is normed or convolved.
             max_seq_len: no row stands at or behind this position. on_residual: called with ``x`` behind each part.
         """
         self.mixer_input(x, normed)
-        _added(self.mixer_output, x, branch, lambda out, rest: self.mixer.block(normed, out, rest, max_seq_len))
+        rows = normed if self.mixer_conv is None else self.mixer_conv.before(normed)
+        after = self.mixer_output or self.mixer_conv
+        _added(after, x, branch, lambda out, rest: self.mixer.block(rows, out, rest, max_seq_len))
         if on_residual is not None:
             on_residual(x)
         self.mlp_input(x, normed)
-        _added(self.mlp_output, x, branch, lambda out, rest: self.mlp.block(normed, out, rest))
+        rows = normed if self.mlp_conv is None else self.mlp_conv.before(normed)
+        _added(self.mlp_output or self.mlp_conv, x, branch, lambda out, rest: self.mlp.block(rows, out, rest))
         if on_residual is not None:
             on_residual(x)
 
@@ -64,11 +75,13 @@ class DecoderLayer:
 Part = Callable[[torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
-def _added(norm: RMSNorm | None, x: torch.Tensor, branch: torch.Tensor | None, part: Part) -> None:
-    if norm is None or branch is None:
+def _added(after: RMSNorm | Convolution | None, x: torch.Tensor, branch: torch.Tensor | None, part: Part) -> None:
+    if after is None or branch is None:
         part(x, x)
+    elif isinstance(after, Convolution):
+        after.after(part(branch, None), x)
     else:
-        x.add_(norm(part(branch, None), branch))
+        x.add_(after(part(branch, None), branch))
 
 
 def _normed(norm: RMSNorm | None, result: torch.Tensor) -> torch.Tensor:

@@ -7,20 +7,23 @@ its matrices and its head may be coarser than the checkpoint's.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from dflash_local.config.dflash2 import CONVOLVED
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.candidate_walk import CandidateWalk
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import drafter as layout
 from dflash_local.layout import mlp as mlp_layout
-from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights
+from dflash_local.models.drafter_weights import ConvolutionWeights, DrafterWeights, LayerWeights, SelectorWeights
 from dflash_local.models.fused.attention import Attention, AttentionWeights
+from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.decoder_layer import DecoderLayer
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, in_eight_bits, quantise_layer
@@ -29,6 +32,7 @@ from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
 
 MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
+Projected = TypeVar("Projected", ConvolutionWeights, SelectorWeights)
 
 
 class FusedDrafter:
@@ -38,6 +42,7 @@ class FusedDrafter:
 
     Attributes:
         drafts: [block - 1, out_features of the head] logits of the drafted positions.
+        selector: chooses a DFlash 2 drafter's ids; None: each row's logits alone decide.
         head: gives them; the target's own unless ``use_head`` brought another.
         length: committed context rows, as the host knows.
     """
@@ -60,6 +65,8 @@ class FusedDrafter:
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
         self._feature, self._projected = tensors.take(own.context)
+        self._embedding_scale = target.embedding_scale
+        self._kernels: torch.Tensor | None = None  # room of a DFlash 2 drafter
         heads, spec = layout.heads_of(config), target.spec
         cos, sin = tensors.take(
             attention_layout.rotation_buffers(layout.OWNER, heads.rotary_dim, spec.drafter_capacity, spec.dtype)
@@ -67,6 +74,21 @@ class FusedDrafter:
         self._rotation = cos, sin
         fill_rotation(self._rotation, config.rope)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
+        self._projections: tuple[Linear, ...] = ()
+        self.selector: CandidateWalk | None = None
+        second = layout.dflash2_run_buffers(config, target.vocab_size, target.spec.dtype)
+        if second is not None and config.dflash2 is not None and weights.selector is not None:
+            self._embedding_scale = config.dflash2.embedding_scale
+            self._kernels = tensors[second.kernels.name]
+            self._contribution = tensors[second.projected.name]
+            self._projections = (Linear(weights.selector.projection),)
+            self.selector = CandidateWalk(
+                config.dflash2.selector,
+                weights.selector.codebooks,
+                self._contribution,
+                target.tokens[:1],
+                tensors.take(second.candidates),
+            )
         self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
         self._context_heads = HeadLayout(
             num_heads=0,
@@ -113,13 +135,29 @@ class FusedDrafter:
         feed_forward = MLPWeights(config.mlp, gate_up, _joined(weights.down))
         self._parts += (loaded, feed_forward)
         mlp = MLP(feed_forward, between)
-        return DecoderLayer(attention, mlp, self._of(weights.input_norm), self._of(weights.post_norm))
+        return DecoderLayer(
+            attention,
+            mlp,
+            self._of(weights.input_norm),
+            self._of(weights.post_norm),
+            mixer_conv=self._convolution(weights.attention_conv),
+            mlp_conv=self._convolution(weights.mlp_conv),
+        )
+
+    def _convolution(self, weights: ConvolutionWeights | None) -> Convolution | None:
+        second = self.config.dflash2
+        if second is None or weights is None or self._kernels is None:
+            return None
+        projection = Linear(weights.projection)
+        self._projections += (projection,)
+        # The rows behind the last norm are not there yet while the layers run: they are the room.
+        return Convolution(second.convolution, weights.base, projection, self._kernels, self._hidden)
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
         """All matrices of the drafter's own."""
         of_layers = (product for part in self._parts for product in part.products)
-        return (*of_layers, self._fc, self._context_kv)
+        return (*of_layers, *self._projections, self._fc, self._context_kv)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -143,10 +181,17 @@ class FusedDrafter:
         self._ids[:1] = self.target.tokens[:1]
         x = self._x
         gather_rows(self.target.weights.embedding, self._ids, x)
+        if self._embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
         for layer in self._layers:
-            layer.block(x, self._normed, None, max_seq_len)
+            layer.block(x, self._normed, self._normed, max_seq_len)  # a convolved part reads other rows
         self._norm(x, self._hidden)
-        self.target.cap_logits(self.head(self._hidden[1:], self.drafts))
+        drafted = self._hidden[1:]
+        self.head(drafted, self.drafts)
+        if self.selector is None:
+            self.target.cap_logits(self.drafts)
+        else:
+            self._projections[0](drafted, self._contribution)
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
@@ -176,10 +221,19 @@ def coded(weights: DrafterWeights) -> DrafterWeights:
 
     def layer(plain: LayerWeights) -> LayerWeights:
         coarse: dict[str, Any] = {name: in_eight_bits(getattr(plain, name)) for name in MATRICES}
+        coarse |= {name: projected(getattr(plain, name)) for name in CONVOLVED}
         return replace(plain, **coarse)
 
-    fc, context_kv = in_eight_bits(weights.fc), in_eight_bits(weights.context_kv)
-    return replace(weights, fc=fc, context_kv=context_kv, layers=tuple(map(layer, weights.layers)))
+    def projected(part: Projected | None) -> Projected | None:
+        return None if part is None else part._replace(projection=in_eight_bits(part.projection))
+
+    return replace(
+        weights,
+        fc=in_eight_bits(weights.fc),
+        context_kv=in_eight_bits(weights.context_kv),
+        layers=tuple(map(layer, weights.layers)),
+        selector=projected(weights.selector),
+    )
 
 
 def _joined(weight: Weight) -> JoinedLinear:

@@ -151,10 +151,13 @@ class FusedTarget:
         self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
         self._used.count = 0
 
+    @property
+    def embedding_scale(self) -> float:
+        """Of embedding rows as the layers take them, rounded as the published models do."""
+        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+
     def _scale_embedding(self, x: torch.Tensor) -> torch.Tensor:
-        """Embedding rows as the layers take them, in place; the scale is rounded as the published models do."""
-        scale = self.config.embedding_scale
-        return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
+        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def cap_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] after the model's soft cap, in place."""
@@ -182,7 +185,7 @@ class FusedTarget:
         return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H], as a drafter reads them."""
+        """Embedding rows [M, H], as they are stored."""
         out = torch.empty(len(ids), self.hidden_size, dtype=self.dtype, device=self.device)
         return gather_rows(self.weights.embedding, ids, out)
 

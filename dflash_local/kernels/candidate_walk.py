@@ -1,0 +1,253 @@
+"""How a DFlash 2 drafter's ids are chosen: one after the other among the likeliest of each row, by how well each one
+follows the one before it (``config.dflash2.SelectorConfig``); samples by the noise of ``kernels.noise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.kernels.choose import Noise, gumbel_of_word
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
+from dflash_local.kernels.noise import gumbel
+from dflash_local.layout.cycle import CHOICE_BLOCK
+
+TILE = 8192  # numbers of codebook rows that a program holds at once
+Choose = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Codebooks(NamedTuple):
+    """A row [V, rank] of each id: as the one before, and as a candidate."""
+
+    predecessors: torch.Tensor
+    successors: torch.Tensor
+
+
+class CandidateWalk:
+    """Chooses ids as a ``choose.Chooser`` does, for a drafter with a selector.
+
+    Args:
+        projected: [m, rank] what the rows contribute, filled before each choice. anchor: [1] int64, the id before the
+            first row. buffers: of ``layout.drafter.candidate_buffers``.
+    """
+
+    def __init__(
+        self,
+        config: SelectorConfig,
+        codebooks: Codebooks,
+        projected: torch.Tensor,
+        anchor: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+    ) -> None:
+        self._config, self.codebooks = config, codebooks
+        self._projected, self._anchor = projected, anchor
+        self._values, self._places, self._scores, self._ids, self._followers = buffers
+
+    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` [M] int64 from the head's ``logits`` [M, V], M <= m."""
+        self._run(logits, out, None)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        start: torch.Tensor,
+    ) -> None:
+        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
+        self._run(logits, out, (temperature, seed, start))
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+        rows, vocab = logits.shape
+        projected, config = self._projected[:rows], self._config
+        if not runs_kernels(logits):
+            found = candidates(config, logits)
+            choose = _chosen_with(noise, rows, vocab, logits.device)
+            out.copy_(walk(*found, projected, self.codebooks, self._anchor, choose))
+            return
+        blocks, wide, top_k = -(-vocab // CHOICE_BLOCK), self._scores.shape[1], min(config.top_k, vocab)
+        _block_candidates_kernel[(rows, blocks)](
+            logits, self._values, self._places, vocab, blocks, top_k, CHOICE_BLOCK, wide, num_warps=4
+        )
+        temperature, seed, start = noise or (logits, out, out)
+        tile = min(power_of_two(config.rank), TILE // wide)
+        cap = config.softcap
+        _candidates_kernel[(rows,)](
+            self._values, self._places, projected, self.codebooks.successors, temperature, seed, start, self._scores,
+            self._ids, self._followers, config.output_multiplier, 1.0 if cap is None else cap, blocks, top_k,
+            config.rank, projected.stride(0), power_of_two(blocks * wide), wide, tile, cap is not None,
+            noise is not None, num_warps=8, **overlapping(logits),
+        )  # fmt: skip
+        _walk_kernel[(1,)](
+            self._scores, self._ids, self._followers, self.codebooks.predecessors, self._anchor, temperature, out,
+            rows, config.rank, wide, tile, noise is not None, num_warps=8, **overlapping(logits),
+        )  # fmt: skip
+
+
+def candidates(config: SelectorConfig, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores in float32 and ids [M, top_k] of the likeliest ids by the head's logits [M, V], in plain PyTorch. Factor
+    and soft cap change no order, so only the few that are taken get them.
+    """
+    scores, ids = logits.topk(min(config.top_k, logits.shape[-1]), dim=-1)
+    scores, cap = scores.float() * config.output_multiplier, config.softcap
+    return scores if cap is None else torch.tanh(scores / cap) * cap, ids
+
+
+def walk(
+    scores: torch.Tensor,
+    ids: torch.Tensor,
+    projected: torch.Tensor,
+    codebooks: Codebooks,
+    anchor: torch.Tensor,
+    choose: Choose,
+) -> torch.Tensor:
+    """The ids [M] chosen row by row, each by the one before it, in plain PyTorch.
+
+    Args:
+        scores, ids: of ``candidates``. projected: [M, rank]. anchor: [1] the id before the first.
+        choose: of a row's number, its scores [1, k] in float32 and its ids [k], the index [1] of the chosen one.
+    """
+    previous, found = anchor, []
+    for row in range(len(scores)):
+        mixed = codebooks.predecessors[previous] * projected[row]
+        following = (mixed @ codebooks.successors[ids[row]].T).view(-1)
+        previous = ids[row][choose(row, (scores[row] + following.float()).unsqueeze(0), ids[row])]
+        found.append(previous)
+    return torch.cat(found) if found else anchor[:0]
+
+
+def _chosen_with(noise: Noise | None, rows: int, vocab: int, device: torch.device) -> Choose:
+    if noise is None:
+        return lambda _row, scores, _ids: scores.argmax(-1)
+    temperature, seed, start = noise
+    drawn = gumbel(int(seed) % 2**64, int(start) + 1, rows, vocab, device)
+    return lambda row, scores, ids: (scores / temperature + drawn[row, ids]).argmax(-1)
+
+
+@jit
+def _largest(value, at):
+    """Of a vector, the largest number and the first of the places ``at`` where it stands."""
+    top = tl.max(value, 0)
+    return top, tl.min(tl.where(value == top, at, 2147483647), 0)
+
+
+# fmt: off
+@jit
+def _block_candidates_kernel(
+    logits, values, places, vocab, blocks, top_k, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):
+    # fmt: on
+    # One program: BLOCK logits of one row, read once and kept in registers, of which the largest is taken out ``top_k``
+    # times.
+    start_next_kernel()
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row.to(tl.int64) * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    value = tl.where(tl.abs(value) < float("inf"), value, float("-inf"))  # of what is not finite none is drafted
+    slot = tl.arange(0, WIDE)
+    best = tl.full((WIDE,), float("-inf"), tl.float32)
+    ids = tl.zeros((WIDE,), tl.int32)
+    for number in range(top_k):
+        top, place = _largest(value, at)
+        best = tl.where(slot == number, top, best)
+        ids = tl.where(slot == number, place, ids)
+        value = tl.where(at == place, float("-inf"), value)
+    to = (row * blocks + block) * WIDE + slot
+    tl.store(values + to, best)
+    tl.store(places + to, ids)
+
+
+# fmt: off
+@jit
+def _candidates_kernel(
+    values, places, projected, successors, temperature, seed, start, scores, ids, followers, multiplier, cap, blocks,
+    top_k, rank, projected_stride, ALL: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, CAPPED: tl.constexpr,
+    NOISY: tl.constexpr,
+):
+    # fmt: on
+    # One program: one row, the candidates of all its blocks in registers; the best of them are taken out one by one.
+    # What does not depend on the id before is done here, side by side for all rows: scores and noise, and the products
+    # of the candidates' codebook rows with what the row contributes, TILE columns at a time.
+    row = tl.program_id(0)
+    at = tl.arange(0, ALL)
+    slot = tl.arange(0, WIDE)
+    wait_for_earlier_kernels()
+    start_next_kernel()
+    inside = at < blocks * WIDE
+    value = tl.load(values + row * blocks * WIDE + at, mask=inside, other=float("-inf"))
+    best = tl.full((WIDE,), float("-inf"), tl.float32)
+    taken = tl.zeros((WIDE,), tl.int32)
+    for number in range(top_k):
+        top, place = _largest(value, at)
+        best = tl.where(slot == number, top, best)
+        taken = tl.where(slot == number, place, taken)
+        value = tl.where(at == place, float("-inf"), value)
+    chosen = tl.load(places + row * blocks * WIDE + taken)
+    score = best * multiplier
+    if CAPPED:
+        score = cap * (1.0 - 2.0 / (tl.exp(2.0 * score / cap) + 1.0))  # tanh
+    score = tl.where((slot < top_k) & (best > float("-inf")), score, float("-inf"))
+    if NOISY:
+        group = chosen // 4
+        zero = group * 0
+        position = tl.load(start) + 1 + row
+        w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
+        word = tl.where(chosen % 4 == 0, w0, tl.where(chosen % 4 == 1, w1, tl.where(chosen % 4 == 2, w2, w3)))
+        score = score / tl.load(temperature) + gumbel_of_word(word)
+    tl.store(scores + row * WIDE + slot, score)
+    tl.store(ids + row * WIDE + slot, chosen)
+    column = tl.arange(0, TILE)
+    for first in range(0, rank, TILE):
+        there = first + column < rank
+        own = tl.load(projected + row * projected_stride + first + column, mask=there, other=0.0).to(tl.float32)
+        source = successors + chosen.to(tl.int64)[:, None] * rank + first + column[None, :]
+        book = tl.load(source, mask=there[None, :], other=0.0).to(tl.float32)
+        to = (row * WIDE + slot)[:, None] * rank + first + column[None, :]
+        tl.store(followers + to, book * own[None, :], mask=there[None, :])
+
+
+# fmt: off
+@jit
+def _walk_kernel(
+    scores, ids, followers, predecessors, anchor, temperature, out, rows, rank, WIDE: tl.constexpr,
+    TILE: tl.constexpr, NOISY: tl.constexpr,
+):
+    # fmt: on
+    # One program does it all, row by row: [WIDE, TILE] products in registers, multiplied with the codebook row of the
+    # id that was chosen last. That row comes from memory, everything else from the second-level cache.
+    slot = tl.arange(0, WIDE)
+    column = tl.arange(0, TILE)
+    wait_for_earlier_kernels()
+    previous = tl.load(anchor)
+    hotness = 1.0
+    if NOISY:
+        hotness = tl.load(temperature)
+    for row in range(rows):
+        score = tl.load(scores + row * WIDE + slot)
+        candidate = tl.load(ids + row * WIDE + slot)
+        following = tl.zeros((WIDE,), tl.float32)
+        for first in range(0, rank, TILE):
+            there = first + column < rank
+            book = tl.load(predecessors + previous * rank + first + column, mask=there, other=0.0).to(tl.float32)
+            part = tl.load(
+                followers + (row * WIDE + slot)[:, None] * rank + first + column[None, :],
+                mask=there[None, :],
+                other=0.0,
+            )
+            following += tl.sum(part * book[None, :], 1)
+        _, place = _largest(score + following / hotness, slot)
+        previous = tl.sum(tl.where(slot == place, candidate, 0), 0).to(tl.int64)
+        tl.store(out + row, previous)
