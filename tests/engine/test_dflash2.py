@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,13 +15,18 @@ from dflash_local.catalog.bundled import find
 from dflash_local.config import fused_support
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.engine import LoadConfig, Session, load, load_fused
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reference import DFlashProposer
+from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import PairError, UsageError
 from dflash_local.models.drafter import Drafter
+from dflash_local.models.drafter_weights import random_weights
+from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
-from tests.engine_sessions import ask
+from tests.engine_sessions import ask, random_prompt
 from tests.families import HIDDEN, VOCAB, random_model
+from tests.fused_models import TAPS, fused_target
 from tests.proposers import decode
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -70,6 +76,31 @@ def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(
     assert accepted >= 12, "drafts that are hardly ever accepted prove little"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"exact": True}, {"draft_window": 8}, {"drafter_precision": "8bit"}],
+    ids=["exact", "window", "eight bits"],
+)
+def test_the_fused_engines_options_change_no_text(options: dict[str, Any]) -> None:
+    session = load(find(*folders(PAIRS[1])), replace(CPU32, engine="fused", **options))
+    accepted = 0
+    for number, prompt in enumerate(prompts(PAIRS[1])[:3]):
+        for sampling in (SamplingParams(), SamplingParams(temperature=0.9, top_k=20, seed=number)):
+            want = ask(session_of(PAIRS[1], "reference"), prompt, 40, sampling=sampling, mode="ar").ids
+            reply = ask(session, prompt, 40, sampling=sampling)
+            assert reply.ids == want
+            accepted += sum(reply.finished.stats.acceptance_lengths) - len(reply.finished.stats.acceptance_lengths)
+    assert accepted > 40, "drafts that are hardly ever accepted prove little"
+
+
+@pytest.mark.parametrize(("precision", "plain"), [("full", True), ("8bit", False)])
+def test_eight_bits_are_of_the_projections_too(precision: str, plain: bool) -> None:
+    session = load(find(*folders(PAIRS[0])), replace(CPU32, engine="fused", drafter_precision=precision))
+    proposer = cast(FusedRunner, session.runner).proposer
+    assert proposer is not None and len(proposer.matrices) == 2 * (4 + 2) + 3
+    assert {isinstance(product.weight, torch.Tensor) for product in proposer.matrices} == {plain}
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss", "gemma2"])
 def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> None:
     target = TransformersTarget(random_model(family), (0, 2))
@@ -80,6 +111,33 @@ def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> 
         want = decode(target, prompt, 24, params=params)[0]
         for block in (2, 8):
             assert decode(target, prompt, 24, proposer, block, params)[0] == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_both_engines_draft_from_the_same_rows(family: str, second: bool) -> None:
+    """Also where the target scales its embedding and caps its logits."""
+    config = DrafterConfig.from_json(CONFIG, "x")
+    config = config if second else replace(config, dflash2=None)
+    weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
+    text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
+    proposer, other = FusedDrafter(config, weights, target), TransformersTarget(random_model(family), TAPS)
+    taps = target.prefill(text[:20], True).taps
+    assert taps is not None
+    proposer.write_context(taps, 0)
+    target.tokens[0] = text[20]
+    proposer.block(40)
+    reference = DFlashProposer(Drafter(config, weights), other)
+    reference.extend(taps, 0)
+    ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (config.block_size - 1)])
+    hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)[1:]
+    want = other.uncapped(hidden) if second else other.head(hidden)
+    torch.testing.assert_close(proposer.drafts, want, atol=1e-4, rtol=1e-4)
+    if proposer.selector is not None:
+        out = torch.empty(config.block_size - 1, dtype=torch.int64)
+        proposer.selector.greedy(proposer.drafts, out)
+        count, sampler = len(out), Sampler(SamplingParams(), 0, VOCAB, text)
+        assert out.tolist() == reference.propose(int(text[20]), 20, count, sampler, None).tolist()
 
 
 def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +24,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 NEW = 8000
+GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 
 
-@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid", "qwen3-dflash2-b8", "qwen3-dflash2-b16"])
 def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
-    session = load(bundled.find(pair), LoadConfig(dtype="bfloat16", device="cuda", exact=True))
+    bundle = pair.startswith("demo")
+    found = bundled.find(pair) if bundle else bundled.find(*(str(GOLDEN / pair / part) for part in PARTS))
+    session = load(found, LoadConfig(dtype="bfloat16", device="cuda", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
-    prompt = session.render(user_request("Count from 3 to 17.")).ids
+    prompt = session.render(user_request("Count from 3 to 17.")).ids if bundle else tuple(random_prompt(13))
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
     target: Any = session.runner.target
     for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
