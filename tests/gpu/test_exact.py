@@ -30,8 +30,8 @@ GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid", "qwen3-dflash2-b8", "qwen3-dflash2-b16"])
 def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
     bundle = pair.startswith("demo")
-    found = bundled.find(pair) if bundle else bundled.find(*(str(GOLDEN / pair / part) for part in PARTS))
-    session = load(found, LoadConfig(dtype="bfloat16", device="cuda", exact=True))
+    files = bundled.find(pair) if bundle else bundled.find(*(str(GOLDEN / pair / part) for part in PARTS))
+    session = load(files, LoadConfig(dtype="bfloat16", device="cuda", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
     prompt = session.render(user_request("Count from 3 to 17.")).ids if bundle else tuple(random_prompt(13))
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
