@@ -74,18 +74,19 @@ class FusedDrafter:
         self._rotation = cos, sin
         fill_rotation(self._rotation, config.rope)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
-        self._projections: tuple[Linear, ...] = ()
+        self._projections: tuple[Linear, ...] = ()  # of its convolutions, and of its selector
+        self._contribution: tuple[Linear, torch.Tensor] | None = None  # of rows to the choice, and its room
         self.selector: CandidateWalk | None = None
         second = layout.dflash2_run_buffers(config, target.vocab_size, target.spec.dtype)
         if second is not None and config.dflash2 is not None and weights.selector is not None:
             self._embedding_scale = config.dflash2.embedding_scale
             self._kernels = tensors[second.kernels.name]
-            self._contribution = tensors[second.projected.name]
-            self._projections = (Linear(weights.selector.projection),)
+            self._contribution = Linear(weights.selector.projection), tensors[second.projected.name]
+            self._projections = self._contribution[:1]
             self.selector = CandidateWalk(
                 config.dflash2.selector,
                 weights.selector.codebooks,
-                self._contribution,
+                self._contribution[1],
                 target.tokens[:1],
                 tensors.take(second.candidates),
             )
@@ -184,14 +185,16 @@ class FusedDrafter:
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         for layer in self._layers:
-            layer.block(x, self._normed, self._normed, max_seq_len)  # a convolved part reads other rows
+            # Convolved parts read other rows than the normed ones, whose place is their results'.
+            layer.block(x, self._normed, self._normed, max_seq_len)
         self._norm(x, self._hidden)
         drafted = self._hidden[1:]
         self.head(drafted, self.drafts)
-        if self.selector is None:
+        if self._contribution is None:
             self.target.cap_logits(self.drafts)
         else:
-            self._projections[0](drafted, self._contribution)
+            projection, room = self._contribution
+            projection(drafted, room)
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
