@@ -21,8 +21,7 @@ from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.candidate_walk import CandidateWalk
-from dflash_local.kernels.choose import Chooser
+from dflash_local.kernels.choose import Chooser, RowChooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.fixed_routing import FixedRouting, fixed_routing
@@ -276,7 +275,7 @@ class FusedRunner:
             self.proposer.inject(key.rows)
         accept(self.progress, key.rows)
 
-    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: Chooser | CandidateWalk) -> None:
+    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: RowChooser) -> None:
         if key.noisy:
             chooser.sample(logits, out, self._temperature, self._seed, self.progress.start)
         else:

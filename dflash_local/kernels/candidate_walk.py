@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.config.dflash2 import SelectorConfig
-from dflash_local.kernels.choose import Noise, gumbel_of_word
+from dflash_local.kernels.choose import Noise, RowChooser, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -34,8 +34,8 @@ class Codebooks(NamedTuple):
     successors: torch.Tensor
 
 
-class CandidateWalk:
-    """Chooses ids as a ``choose.Chooser`` does, for a drafter with a selector.
+class CandidateWalk(RowChooser):
+    """Each row's best follower of the id before it, among the likeliest.
 
     Args:
         projected: [m, rank] what the rows contribute, filled before each choice. anchor: [1] int64, the id before the
@@ -53,21 +53,6 @@ class CandidateWalk:
         self._config, self.codebooks = config, codebooks
         self._projected, self._anchor = projected, anchor
         self._values, self._places, self._scores, self._ids, self._followers = buffers
-
-    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        """``out`` [M] int64 from the head's ``logits`` [M, V], M <= m."""
-        self._run(logits, out, None)
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        temperature: torch.Tensor,
-        seed: torch.Tensor,
-        start: torch.Tensor,
-    ) -> None:
-        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
-        self._run(logits, out, (temperature, seed, start))
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
         rows, vocab = logits.shape

@@ -13,8 +13,30 @@ NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
 Noise = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, seed, start: of ``Chooser.sample``
 
 
-class Chooser:
-    """Chooses an id for each row of logits; holds the room for the partial results.
+class RowChooser:
+    """Chooses an id for each row of logits: greedily, or as a sample."""
+
+    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` [M] int64 becomes the best id of each row of ``logits`` [M, V]; the first of equal ones."""
+        self._run(logits, out, None)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        start: torch.Tensor,
+    ) -> None:
+        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
+        self._run(logits, out, (temperature, seed, start))
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+        raise NotImplementedError
+
+
+class Chooser(RowChooser):
+    """Each row's argmax; holds the room for the partial results.
 
     Args:
         values, ids: of ``layout.cycle.choice_buffers``.
@@ -31,21 +53,6 @@ class Chooser:
         buffers = choice_buffers("", rows, vocab_size)
         values, ids = Tensors(buffers, device).take(buffers)
         return cls(values, ids, not_finite_id)
-
-    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        """``out`` [M] int64 becomes the argmax of each row of ``logits`` [M, V]; the first of equal ones."""
-        self._run(logits, out, None)
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        temperature: torch.Tensor,
-        seed: torch.Tensor,
-        start: torch.Tensor,
-    ) -> None:
-        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
-        self._run(logits, out, (temperature, seed, start))
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
         if not runs_kernels(logits):
