@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.plan import Plan
     from dflash_local.store.local import Local
 
-SHOWN = {"absent": "-"}
+SHOWN = {"absent": "not here"}
 VERIFIED = {True: "yes", False: "no", None: UNKNOWN}
 WIDE = (
     Column("MODEL", shrinks=True),

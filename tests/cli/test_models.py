@@ -50,6 +50,16 @@ def test_the_table_says_what_fits_and_what_does_not(cli: Cli, monkeypatch: pytes
     assert row_of(text, "openai/gpt-oss-120b")[-3] == "needs"
 
 
+def test_no_row_is_without_a_state(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is here, whether it fits, and where it runs, in words."""
+    monkeypatch.setenv("COLUMNS", "160")
+    head, *rows = cli("models", "--gpu-memory", "24").out.partition("\n\n")[0].splitlines()
+    for title in ("DRAFTER", "RUNS ON", "STATE", "FITS"):
+        begin = head.index(title)
+        assert all(row[begin - 1] == " " and row[begin].isalpha() for row in rows), title
+    assert len(rows) == len(cli("models", "--json").json["pairs"]) > 25
+
+
 def test_json_has_everything(cli: Cli) -> None:
     found = cli("models", "--json", "--gpu", "RTX 4090").json
     assert found["machine"]["name"] == "RTX 4090"
