@@ -14,6 +14,8 @@ from dflash_local.config.dflash2 import ARCHITECTURE as DFLASH2
 from dflash_local.config.dflash2 import DFlash2Config
 from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.features import AttentionConfig, MLPConfig
+from dflash_local.config.quantization import Quantization
+from dflash_local.config.quantizers import READ, read_quantization
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.config.values import fill
 from dflash_local.errors import CheckpointError
@@ -48,6 +50,7 @@ class DrafterConfig:
         taps: 0-based target layers whose outputs are concatenated, in this order.
         vocab_size, max_position_embeddings, num_target_layers, target_hidden_size: None if not said.
         dflash2: what a DFlash 2 drafter has beside; None for a DFlash one.
+        quantization: how its file holds its matrices; None for plain ones.
         source: where it was read, for messages. inferred: of the values that sizes and limits depend on, names of those
             that are likely but quoted by no source.
     """
@@ -72,6 +75,7 @@ class DrafterConfig:
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
     dflash2: DFlash2Config | None = None
+    quantization: Quantization | None = None
     source: str = ""
     inferred: tuple[str, ...] = ()
 
@@ -110,6 +114,7 @@ class DrafterConfig:
             num_target_layers=fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
             dflash2=DFlash2Config.from_fields(fields, hidden, block) if is_dflash2 else None,
+            quantization=_quantization(Fields(config, where)),
             source=where,
         )
 
@@ -219,6 +224,16 @@ def _refuse_variants(fields: Fields, not_supported: Mapping[str, object]) -> Non
     activation = fields.values.get("hidden_act")
     if activation not in (None, "silu"):
         raise CheckpointError(f"{fields.where}: hidden_act {shown(activation)} is not supported; drafters use silu")
+
+
+def _quantization(top: Fields) -> Quantization | None:
+    """Raises CheckpointError: a value is wrong, or the format is not read."""
+    found = read_quantization(Fields(top.inner("quantization_config"), top.where))
+    if found is not None and found.unread:
+        raise CheckpointError(
+            f"{top.where}: a drafter in the format {found.unread} is not supported", f"take the plain one or {READ}"
+        )
+    return found
 
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:

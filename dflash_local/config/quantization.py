@@ -234,12 +234,14 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _spellings(module: str) -> tuple[str, ...]:
-    """A module's name as it is, and with the text model's other prefixes: a file and its configuration may differ."""
+    """A module's name as it is, and with the text model's other prefixes: a file and its configuration may differ. One
+    without a prefix is a drafter's, which servers, and so recipes, have below ``model.``.
+    """
     if module in HEAD_MODULES:
         return HEAD_MODULES
     rest = next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), None)
     if rest is None:
-        return (module,)
+        return (module, f"{PREFIXES[-1]}{module}")
     return tuple(dict.fromkeys((module, *(prefix + rest for prefix in PREFIXES))))
 
 

@@ -18,9 +18,9 @@ from dflash_local.layout.linear import UNQUANTIZED, FormatOf, Part, QuantizedAtL
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
-from dflash_local.models.fused.quantized_formats import decode, stored_size
+from dflash_local.models.fused.quantized_formats import decode
 from dflash_local.models.place import Conversion, Places
-from dflash_local.models.stored_formats import formats_in
+from dflash_local.models.stored_formats import MATRIX_NAMES, formats_in, stored_size
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import WIDE
 
@@ -89,7 +89,7 @@ def decoded_tensors(
     for module, names in modules.items():
         form = format_of(module)
         codes = next(
-            (checkpoint.tensors[each] for each in names if each.endswith((".weight", ".qweight", ".weight_packed"))),
+            (checkpoint.tensors[each] for each in names if each.rpartition(".")[2] in MATRIX_NAMES),
             None,
         )
         if f"{module}.gate_up_proj" in names and any(
@@ -131,6 +131,18 @@ class _Coded:
     codes: TensorInfo
 
 
+def coded_weight(
+    module: str, form: WeightFormat, shape: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Places]:
+    """Room for the codes of a matrix [rows, columns] that stand for weights in ``dtype``, and where each of its tensors
+    goes. Raises CheckpointError: its groups do not divide it.
+    """
+    buffers = form.buffers(module, *shape, dtype_name(dtype), "target weights")
+    kind = FORMATS[type(form)]
+    weight = kind.weight(form, Tensors(buffers, device).take(buffers), dtype)
+    return weight, kind.places(weight, form, [Part(module, shape[0])])
+
+
 def _decoded(
     checkpoint: Checkpoint, together: Sequence[_Coded], experts: FusedExperts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
@@ -138,11 +150,9 @@ def _decoded(
     weights: list[Any] = []
     places: Places = {}
     for each in together:
-        rows, columns = _size(each.form, each.codes)
-        buffers = each.form.buffers(each.module, rows, columns, dtype_name(dtype), "target weights")
-        kind = FORMATS[type(each.form)]
-        weights.append(kind.weight(each.form, Tensors(buffers, device).take(buffers), dtype))
-        places |= kind.places(weights[-1], each.form, [Part(each.module, rows)])
+        weight, own = coded_weight(each.module, each.form, _size(each.form, each.codes), device, dtype)
+        weights.append(weight)
+        places |= own
     fill_places(checkpoint, [name for each in together for name in each.names], places)
     found: dict[str, torch.Tensor] = {}
     for each, weight in zip(together, weights, strict=True):

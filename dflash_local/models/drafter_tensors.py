@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
-from dflash_local.models.checkpoint import name_list
+from dflash_local.layout.linear import UNQUANTIZED, WeightFormat
+from dflash_local.models.checkpoint import Checkpoint, name_list
+from dflash_local.models.stored_formats import MATRIX_NAMES, formats_in, stored_size
 
 FLOATS = ("F32", "F16", "BF16", "F64")
+WEIGHT = ".weight"
+FC = "fc"  # the module that takes the taps
 
 
-def check_tensors(tensors: Mapping[str, TensorInfo], config: DrafterConfig, target_hidden: int, where: str) -> None:
+def coded_matrices(checkpoint: Checkpoint, config: DrafterConfig) -> dict[str, WeightFormat]:
+    """The formats of the matrices that are stored as codes, by their modules; the file has the last word."""
+    if config.quantization is None:
+        return {}
+    format_of = formats_in(checkpoint, config.quantization)
+    shapes = config.tensor_shapes(1).items()
+    modules = (name.removesuffix(WEIGHT) for name, shape in shapes if len(shape) == 2 and name.endswith(WEIGHT))
+    return {module: form for module in modules if (form := format_of(module)) != UNQUANTIZED}
+
+
+def codes_of(modules: Iterable[str], checkpoint: Checkpoint) -> list[str]:
+    """Names of the tensors of quantised modules; a bias is plain, and not among them."""
+    wanted = set(modules)
+    return [name for name in checkpoint.tensors if name.rpartition(".")[0] in wanted and not name.endswith(".bias")]
+
+
+def check_tensors(checkpoint: Checkpoint, config: DrafterConfig, target_hidden: int) -> None:
     """Refuse missing, unknown or misshapen tensors by name, before any allocation; biases that ``attention_bias`` does
-    not announce are unknown, since dropping them would ruin acceptance silently.
+    not announce are unknown, since dropping them would ruin acceptance silently. Those of quantised matrices are for
+    ``drafter_codes.check_codes``.
     """
-    expected = config.tensor_shapes(target_hidden)
-    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    shapes, coded = config.tensor_shapes(target_hidden), coded_matrices(checkpoint, config)
+    _check_plain(
+        checkpoint,
+        {name: shape for name, shape in shapes.items() if name.removesuffix(WEIGHT) not in coded},
+        checkpoint.tensors.keys() - set(codes_of(coded, checkpoint)),
+    )
+
+
+def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], there: Iterable[str]) -> None:
+    where = checkpoint.folder
+    missing, unknown = expected.keys() - set(there), set(there) - expected.keys()
     if missing:
         raise CheckpointError(
             f"{where}: {len(missing)} of {len(expected)} tensors are missing: {name_list(missing)}",
@@ -29,7 +58,7 @@ def check_tensors(tensors: Mapping[str, TensorInfo], config: DrafterConfig, targ
             "an unused tensor would ruin acceptance silently, so none is skipped",
         )
     for name, shape in expected.items():
-        info = tensors[name]
+        info = checkpoint.tensors[name]
         if info.shape != shape:
             raise CheckpointError(
                 f"{info.file}: tensor {name} has shape {list(info.shape)}, expected {list(shape)}",
@@ -41,14 +70,24 @@ def check_tensors(tensors: Mapping[str, TensorInfo], config: DrafterConfig, targ
             )
 
 
-def target_hidden_of(tensors: Mapping[str, TensorInfo], config: DrafterConfig, where: str) -> int:
-    """The target hidden size that ``fc.weight`` was made for."""
-    info = tensors.get("fc.weight")
-    if info is None:
-        raise CheckpointError(f"{where}: tensor fc.weight is missing", "this is not a DFlash drafter's checkpoint")
-    if len(info.shape) != 2 or info.shape[1] == 0 or info.shape[1] % len(config.taps):
+def fc_columns(checkpoint: Checkpoint, config: DrafterConfig) -> int | None:
+    """The features that ``fc`` takes of all taps together; None where its tensor is missing or no matrix."""
+    form = coded_matrices(checkpoint, config).get(FC, UNQUANTIZED)
+    stored = (checkpoint.tensors.get(f"{FC}.{name}") for name in MATRIX_NAMES)
+    info = next(filter(None, stored), None)
+    return None if info is None or len(info.shape) != 2 else stored_size(form, (info.shape[0], info.shape[1]))[1]
+
+
+def target_hidden_of(checkpoint: Checkpoint, config: DrafterConfig) -> int:
+    """The target hidden size that ``fc`` was made for."""
+    columns = fc_columns(checkpoint, config)
+    if columns is None:
         raise CheckpointError(
-            f"{info.file}: fc.weight has shape {list(info.shape)}; its width is no multiple of the"
-            f" {len(config.taps)} taps"
+            f"{checkpoint.folder}: tensor fc.weight is missing or no matrix",
+            "this is not a DFlash drafter's checkpoint",
         )
-    return info.shape[1] // len(config.taps)
+    if columns == 0 or columns % len(config.taps):
+        raise CheckpointError(
+            f"{checkpoint.folder}: fc.weight takes {columns} features, no multiple of the {len(config.taps)} taps"
+        )
+    return columns // len(config.taps)

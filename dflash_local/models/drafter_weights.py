@@ -16,7 +16,8 @@ from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import LinearSpec, linear_buffers, unquantized
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_tensors import check_tensors, target_hidden_of
+from dflash_local.models.drafter_codes import check_codes, decode_codes
+from dflash_local.models.drafter_tensors import WEIGHT, check_tensors, coded_matrices, target_hidden_of
 
 Places = dict[str, list[torch.Tensor]]
 Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser format
@@ -94,11 +95,13 @@ def read_weights(
     on_notice: Callable[[str], None],
 ) -> DrafterWeights:
     """Check, allocate, stream. ``on_notice`` is called with suspicious but usable tensors."""
-    where = str(checkpoint.folder)
-    target_hidden = target_hidden_of(checkpoint.tensors, config, where)
-    check_tensors(checkpoint.tensors, config, target_hidden, where)
+    target_hidden = target_hidden_of(checkpoint, config)
+    check_tensors(checkpoint, config, target_hidden)
+    check_codes(checkpoint, config, target_hidden)
     weights, places = allocate(config, target_hidden, device, dtype)
-    checkpoint.fill(places, on_notice)
+    coded = coded_matrices(checkpoint, config)
+    checkpoint.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in coded}, on_notice)
+    decode_codes(checkpoint, coded, places, dtype)
     return weights
 
 

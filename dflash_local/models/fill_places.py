@@ -31,6 +31,12 @@ def fill_places(
     checkpoint: Checkpoint, names: Iterable[str], places: Places, on_fraction: Callable[[float], None] = lambda _: None
 ) -> None:
     """Read the tensors ``names`` to their places. Raises CheckpointError: one is missing, left over or wrong."""
+    read = check_places(checkpoint, names, places)
+    checkpoint.fill({name: [place] for name, place in read.items()}, on_fraction=on_fraction)
+
+
+def check_places(checkpoint: Checkpoint, names: Iterable[str], places: Places) -> dict[str, Place]:
+    """The places that are read to, by headers alone. Raises CheckpointError as ``fill_places`` does."""
     there = set(names)
     optional = (name for name, place in places.items() if isinstance(place, Conversion) and place.optional)
     required = {name for name, place in places.items() if place is not None} - {*optional}
@@ -42,7 +48,7 @@ def fill_places(
     read = {name: place for name, place in places.items() if place is not None and name in there}
     for name, place in read.items():
         _check(checkpoint.tensors[name], place)
-    checkpoint.fill({name: [place] for name, place in read.items()}, on_fraction=on_fraction)
+    return read
 
 
 def _check(info: TensorInfo, place: Place) -> None:

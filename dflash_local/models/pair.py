@@ -10,7 +10,7 @@ from dflash_local.config.drafter_config import MAX_BLOCK, DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_tensors import check_tensors
+from dflash_local.models.drafter_tensors import check_tensors, fc_columns
 from dflash_local.models.target_facts import TargetFacts
 
 OVERRIDE = "--allow-mismatch runs it anyway; acceptance may be near 1"
@@ -65,7 +65,11 @@ def check_pair(
     doubts = _Doubts(allow_mismatch)
     _check_taps(config, model, doubts)
     _check_widths(config, model, drafter)
-    check_tensors(drafter.tensors, config, model.hidden_size, str(drafter.folder))
+    check_tensors(drafter, config, model.hidden_size)
+    if config.quantization is not None:  # with torch, which plain pairs are checked without
+        from dflash_local.models.drafter_codes import check_codes
+
+        check_codes(drafter, config, model.hidden_size)
     _check_vocabulary(config, facts, doubts)
     _check_generation(config, generations, doubts)
     block = _block_size(config, block_size, doubts)
@@ -112,11 +116,11 @@ def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoin
     # The block is embedded by the target, so its rows are as wide as the target whatever fc maps.
     if config.hidden_size != target.hidden_size:
         raise PairError(f"drafter hidden size {config.hidden_size}, target hidden size {target.hidden_size}", hint)
-    info = drafter.tensors.get("fc.weight")
+    taken = fc_columns(drafter, config)
     wanted = len(config.taps) * target.hidden_size
-    if info is not None and len(info.shape) == 2 and info.shape[1] != wanted:
+    if taken not in (None, wanted):
         raise PairError(
-            f"fc.weight takes {info.shape[1]} features, {len(config.taps)} taps of a target"
+            f"fc.weight takes {taken} features, {len(config.taps)} taps of a target"
             f" with hidden size {target.hidden_size} give {wanted}",
             hint,
         )

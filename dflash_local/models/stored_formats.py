@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from dflash_local.config.module_names import together
 from dflash_local.config.quantization import Quantization, StoredFormat, StoredPlain
-from dflash_local.layout.linear import UNQUANTIZED, FormatOf, WeightFormat, unquantized, weight_format
+from dflash_local.layout.linear import (
+    UNQUANTIZED,
+    WORD_BITS,
+    FormatOf,
+    Fp4Groups,
+    IntGroups,
+    WeightFormat,
+    unquantized,
+    weight_format,
+)
 from dflash_local.models.checkpoint import Checkpoint
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MATRIX_NAMES = ("weight", "qweight", "weight_packed")  # below a module, of the tensor that decides a matrix's size
+Size = tuple[int, int]
 
 
 def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
@@ -40,3 +51,19 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
         return weight_format(stored, FLOATS.get(dtype_of(f"{module}.{scales}"), ""), scales)
 
     return format_of
+
+
+def stored_size(form: WeightFormat, shape: Size) -> Size:
+    """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""
+    rows, columns = shape
+    if isinstance(form, Fp4Groups):
+        return rows, columns * 2
+    if not isinstance(form, IntGroups):
+        return rows, columns
+    per_word = WORD_BITS // form.stored.bits
+    sizes: dict[str, Size] = {
+        "int-quantized": (rows, columns),
+        "pack-quantized": (rows, columns * per_word),
+        "awq": (columns * per_word, rows),
+    }
+    return sizes.get(form.stored.dialect, (columns, rows * per_word))

@@ -54,13 +54,17 @@ def test_what_does_not_run_here_says_so_in_a_line(cli: Cli, name: str) -> None:
 def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo: str) -> None:
     choice = choose(repo, None, settings.load())
     assert choice.name == name and not choice.own_drafter and choice == choose(name, repo, settings.load())
-    assert choice.why_not_here, "none of those that are listed runs here yet"
-    with pytest.raises(DFlashError) as found:
+    if choice.why_not_here:
+        with pytest.raises(DFlashError) as found:
+            refuse_what_does_not_run(choice)
+        assert choice.why_not_here in found.value.message and found.value.exit_code == 5
+        answer = " ".join(cli("plan", repo).out.split())
+        assert f"{name} with {repo} on a server: {choice.why_not_here}" in answer
+    else:
         refuse_what_does_not_run(choice)
-    assert choice.why_not_here in found.value.message and found.value.exit_code == 5
-    told = " ".join(cli("plan", repo).out.split())
-    assert f"{name} with {repo} on a server: {choice.why_not_here}" in told
-    assert cli("plan", repo.partition("/")[2]).code == 0
+        known = fitting.shapes(choice, None)
+        assert known is not None and known.drafter is not None and not known.drafter_unknown
+    assert cli("plan", repo.partition("/")[2], "--gpu-memory", "192").code == 0
     shown = " ".join(cli("show", name).out.split())
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
 
@@ -84,3 +88,16 @@ def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
         assert word == "server" if row.why_not_here else word.startswith(("fits", "needs", "target alone")), row.name
         assert (found is not None) == (word.startswith(("fits", "target")) and not row.bundled)
         assert install_status(row, None).state in ("bundled", "absent")
+
+
+def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -> None:
+    """In memory it is the plain one."""
+    plain, coded = (
+        cli("plan", "Qwen3.8-27B", *more, "--gpu-memory", "96", "--json").json
+        for more in ([], ["--drafter", "syvai/Qwen3.8-27B-DFlash2-W4A16"])
+    )
+    assert coded["plan"]["ledger"] == plain["plan"]["ledger"] and coded["plan"]["draft"]
+    page = " ".join(cli("plan", "Qwen3.8-27B-DFlash2-W4A16", "--gpu-memory", "96").out.split())
+    assert "the drafter's file holds int4 g128, which is decoded as it is read" in page
+    shown = " ".join(cli("show", "Qwen3.8-27B").out.split())
+    assert "syvai/Qwen3.8-27B-DFlash2-W4A16: kind dflash2, licence unknown, the same drafter in int4" in shown

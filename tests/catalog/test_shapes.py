@@ -34,6 +34,18 @@ def filled(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def coded_names(drafter: DrafterConfig) -> list[str]:
+    """The matrices that a drafter's quantization_config names; each is in groups of 128 of four bits."""
+    assert drafter.quantization is not None
+    shapes = drafter.tensor_shapes(drafter.hidden_size)
+    found = {
+        name: drafter.quantization.stored(name.removesuffix(".weight")) for name in shapes if len(shapes[name]) == 2
+    }
+    names = [name for name, stored in found.items() if stored is not None and name.endswith(".weight")]
+    assert {stored.name for name in names if (stored := found[name]) is not None} == {"int4 g128"}
+    return names
+
+
 @pytest.mark.parametrize("path", [*GOLDEN, *DEMO], ids=lambda path: path.parts[-3])
 def test_a_real_drafters_fingerprint_is_read_alike_with_and_without_torch(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -46,10 +58,12 @@ def test_a_kept_drafter_shape_is_a_config_that_the_drafter_accepts(path: Path) -
     drafter = DrafterConfig.from_json(config, path)
     assert fingerprint_of(config) == drafter.fingerprint()
     tensors = drafter.tensor_shapes(drafter.hidden_size)
-    count = sum(map(math.prod, tensors.values()))
-    sizes = config["_sizes"]
-    assert (len(tensors), count, 2 * count) == (sizes["tensors"], sizes["params"], sizes["bytes"])
-    assert abs(2 * count / 2**30 - sizes["gib_quoted"]) < 0.01
+    count, sizes = sum(map(math.prod, tensors.values())), config["_sizes"]
+    coded = [] if drafter.quantization is None else [math.prod(tensors[name]) for name in coded_names(drafter)]
+    # A matrix in int4 is of three tensors: half a byte each, a 16-bit scale for 128, and its two sizes.
+    stored = 2 * (count - sum(coded)) + sum(size // 2 + size // 64 + 16 for size in coded)
+    assert (len(tensors) + 2 * len(coded), count, stored) == (sizes["tensors"], sizes["params"], sizes["bytes"])
+    assert abs(stored / 2**30 - sizes["gib_quoted"]) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -75,6 +89,7 @@ def test_a_fingerprint_is_read_from_any_config_without_an_error(
 def test_every_shape_belongs_to_the_registry_and_names_its_source() -> None:
     rows = registry.load().rows
     known = {repo.id.replace("/", "--") for row in rows for repo in (row.target, row.drafter) if repo}
+    known |= {other.repo.replace("/", "--") for row in rows for other in row.other_drafters}
     assert SHAPES and {path.stem for path in SHAPES} <= known
     for path in SHAPES:
         config = json.loads(path.read_text(encoding="utf-8"))

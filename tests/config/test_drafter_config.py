@@ -15,6 +15,7 @@ from dflash_local.checkpoint_files.safetensors_header import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.errors import CheckpointError
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors
 
 HERE = Path("some/config.json")
@@ -158,7 +159,7 @@ def test_ck_17_head_dim_that_does_not_match_the_tensors() -> None:
     config = read()
     tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
     with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
-        check_tensors(tensors, config, 64, "x")
+        check_tensors(Checkpoint(HERE, {}, tensors), config, 64)
 
 
 def test_ck_09_auto_map_is_ignored() -> None:

@@ -20,7 +20,8 @@ from dflash_local.layout.linear import Part, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
 from dflash_local.models.fused.formats import FORMATS
-from dflash_local.models.fused.quantized_formats import decode, stored_size
+from dflash_local.models.fused.quantized_formats import decode
+from dflash_local.models.stored_formats import stored_size
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS, GROUP = 24, 128, 32

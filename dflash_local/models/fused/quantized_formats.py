@@ -22,7 +22,6 @@ from dflash_local.layout.linear import (
     Fp8Blocks,
     IntGroups,
     Part,
-    WeightFormat,
     part_rows,
 )
 from dflash_local.models.fused import fragment_format
@@ -30,7 +29,6 @@ from dflash_local.models.place import Conversion, Places
 
 CodedFormat = IntGroups | Fp8Blocks | Fp4Groups
 Coded = IntWeight | Fp8Weight | Fp4Weight
-Size = tuple[int, int]
 GPTQ_ZERO_OFFSET = {4: 0x11111111, 8: 0x01010101}  # GPTQ's first version stores each zero point of a word less one
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight neighbouring columns
 SIGN = 0x80  # flipped, a signed byte is the code of 128 more
@@ -81,22 +79,6 @@ class _Decoded:
 
     def rows(self, weight: Any, stop: int) -> Any:
         return self.rows_of(weight, slice(0, stop))
-
-
-def stored_size(form: WeightFormat, shape: Size) -> Size:
-    """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""
-    rows, columns = shape
-    if isinstance(form, Fp4Groups):
-        return rows, columns * 2
-    if not isinstance(form, IntGroups):
-        return rows, columns
-    per_word = WORD_BITS // form.stored.bits
-    sizes: dict[str, Size] = {
-        "int-quantized": (rows, columns),
-        "pack-quantized": (rows, columns * per_word),
-        "awq": (columns * per_word, rows),
-    }
-    return sizes.get(form.stored.dialect, (columns, rows * per_word))
 
 
 class _Int(_Decoded):
@@ -172,7 +154,7 @@ def _check_groups(weight: IntWeight | Fp4Weight, group_size: int, parts: Sequenc
     if group_size != WHOLE and weight.scales.shape[1] * group_size != columns:
         raise CheckpointError(
             f"{parts[0].module}: groups of {group_size} do not divide a matrix of about {columns} inputs",
-            "config.json and weights do not belong together: download the target again",
+            "config.json and weights do not belong together: download it again",
         )
 
 
@@ -224,7 +206,7 @@ def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
 def check_exponents(name: str, stored: torch.Tensor) -> None:
     """The scales of MXFP4 must be numbers. Raises CheckpointError: one is NaN; says in which tensor."""
     if bool((stored == E8M0_NAN).any()):
-        raise CheckpointError(f"tensor {name} holds NaN", "download the target again")
+        raise CheckpointError(f"tensor {name} holds NaN", "download it again")
 
 
 def _take_exponents(scales: torch.Tensor, module: str, stored: torch.Tensor) -> None:
@@ -235,7 +217,7 @@ def _take_exponents(scales: torch.Tensor, module: str, stored: torch.Tensor) -> 
 def _take_global_scale(row_scales: torch.Tensor, module: str, reciprocal: bool, stored: torch.Tensor) -> None:
     scale = float(stored.reshape(()))
     if reciprocal and scale == 0:
-        raise CheckpointError(f"tensor {module}.weight_global_scale is zero", "download the target again")
+        raise CheckpointError(f"tensor {module}.weight_global_scale is zero", "download it again")
     row_scales.copy_(1 / stored.float().reshape(1) if reciprocal else stored.reshape(1))
 
 
