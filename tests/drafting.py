@@ -171,8 +171,8 @@ class KnowingDrafter:
     """In ``Drafter``'s place: its hidden rows are the target's own, where it is not made wrong."""
 
     dtype = torch.float32
-    config = SimpleNamespace(block_size=BLOCK, mask_token_id=MASK, dflash2=None)
-    selector = None
+    config = SimpleNamespace(draft_rows=BLOCK, first_draft=1, mask_token_id=MASK, dflash2=None, dspark=None)
+    selector = markov = None
 
     def __init__(self, known: Known) -> None:
         self.known = known

@@ -90,6 +90,7 @@ def marks(row: Row) -> list[str]:
     """What a reader should know about a row before anything else."""
     found: list[str] = [] if row.status == "released" else [row.status]
     found += [row.kind] if row.kind != "dflash" else []
+    found += ["slow"] if row.slow_here else []
     found += ["gated"] if row.gated else []
     return [*found, *(["overridden"] if row.overridden else [])]
 
@@ -256,6 +257,8 @@ def _drafter(row: Row) -> str:
     extra: list[str] = [row.status] if row.status != "released" else []
     if not row.drafter_runs_here:
         extra.append(f"kind {row.kind}, which no engine here runs")
+    elif row.slow_here:
+        extra.append(f"kind {row.kind}, which only the reference engine runs: slow")
     elif row.kind != "dflash":
         extra.append(f"kind {row.kind}")
     return ", ".join((row.drafter.id, *extra))

@@ -9,13 +9,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.app.models import ModelStore, model_store
 from dflash_local.app.resolve import Choice, with_local_mirror
 from dflash_local.catalog.row import Launch, Row, fingerprint_of
+from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.model_config import CONFIG
+from dflash_local.config.dspark import ARCHITECTURES as DSPARK
 from dflash_local.errors import DownloadError, SettingsError, UsageError
 from dflash_local.settings import Settings
 
@@ -67,7 +69,9 @@ def server_command(program: Program, choice: Choice, user: Settings, drafts: boo
     launch = _launch_of(program, row)
     if launch is None and drafts and choice.refused_drafter:
         raise UsageError(f"no {program} command is known for {choice.name}: {choice.refused_drafter}", NOT_DRAFTED)
-    launch = launch or _generic(program, _block_of(choice, store) if drafts else None)
+    if launch is None:
+        block = _block_of(choice, store) if drafts else None
+        launch = (_generic_dspark if _is_dspark(choice, store) else _generic)(program, block)
     target = _place(choice.target, store)
     drafter = _place(choice.drafter, store) if drafts and choice.drafter is not None else target
     fetched = tuple(dict.fromkeys(place for place in (target, drafter) if not Path(place).is_absolute()))
@@ -147,13 +151,42 @@ def _generic(program: Program, block: int | None) -> Launch:
     return Launch(shlex.join(words))
 
 
+def _generic_dspark(program: Program, block: int | None) -> Launch:
+    """The same with a DSpark drafter, whose block size counts drafts."""
+    if block is None:
+        return _generic(program, None)
+    if program == "vllm":
+        config = {"method": "dspark", "model": "DRAFTER", "num_speculative_tokens": block}
+        return Launch(shlex.join(["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]))
+    words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET", "--speculative-algorithm", "DSPARK"]
+    words += ["--speculative-draft-model-path", "DRAFTER", "--speculative-dspark-block-size", str(block)]
+    return Launch(shlex.join(words))
+
+
+def _is_dspark(choice: Choice, store: ModelStore | None) -> bool:
+    """By the registry, or by the drafter's own configuration."""
+    listed = None
+    if choice.row is not None and choice.drafter is not None and not isinstance(choice.drafter, Path):
+        listed = choice.row.other_drafter(choice.drafter.id)
+    names = _drafter_config(choice, store).get("architectures")
+    own = isinstance(names, list) and bool(names) and names[0] in DSPARK
+    return own or (listed is not None and listed.kind == "dspark")
+
+
+def _drafter_config(choice: Choice, store: ModelStore | None) -> Mapping[str, Any]:
+    """Of the files where they are here, else what the registry keeps of it; empty where neither is."""
+    if choice.drafter is None:
+        return {}
+    here = read_object(Path(_place(choice.drafter, store)) / CONFIG, optional=True)
+    return here or (None if isinstance(choice.drafter, Path) else shape(choice.drafter.id)) or {}
+
+
 def _block_of(choice: Choice, store: ModelStore | None) -> int:
-    """The trained block size of a choice's drafter, anchor included."""
+    """The trained block size of a choice's drafter, anchor included but of DSpark."""
     row = choice.drafter_row
     known = row.fingerprints[0].block_size if row is not None and row.fingerprints else None
-    if known is None and choice.drafter is not None:
-        folder = Path(_place(choice.drafter, store))
-        found = fingerprint_of(read_object(folder / CONFIG, optional=True))["block"]
+    if known is None:
+        found = fingerprint_of(_drafter_config(choice, store))["block"]
         known = found if isinstance(found, int) else None
     if known is None:
         raise UsageError(

@@ -13,7 +13,8 @@ from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
-RUN_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # kinds of drafters
+RUN_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2", "dspark"})  # kinds of drafters
+FUSED_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # of these the fused engine's, too
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
@@ -305,6 +306,11 @@ class Row:
     def drafter_runs_here(self) -> bool:
         """The engines here run drafters of its kind."""
         return not refused_kind(self.kind)
+
+    @property
+    def slow_here(self) -> bool:
+        """It runs here, but drafters of its kind on the reference engine alone."""
+        return self.runs_here and self.kind not in FUSED_HERE
 
     @property
     def runs_here(self) -> bool:

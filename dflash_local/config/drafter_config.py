@@ -1,4 +1,4 @@
-"""What a DFlash drafter is and which tensors it must have, read from a config.json; every number bounded."""
+"""What a drafter is and which tensors it must have, read from a config.json; every number bounded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_POSITION, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.config.dflash2 import ARCHITECTURE as DFLASH2
 from dflash_local.config.dflash2 import DFlash2Config
+from dflash_local.config.dspark import ARCHITECTURES as DSPARK
+from dflash_local.config.dspark import NOT_SUPPORTED as NOT_OF_DSPARK
+from dflash_local.config.dspark import DSparkConfig
 from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.config.quantization import Quantization
@@ -20,9 +23,9 @@ from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.config.values import fill
 from dflash_local.errors import CheckpointError
 
-ARCHITECTURES = ("DFlashDraftModel", DFLASH2)
-# Relatives with other forward passes (anchors that predict, recurrent heads).
-RELATIVES = {"dspark": "dspark", "domino": "domino", "eagle": "EAGLE"}
+ARCHITECTURES = ("DFlashDraftModel", DFLASH2, *DSPARK)
+# Relatives with other forward passes, and of DSpark those of other layers.
+RELATIVES = {"dspark": "a dspark drafter of other layers", "domino": "a domino drafter", "eagle": "an EAGLE drafter"}
 MIN_BLOCK, MAX_BLOCK = 2, 64
 MAX_LAYERS, MAX_TAPS = 128, 64
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
@@ -36,6 +39,7 @@ SIZES = (
     *("head_dim", "attention_bias", "block_size", "target_layer_ids", "layer_types", "sliding_window"),
     "max_position_embeddings",
 )
+DSPARK_SIZES = ("vocab_size", "markov_rank", "enable_confidence_head", "confidence_head_with_markov")
 DFLASH2_SIZES = ("vocab_size", "conv_kernel_size", "conv_group_size", "selector_rank")
 
 
@@ -46,10 +50,10 @@ class DrafterConfig:
     Attributes:
         windows: per layer, how many keys a row sees including its own; None is all.
         causal: per layer, whether a row of the block is blind to later rows of the block.
-        block_size: the trained block, anchor included.
+        block_size: rows that are verified of a trained block, anchor included.
         taps: 0-based target layers whose outputs are concatenated, in this order.
         vocab_size, max_position_embeddings, num_target_layers, target_hidden_size: None if not said.
-        dflash2: what a DFlash 2 drafter has beside; None for a DFlash one.
+        dflash2, dspark: what a DFlash 2 and a DSpark drafter have beside; None for others.
         quantization: how its file holds its matrices; None for plain ones.
         source: where it was read, for messages. inferred: of the values that sizes and limits depend on, names of those
             that are likely but quoted by no source.
@@ -75,6 +79,7 @@ class DrafterConfig:
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
     dflash2: DFlash2Config | None = None
+    dspark: DSparkConfig | None = None
     quantization: Quantization | None = None
     source: str = ""
     inferred: tuple[str, ...] = ()
@@ -83,16 +88,19 @@ class DrafterConfig:
     def from_json(cls, config: Mapping[str, Any], source: Path | str) -> DrafterConfig:
         """Read a ``config.json``; ``dflash_config`` comes first. Raises UnknownValue, CheckpointError."""
         where = str(source)
-        is_dflash2 = check_architecture(config, where) == DFLASH2
+        architecture = check_architecture(config, where)
+        is_dflash2, is_dspark = architecture == DFLASH2, architecture in DSPARK
         nested = Fields(config, where).inner("dflash_config")
         fields = Fields({**config, **{k: v for k, v in nested.items() if v is not None}}, where)
-        _refuse_variants(fields, NOT_SUPPORTED if is_dflash2 else NOT_SUPPORTED | NOT_OF_DFLASH)
+        not_of_others = NOT_SUPPORTED if is_dflash2 else NOT_SUPPORTED | NOT_OF_DFLASH
+        _refuse_variants(fields, NOT_OF_DSPARK if is_dspark else not_of_others)
         layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads, kv_heads, head_dim = _heads(fields, hidden)
         types, windows, causal = _attention_pattern(fields, Fields(config, where), Fields(nested, where), layers)
         eps = fields.optional_number("rms_norm_eps", 1e-12, 0.1)
-        block = fields.integer("block_size", MIN_BLOCK, MAX_BLOCK)
+        anchor = int(is_dspark)  # whose own block_size counts drafts
+        block = fields.integer("block_size", MIN_BLOCK - anchor, MAX_BLOCK - anchor) + anchor
         return cls(
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
@@ -103,7 +111,7 @@ class DrafterConfig:
             rms_norm_eps=1e-6 if eps is None else eps,
             layer_types=types,
             windows=windows,
-            causal=causal,
+            causal=(False,) * layers if is_dspark else causal,
             attention_bias=bool(fields.optional_flag("attention_bias")),
             block_size=block,
             mask_token_id=fields.integer("mask_token_id", 0, MAX_VOCAB),
@@ -114,6 +122,7 @@ class DrafterConfig:
             num_target_layers=fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             target_hidden_size=fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
             dflash2=DFlash2Config.from_fields(fields, hidden, block) if is_dflash2 else None,
+            dspark=DSparkConfig.from_fields(fields, hidden) if is_dspark else None,
             quantization=_quantization(Fields(config, where)),
             source=where,
         )
@@ -125,8 +134,18 @@ class DrafterConfig:
         if not any(known.get(key) for key in ("rope_theta", "rope_parameters")):
             known |= PLAIN_ROPE
         found = cls.from_json(known, source)
-        sizes = SIZES if found.dflash2 is None else SIZES + DFLASH2_SIZES
-        return replace(found, inferred=tuple(sorted(inferred & set(sizes))))
+        own = DFLASH2_SIZES if found.dflash2 is not None else DSPARK_SIZES if found.dspark is not None else ()
+        return replace(found, inferred=tuple(sorted(inferred & {*SIZES, *own})))
+
+    @property
+    def first_draft(self) -> int:
+        """The row of its block that predicts the token behind the anchor: of DSpark the anchor's own."""
+        return int(self.dspark is None)
+
+    @property
+    def draft_rows(self) -> int:
+        """Rows that it computes, the anchor's included: of DSpark one less than are verified."""
+        return self.block_size - 1 + self.first_draft
 
     @property
     def mlp(self) -> MLPConfig:
@@ -151,7 +170,7 @@ class DrafterConfig:
         return replace(self, rope=replace(self.rope, attention_factor=attention_factor))
 
     def tensor_shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more per layer with biases; those of DFlash 2."""
+        """Every tensor of the checkpoint by name: 3 + 11 per layer, 4 more with biases; of DFlash 2 and DSpark more."""
         hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * head, self.num_kv_heads * head
         shapes: dict[str, tuple[int, ...]] = {
@@ -183,7 +202,13 @@ class DrafterConfig:
                 }
         if self.dflash2 is not None:
             shapes |= self.dflash2.tensor_shapes(self.num_layers, hidden)
+        if self.dspark is not None:
+            shapes |= self.dspark.tensor_shapes()
         return shapes
+
+    def optional_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensors that a checkpoint may have beside, and that drafting does without."""
+        return {} if self.dspark is None else self.dspark.optional_shapes(self.hidden_size)
 
     def fingerprint(self) -> dict[str, object]:
         """The fields by which a registry distinguishes generations of one repository."""
@@ -192,13 +217,13 @@ class DrafterConfig:
             "layers": self.num_layers,
             "taps": list(self.taps),
             "mask_id": self.mask_token_id,
-            "block": self.block_size,
+            "block": self.draft_rows,
             "window": window,
         }
 
 
 def check_architecture(config: Mapping[str, Any], where: str) -> str:
-    """The architecture by ``architectures``; ``auto_map`` plays no part. CheckpointError: not a DFlash drafter's."""
+    """The architecture by ``architectures``; ``auto_map`` plays no part. CheckpointError: not a drafter's."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if isinstance(name, str) and name in ARCHITECTURES:
@@ -206,7 +231,7 @@ def check_architecture(config: Mapping[str, Any], where: str) -> str:
     for mark, relative in RELATIVES.items():
         if isinstance(name, str) and mark in name.lower():
             raise CheckpointError(
-                f"{where}: {shown(name)} is a {relative} drafter; {relative} drafters are not supported yet",
+                f"{where}: {shown(name)} is {relative}, which is not supported yet",
                 f"use a drafter of architecture {' or '.join(ARCHITECTURES)}",
             )
     what = f"architecture {shown(name)}" if name is not None else "no architecture"

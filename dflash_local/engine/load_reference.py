@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
+from dflash_local.engine.reference import BORROWED, DFlashProposer, ReferenceRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.models.drafter import Drafter, drafter_dtype
+from dflash_local.models.dspark import own_tables
 from dflash_local.models.load_target import load_target
 from dflash_local.models.transformers_target import TransformersTarget
 
@@ -33,7 +34,10 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         dtype=drafter_dtype(target.dtype),
         attention_factor=pair.config.attention_factor,
     )
-    proposer = DFlashProposer(drafter, target, pair.config.draft_window)
+    tables = BORROWED
+    if drafter.config.dspark is not None:
+        tables = own_tables(pair.drafter_files, *target.tables, drafter.device, drafter.dtype)
+    proposer = DFlashProposer(drafter, target, pair.config.draft_window, tables)
     notices, precision = drafter.notices, pair.config.drafter_precision
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
+from torch.nn.functional import embedding, linear
 
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.drafter import Drafter
+from dflash_local.models.dspark import Tables
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
+
+BORROWED = Tables()  # the target's embedding and head
 
 
 class Proposer(Protocol):
@@ -39,21 +43,34 @@ class Proposer(Protocol):
 
 
 class DFlashProposer:
-    """A drafter with its context cache, bound to the target whose embedding and head it borrows. It drafts its trained
-    size, since bidirectional layers see all of the block; a shorter request takes the first slots.
+    """A drafter with its context cache, bound to the target whose embedding and head it borrows where ``tables`` has
+    none. It drafts its trained size, since bidirectional layers see all of the block; a shorter request takes the first
+    slots.
     """
 
-    def __init__(self, drafter: Drafter, target: TransformersTarget, draft_window: int | None = None) -> None:
-        self.drafter, self.target = drafter, target
+    def __init__(
+        self, drafter: Drafter, target: TransformersTarget, draft_window: int | None = None, tables: Tables = BORROWED
+    ) -> None:
+        self.drafter, self.target, self._tables = drafter, target, tables
         self._cache = drafter.new_cache(draft_window=draft_window)
         # The mask row never changes: embed the whole block once, then only the anchor's row.
-        ids = torch.full((drafter.config.block_size,), drafter.config.mask_token_id, device=target.device)
+        ids = torch.full((drafter.config.draft_rows,), drafter.config.mask_token_id, device=target.device)
         self._block = self._embed(ids).to(drafter.dtype).clone()
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The block's rows: a DFlash 2 drafter scales the stored ones itself."""
-        second = self.drafter.config.dflash2
-        return self.target.embed(ids) if second is None else self.target.stored_rows(ids) * second.embedding_scale
+        """The block's rows: a DFlash 2 drafter scales the stored ones itself, a DSpark one takes them as they are."""
+        config = self.drafter.config
+        if self._tables.embedding is not None:
+            return embedding(ids, self._tables.embedding)
+        if config.dflash2 is None and config.dspark is None:
+            return self.target.embed(ids)
+        return self.target.stored_rows(ids) * (1.0 if config.dflash2 is None else config.dflash2.embedding_scale)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of a DFlash 2 or a DSpark drafter's rows, for the ids that the target has."""
+        if self._tables.head is not None:
+            return linear(hidden, self._tables.head)[:, : self.target.vocab_size]
+        return self.target.uncapped(hidden.to(self.target.dtype))
 
     @property
     def length(self) -> int:
@@ -72,15 +89,25 @@ class DFlashProposer:
     ) -> torch.Tensor:
         anchor_id = torch.tensor([anchor], device=self.target.device)
         self._block[:1] = self._embed(anchor_id)
-        hidden = self.drafter.draft_hidden(self._cache, self._block, start)[1 : count + 1]
-        rows, selector = hidden.to(self.target.dtype), self.drafter.selector
-        if selector is None:
-            return sampler.draft(self.target.head(rows), None if noise is None else noise[:count])
+        drafter = self.drafter
+        hidden = drafter.draft_hidden(self._cache, self._block, start)[drafter.config.first_draft :][:count]
+        if drafter.selector is not None:
 
-        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
+            def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+                return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
 
-        return selector.walk(hidden, self.target.uncapped(rows), anchor_id, choose)
+            return drafter.selector.walk(hidden, self._logits(hidden), anchor_id, choose)
+        if drafter.config.dspark is None:
+            logits = self.target.head(hidden.to(self.target.dtype))
+        else:
+            logits = self._logits(hidden)
+        if drafter.markov is None:
+            return sampler.draft(logits, None if noise is None else noise[:count])
+
+        def choose_any(row: int, scores: torch.Tensor) -> torch.Tensor:
+            return sampler.draft(scores, None if noise is None else noise[row : row + 1])
+
+        return drafter.markov.walk(logits, anchor_id, choose_any)
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:

@@ -1,4 +1,4 @@
-"""The DFlash drafter: one class for every published checkpoint, plain PyTorch.
+"""The drafter: one class for every published checkpoint of DFlash, DFlash 2 and DSpark, plain PyTorch.
 
 A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and values of the
 target's taps. It has no embedding and no head: both are the target's.
@@ -16,6 +16,7 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.dflash2 import CandidateSelector, Convolution
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_weights, read_weights
+from dflash_local.models.dspark import MarkovHead
 from dflash_local.models.rope import RopeTable, rotate
 
 
@@ -159,7 +160,7 @@ class Drafter:
     """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast.
 
     Attributes:
-        selector: chooses a DFlash 2 drafter's ids; None: each row's logits alone decide.
+        selector, markov: choose a DFlash 2 and a DSpark drafter's ids; None: each row's logits alone decide.
     """
 
     def __init__(self, config: DrafterConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
@@ -182,6 +183,7 @@ class Drafter:
         self.selector: CandidateSelector | None = None
         if second is not None and weights.selector is not None:
             self.selector = CandidateSelector(second.selector, weights.selector)
+        self.markov = None if weights.markov is None else MarkovHead(weights.markov)
         self._convolutions: tuple[Around, ...] = tuple(self._around(layer) for layer in weights.layers)
 
     def _around(self, layer: LayerWeights) -> Around:
@@ -271,11 +273,11 @@ class Drafter:
         values go into scratch rows behind ``cache.length`` and are forgotten.
 
         Args:
-            embeddings: [B, hidden], the target's embedding of the anchor and B-1 mask ids.
+            embeddings: [B, hidden], the embedding of the anchor and B-1 mask ids, of ``draft_rows`` rows.
             start: absolute position of the anchor; must be ``cache.length``.
 
         Returns:
-            [B, hidden]. Row 0 (the anchor) predicts nothing of use.
+            [B, hidden]. Row 0 (the anchor) predicts nothing of use, but of DSpark: there row k predicts the next one.
         """
         if start != cache.length:
             raise ValueError(f"the anchor's position must be the cache's length {cache.length}, got {start}")

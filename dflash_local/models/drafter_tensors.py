@@ -37,11 +37,10 @@ def check_tensors(checkpoint: Checkpoint, config: DrafterConfig, target_hidden: 
     ``drafter_codes.check_codes``.
     """
     shapes, coded = config.tensor_shapes(target_hidden), coded_matrices(checkpoint, config)
-    _check_plain(
-        checkpoint,
-        {name: shape for name, shape in shapes.items() if name.removesuffix(WEIGHT) not in coded},
-        checkpoint.tensors.keys() - set(codes_of(coded, checkpoint)),
-    )
+    there = checkpoint.tensors.keys() - set(codes_of(coded, checkpoint))
+    extra = {name: shape for name, shape in config.optional_shapes().items() if name in there}
+    plain = {name: shape for name, shape in shapes.items() if name.removesuffix(WEIGHT) not in coded}
+    _check_plain(checkpoint, {**plain, **extra}, there)
 
 
 def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], there: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dflash_local.config.dflash2 import CONVOLVED, KERNELS, PROJECTION, SELECTOR
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.dspark import FOLLOWING, PREVIOUS
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.layout import drafter as layout
@@ -28,6 +29,13 @@ class ConvolutionWeights(NamedTuple):
 
     base: torch.Tensor
     projection: Matrix
+
+
+class MarkovWeights(NamedTuple):
+    """By id, [V, rank] each: what follows the id before is likely where the product of their rows is large."""
+
+    previous: torch.Tensor
+    following: torch.Tensor
 
 
 class SelectorWeights(NamedTuple):
@@ -60,7 +68,7 @@ class LayerWeights:
 class DrafterWeights:
     """The whole drafter. ``context_kv``: keys, then values, of all layers, [2 x layers x kv_dim, hidden], so that
     context costs one GEMM; these rows also stand in each ``qkv``. ``context_key_norm``: [layers x kv heads, head_dim].
-    ``selector``: a DFlash 2 drafter's.
+    ``selector``: a DFlash 2 drafter's; ``markov``: a DSpark one's.
     """
 
     fc: Matrix
@@ -71,6 +79,7 @@ class DrafterWeights:
     context_key_norm: torch.Tensor
     layers: tuple[LayerWeights, ...]
     selector: SelectorWeights | None = None
+    markov: MarkovWeights | None = None
 
     @property
     def nbytes(self) -> int:
@@ -188,6 +197,7 @@ def allocate(
             for large, small, (around, behind) in zip(products.layers, vectors.layers, kernels, strict=True)
         ),
         selector=selector,
+        markov=_markov(config, device, dtype),
     )
     places: Places = {
         "fc.weight": [weights.fc],
@@ -200,7 +210,16 @@ def allocate(
         places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
     if weights.selector is not None:
         places[f"{SELECTOR}.{PROJECTION}.weight"] = [weights.selector.projection]
+    if weights.markov is not None:
+        places |= {PREVIOUS: [weights.markov.previous], FOLLOWING: [weights.markov.following]}
     return weights, places
+
+
+def _markov(config: DrafterConfig, device: torch.device, dtype: torch.dtype) -> MarkovWeights | None:
+    if config.dspark is None or not config.dspark.markov_rank:
+        return None
+    shapes = config.dspark.tensor_shapes()
+    return MarkovWeights(*(torch.empty(shapes[name], device=device, dtype=dtype) for name in (PREVIOUS, FOLLOWING)))
 
 
 def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) -> Places:

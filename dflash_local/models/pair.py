@@ -137,6 +137,11 @@ def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts
         doubts.raise_or_note(f"mask_token_id {mask} is the target's end-of-sequence id")
     if config.vocab_size is not None and not padding_only(config.vocab_size, held):
         doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {held}")
+    if config.dspark is not None and config.dspark.markov_rank and config.dspark.vocab_size < held:
+        raise PairError(
+            f"the drafter's Markov head has {config.vocab_size} rows, the target's vocabulary {held} ids",
+            "the drafter was made for another target",
+        )
     if config.dflash2 is not None and config.dflash2.selector.vocab_size < held:
         raise PairError(
             f"the drafter's codebooks have {config.vocab_size} rows, the target's vocabulary {held} ids",

@@ -123,6 +123,11 @@ class TransformersTarget:
         return logits.to(self.device)
 
     @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedding and head as they are stored."""
+        return self._embed.weight, self._head.weight
+
+    @property
     def num_layers(self) -> int:
         return len(self._layers)
 

@@ -99,8 +99,9 @@ def test_a_drafter_of_another_kind_is_launched_by_its_row_s_command_alone(user: 
     drafts = {"method": "dspark", "model": "deepseek-ai/dspark_qwen3_14b_block7", "num_speculative_tokens": 7}
     assert json.loads(found.words[4]) == drafts
     other = choose("deepseek-ai/dspark_qwen3_4b_block7", None, user)
-    with pytest.raises(UsageError, match=r"no vllm command is known for Qwen/Qwen3-4B: no engine here runs .* dspark"):
-        server_command("vllm", other, user)
+    drafts["model"] = "deepseek-ai/dspark_qwen3_4b_block7"
+    assert json.loads(server_command("vllm", other, user).words[4]) == drafts
+    assert server_command("sglang", other, user).words[-2:] == ("--speculative-dspark-block-size", "7")
     assert server_command("vllm", other, user, drafts=False).words[:3] == ("vllm", "serve", "Qwen/Qwen3-4B")
 
 

@@ -69,13 +69,15 @@ def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
 
 
-def test_without_drafts_a_drafter_that_no_engine_here_runs_is_no_matter(cli: Cli) -> None:
-    planned = cli("plan", "dspark_qwen3_4b_block7", "--mode", "ar", "--gpu-memory", "24", "--json").json
-    assert planned["fits"] and planned["plan"]["engine"] == "fused" and not planned["plan"]["draft"]
+def test_a_dspark_drafter_is_the_reference_engines_and_without_it_the_fused_one_runs(cli: Cli) -> None:
+    plain = cli("plan", "dspark_qwen3_4b_block7", "--mode", "ar", "--gpu-memory", "24", "--json").json
+    assert plain["fits"] and plain["plan"]["engine"] == "fused" and not plain["plan"]["draft"]
+    drafted = cli("plan", "dspark_qwen3_4b_block7", "--gpu-memory", "24", "--json").json
+    assert drafted["fits"] and drafted["plan"]["engine"] == "reference" and drafted["plan"]["block_size"] == 8
     for name in ("Qwen/Qwen3-14B", "deepseek-ai/dspark_qwen3_4b_block7"):
-        assert cli("run", name, "hi").code == 5
-        alone = cli("run", name, "hi", "--mode", "ar")
-        assert alone.code == 4 and "is not on this machine" in alone.err
+        for mode in ("dflash", "ar"):
+            alone = cli("run", name, "hi", "--mode", mode)
+            assert alone.code == 4 and "on this machine" in alone.err and "dflash pull" in alone.err
     assert "family kimi-k3" in cli("run", "moonshotai/Kimi-K3", "hi", "--mode", "ar").err
 
 

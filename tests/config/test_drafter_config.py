@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "anchor predicts": ({"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
     "gelu": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     "output multiplier": ({"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported"),
-    "dspark": ({"architectures": ["Qwen3DSparkModel"]}, "dspark drafters are not supported yet"),
+    "dspark": ({"architectures": ["Gemma4DSparkModel"]}, "is a dspark drafter of other layers"),
     "a target": ({"architectures": ["Qwen3ForCausalLM"]}, "'Qwen3ForCausalLM' is not a drafter's"),
     "nothing": ({"architectures": None}, "no architecture is not a drafter's"),
     "dflash_config list": ({"dflash_config": [1]}, "dflash_config must be an object"),

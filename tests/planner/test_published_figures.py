@@ -32,6 +32,7 @@ TARGETS: dict[str, tuple[int, int, int | None, int]] = {
     "Qwen/Qwen3.5-397B-A17B": (396346350336, 6595568128, 30720, 193167360),
     "Qwen/Qwen3-4B": (4022468096, 0, 147456, 0),
     "Qwen/Qwen3-8B": (8190735360, 0, 147456, 0),
+    "Qwen/Qwen3-14B": (14768307200, 0, 163840, 0),
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": (30532122624, 0, 98304, 0),
     "Qwen/Qwen3-Coder-Next": (79674391296, 0, 24576, 77856768),
     "openai/gpt-oss-20b": (20914757184, 0, None, 0),
