@@ -154,13 +154,13 @@ def generations(row: Row, width: int) -> list[str]:
 
 
 def other_drafters(row: Row, width: int) -> list[str]:
-    """Drafters that are published beside the row's own, whether an engine here runs them, and their licences."""
-    from dflash_local.catalog.row import refused_kind
+    """Drafters that are published beside the row's own, which engine runs them where one does, and their licences."""
+    from dflash_local.catalog.row import FUSED_HERE
 
     lines = ["other drafters, by name or with --drafter"] if row.other_drafters else []
     for one in row.other_drafters:
-        refused = "which no engine here runs" if refused_kind(one.kind) else ""
-        words = (f"kind {one.kind}", refused, f"licence {one.licence or UNKNOWN}", one.note)
+        slow = "" if one.kind in FUSED_HERE else "which only the reference engine runs: slow"
+        words = (f"kind {one.kind}", slow, f"licence {one.licence or UNKNOWN}", one.note)
         lines += indented(wrapped(f"{one.repo}: {', '.join(filter(None, words))}", width - 2))
     return lines
 
@@ -255,9 +255,7 @@ def _drafter(row: Row) -> str:
     if row.drafter is None:
         return "announced, none published yet"
     extra: list[str] = [row.status] if row.status != "released" else []
-    if not row.drafter_runs_here:
-        extra.append(f"kind {row.kind}, which no engine here runs")
-    elif row.slow_here:
+    if row.slow_here:
         extra.append(f"kind {row.kind}, which only the reference engine runs: slow")
     elif row.kind != "dflash":
         extra.append(f"kind {row.kind}")

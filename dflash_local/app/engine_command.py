@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
 DRAFTING = "--speculative-"  # how all options of drafting begin, of both programs
-NOT_DRAFTED = "--mode ar serves the target alone; dflash show lists other drafters"
 HEAD = "HEAD_ADDRESS"  # stands for the address of the first of several machines
 HEAD_PORT: Mapping[Program, str] = {"vllm": "8000", "sglang": "30000"}  # where they listen unless told otherwise
 MEET_PORT = 20000  # where SGLang's machines meet
@@ -67,8 +66,6 @@ def server_command(program: Program, choice: Choice, user: Settings, drafts: boo
     if choice.target is None:
         raise UsageError(f"nothing is known of where the files of {choice.name} are")
     launch = _launch_of(program, row)
-    if launch is None and drafts and choice.refused_drafter:
-        raise UsageError(f"no {program} command is known for {choice.name}: {choice.refused_drafter}", NOT_DRAFTED)
     if launch is None:
         block = _block_of(choice, store) if drafts else None
         launch = (_generic_dspark if _is_dspark(choice, store) else _generic)(program, block)

@@ -114,8 +114,7 @@ def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     if choice.drafter is None:
         return Shapes(target, None)
     row = choice.row if choice.own_drafter else None
-    readable = not choice.refused_drafter  # of such relatives nothing here knows what they take
-    config = configuration(choice.drafter, row, store) if readable else None
+    config = configuration(choice.drafter, row, store)
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
     drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
     return Shapes(target, drafter, drafter_unknown=drafter is None)

@@ -85,23 +85,7 @@ class Choice:
             return ""
         if self.own_drafter:
             return self.row.why_not_here
-        return self.refused_drafter or self.row.why_target_not_here
-
-    @property
-    def refused_drafter(self) -> str:
-        """Why no engine here runs its drafter, by its kind; empty where one does, or nothing is known of it."""
-        from dflash_local.catalog.row import refused_kind
-
-        if self.row is None or self.drafter is None or isinstance(self.drafter, Path):
-            return ""
-        listed = self.row.other_drafter(self.drafter.id)
-        if listed is None:
-            return refused_kind(self.row.kind) if self.own_drafter else ""
-        return refused_kind(listed.kind)
-
-    def for_a_load(self, draft: bool) -> Choice:
-        """Without a drafter that no engine here runs, where none is to draft."""
-        return replace(self, drafter=None, own_drafter=False) if self.refused_drafter and not draft else self
+        return self.row.why_target_not_here
 
     @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
@@ -155,7 +139,7 @@ def resolve(
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
         DownloadError: something is missing and was not downloaded. DoesNotFitError: the target runs on a server only.
     """
-    choice = choose(model, drafter, user, draft=draft).for_a_load(draft)
+    choice = choose(model, drafter, user, draft=draft)
     if model in BUNDLED or _is_folder(model):
         if choice.base is None and (drafter is None or _is_folder(drafter)):
             return bundled.find(model, drafter)
@@ -261,7 +245,7 @@ def _for_a_fine_tune(model: str, close: Sequence[str], rows: Registry) -> str:
     from dflash_local.catalog.repo_id import is_repo_id
 
     row = rows.find(close[0])
-    if not is_repo_id(model) or row is None or row.drafter is None or not row.drafter_runs_here:
+    if not is_repo_id(model) or row is None or row.drafter is None:
         return ""
     return f" for a fine-tune of it: --drafter {row.drafter.id}"
 
@@ -291,11 +275,8 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     command = next(iter(commands.values()), "")
     start = f"{SERVED.replace('MODEL', row.name)}: {command}"
     hint = start if command else "it needs a server; no command that starts one is known"
-    if choice.refused_drafter:
-        own = f"dflash chat {row.name} takes {row.drafter.id}" if row.drafter and row.runs_here else hint
-        raise DoesNotFitError(f"{choice.described}: {choice.refused_drafter}", own)
     if choice.why_not_here:
-        raise DoesNotFitError(f"{row.name} runs on a server only: {choice.why_not_here}", hint)
+        raise DoesNotFitError(f"{choice.described} runs on a server only: {choice.why_not_here}", hint)
 
 
 def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tuple[Wanted, ...]:

@@ -13,8 +13,7 @@ from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
-RUN_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2", "dspark"})  # kinds of drafters
-FUSED_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # of these the fused engine's, too
+FUSED_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # kinds that the fused engine runs, too
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
@@ -24,11 +23,6 @@ MIN_BLOCK, MAX_BLOCK = 2, 64
 BRANCH = r"(?!.*(\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,94}[A-Za-z0-9_])?"
 NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-
-
-def refused_kind(kind: Kind) -> str:
-    """Why no engine here runs drafters of a kind, in a clause; empty where one does."""
-    return "" if kind in RUN_HERE else f"no engine here runs drafters of kind {kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +297,6 @@ class Row:
     overridden: bool = False
 
     @property
-    def drafter_runs_here(self) -> bool:
-        """The engines here run drafters of its kind."""
-        return not refused_kind(self.kind)
-
-    @property
     def slow_here(self) -> bool:
         """It runs here, but drafters of its kind on the reference engine alone."""
         return self.runs_here and self.kind not in FUSED_HERE
@@ -324,7 +313,7 @@ class Row:
             return ""
         if self.drafter is None:
             return "no drafter is published yet"
-        return refused_kind(self.kind) or self.why_target_not_here
+        return self.why_target_not_here
 
     @property
     def why_target_not_here(self) -> str:

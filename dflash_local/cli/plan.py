@@ -58,7 +58,7 @@ def plan(
     """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not."""
     call = Invocation.begin()
     user, console = call.user, call.console
-    choice = choose(model, drafter, user).for_a_load(mode is opt.ModeChoice.dflash)
+    choice = choose(model, drafter, user)
     choice.announce(console.notify)
     store = model_store(user)
     known = fitting.shapes(choice, store)

@@ -132,12 +132,13 @@ def test_a_text_drafted_by_it_is_the_plain_one(pair: str, sampling: SamplingPara
     assert accepted == 3
 
 
-def test_the_fused_engine_drafts_with_it_too(tmp_path: Path) -> None:
-    folder, twin = quantised(DFLASH, tmp_path)
-    case = json.loads((GOLDEN / DFLASH / "expected.json").read_text())["cases"][0]
+@pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
+def test_the_fused_engine_drafts_with_it_too(pair: str, tmp_path: Path) -> None:
+    folder, twin = quantised(pair, tmp_path)
+    case = json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][0]
     found = []
     for drafter in (folder, twin):
-        session = load(find(str(GOLDEN / DFLASH / "target"), str(drafter)), replace(CPU32, engine="fused"))
+        session = load(find(str(GOLDEN / pair / "target"), str(drafter)), replace(CPU32, engine="fused"))
         reply = ask(session, case["prompt_ids"], 30)
         assert reply.ids == ask(session, case["prompt_ids"], 30, mode="ar").ids
         found.append((reply.ids, reply.finished.stats.acceptance_lengths))
