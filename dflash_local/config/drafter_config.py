@@ -256,7 +256,8 @@ def _quantization(top: Fields) -> Quantization | None:
     found = read_quantization(Fields(top.inner("quantization_config"), top.where))
     if found is not None and found.unread:
         raise CheckpointError(
-            f"{top.where}: a drafter in the format {found.unread} is not supported", f"take the plain one or {READ}"
+            f"{top.where}: a drafter in the format {found.unread} is not supported",
+            f"take the plain one, or one in {READ}",
         )
     return found
 

@@ -21,6 +21,8 @@ HEAD_TYPE = "vanilla"
 # Options that change the forward pass, with the value at which they change nothing.
 NOT_SUPPORTED = {
     "sample_from_anchor": True,
+    "is_causal": False,
+    "sliding_window_non_causal": True,
     "noise_embed_scale": 1,
     "output_multiplier": 1,
     "logit_scale": 1,

@@ -75,6 +75,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a soft cap": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
     "tied": ({"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
     "rows as DFlash": ({"sample_from_anchor": False}, "sample_from_anchor False is not supported"),
+    "causal": ({"is_causal": True}, "is_causal True is not supported"),
+    "causal windows": ({"sliding_window_non_causal": False}, "sliding_window_non_causal False is not supported"),
     "no vocabulary": ({"vocab_size": None}, "vocab_size is missing"),
     "no rank": ({"markov_rank": None}, "markov_rank is missing"),
     "rank": ({"markov_rank": 10**6}, "markov_rank 1000000 is outside 0..4096"),
