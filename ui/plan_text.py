@@ -180,9 +180,6 @@ def remarks(known: Shapes, width: int) -> list[str]:
     texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
     if known.target.quantization is not None and known.target.quantization.remark:
         texts.append(known.target.quantization.remark)
-    if known.drafter is not None and known.drafter.quantization is not None:
-        stored = known.drafter.quantization.name
-        texts.append(f"the drafter's file holds {stored}, which is decoded as it is read: it takes the room of 16 bits")
     return [line for text in (*texts, *inferred(known)) for line in wrapped(text, width)]
 
 

@@ -10,7 +10,7 @@ import typer
 from dflash_local.app import fitting, recommending
 from dflash_local.app.fitting import Shapes
 from dflash_local.app.models import InstallStatus, download_gib, install_status, model_store, server_commands
-from dflash_local.app.resolve import Choice, choose
+from dflash_local.app.resolve import Choice, choose, drafter_option
 from dflash_local.app.several_gpus import several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
@@ -143,7 +143,8 @@ def _show_plan(
         head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
         page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
         page += wrapped(plan_text.engine_line(found), width)
-        page += [*plan_text.recommendation_lines(choice.name, recommendation, width), ""]
+        asked = f"{choice.name}{drafter_option(choice)}"
+        page += [*plan_text.recommendation_lines(asked, recommendation, width), ""]
         page += indented(plan_text.ledger_lines(found, width - 2))
         page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
         if variants:

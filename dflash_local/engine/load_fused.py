@@ -148,7 +148,7 @@ def _drafter_weights(
 ) -> DrafterWeights:
     if pair.drafter_files is None or config is None:
         raise ValueError("a pair without a drafter")
-    return drafter_weights.read_weights(pair.drafter_files, config, device, dtype, notices.append)
+    return drafter_weights.read_weights(pair.drafter_files, config, device, dtype, notices.append, keeps_codes=True)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

@@ -20,7 +20,17 @@ from dflash_local.config.features import AttentionConfig
 from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.cycle import CHOICE_BLOCK
-from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, Part, eight_bits, linear_buffers
+from dflash_local.layout.linear import (
+    UNQUANTIZED,
+    FormatOf,
+    LinearSpec,
+    Part,
+    WeightFormat,
+    eight_bits,
+    linear_buffers,
+    segments,
+    unquantized,
+)
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import FREQUENT, DrafterPrecision
 
@@ -65,8 +75,12 @@ class Products(NamedTuple):
 
 
 def products(config: DrafterConfig, target_hidden: int) -> Products:
-    hidden, kv_rows = config.hidden_size, 2 * config.num_layers * heads_of(config).kv_size
-    second = config.dflash2
+    hidden, second = config.hidden_size, config.dflash2
+    context = [
+        Part(f"layers.{index}.self_attn.{name}", heads_of(config).kv_size)
+        for name in ("k_proj", "v_proj")
+        for index in range(config.num_layers)
+    ]
 
     def product(name: str, rows: int) -> LinearSpec:
         return LinearSpec(name, hidden, (Part(name, rows),))
@@ -82,7 +96,7 @@ def products(config: DrafterConfig, target_hidden: int) -> Products:
 
     return Products(
         LinearSpec("fc", len(config.taps) * target_hidden, (Part("fc", hidden),)),
-        product("context_kv", kv_rows),
+        LinearSpec("context_kv", hidden, tuple(context)),
         tuple(layer(f"layers.{index}") for index in range(config.num_layers)),
         None if second is None else product(f"{SELECTOR}.{PROJECTION}", second.selector.rank),
     )
@@ -173,18 +187,33 @@ def dflash2_buffers(config: DrafterConfig, dtype: str) -> DFlash2Buffers | None:
 
 
 def weight_buffers(
-    config: DrafterConfig, target_hidden: int, dtype: str, precision: DrafterPrecision = FULL
+    config: DrafterConfig,
+    target_hidden: int,
+    dtype: str,
+    format_of: FormatOf = unquantized,
+    precision: DrafterPrecision = FULL,
 ) -> Iterator[Buffer]:
-    """Matrices (of that ``precision``), norms and biases. ``target_hidden``: numbers of a tap."""
+    """Matrices, norms and biases. ``target_hidden``: numbers of a tap. ``format_of``, ``precision``: of
+    ``matrix_format``.
+    """
     for product in products(config, target_hidden).all():
-        yield from _matrix(product, precision, dtype)
+        yield from matrix_buffers(product, matrix_format(product, format_of, precision), dtype)
     yield from vectors(config, dtype).all()
     found = dflash2_buffers(config, dtype)
     yield from () if found is None else found.all()
 
 
-def _matrix(product: LinearSpec, precision: DrafterPrecision, dtype: str) -> Iterator[Buffer]:
-    form = eight_bits(product.in_features) if precision.weights == "8bit" else UNQUANTIZED
+def matrix_format(product: LinearSpec, format_of: FormatOf, precision: DrafterPrecision = FULL) -> WeightFormat:
+    """A product's one format: that in which the checkpoint has all of its parts (``format_of``), else as ``precision``
+    says. What the checkpoint has in several is decoded.
+    """
+    first, *others = segments(product, format_of)
+    if first.format != UNQUANTIZED and not others:
+        return first.format
+    return eight_bits(product.in_features) if precision.weights == "8bit" else UNQUANTIZED
+
+
+def matrix_buffers(product: LinearSpec, form: WeightFormat, dtype: str) -> Iterator[Buffer]:
     return linear_buffers(product, lambda _module: form, dtype, GROUP)
 
 

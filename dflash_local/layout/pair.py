@@ -22,7 +22,8 @@ def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
     host_embedding = "embedding" in spec.offloaded
     yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
-        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, spec.precision)
+        own = stored_formats(draft.quantization)
+        yield from drafter.weight_buffers(draft, model.hidden_size, dtype, own, spec.precision)
         if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
             yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 

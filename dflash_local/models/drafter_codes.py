@@ -1,4 +1,4 @@
-"""The quantised matrices of a drafter, decoded as they are read: both engines draft with what their codes stand for."""
+"""The quantised matrices of a drafter: checked by their headers, and decoded where they are not multiplied as codes."""
 
 from __future__ import annotations
 

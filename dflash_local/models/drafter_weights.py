@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from dflash_local.config.dflash2 import CONVOLVED, KERNELS, PROJECTION, SELECTOR
+from dflash_local.config.dflash2 import CONVOLVED
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.dspark import FOLLOWING, PREVIOUS
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
-from dflash_local.layout.linear import LinearSpec, linear_buffers, unquantized
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, stored_formats, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_codes import check_codes, decode_codes
 from dflash_local.models.drafter_tensors import WEIGHT, check_tensors, coded_matrices, target_hidden_of
+from dflash_local.models.fused.formats import FORMATS
+from dflash_local.models.fused.formats import format_of as format_of_weight
+from dflash_local.models.place import Place
+from dflash_local.models.stored_formats import formats_in
 
-Places = dict[str, list[torch.Tensor]]
+Places = dict[str, list[torch.Tensor]]  # by the tensors' names
+Codes = dict[str, list[Place]]
 Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser format
+MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 
 
 class ConvolutionWeights(NamedTuple):
@@ -43,6 +49,9 @@ class SelectorWeights(NamedTuple):
 
     codebooks: Codebooks
     projection: Matrix
+
+
+Projected = TypeVar("Projected", ConvolutionWeights, SelectorWeights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +105,74 @@ def _flat(parts: Iterable[Any]) -> Iterator[Any]:
             yield part
 
 
+class Allocated(NamedTuple):
+    """A drafter's tensors, uninitialised, and where those of its checkpoint go: plain ones, and codes that are kept."""
+
+    weights: DrafterWeights
+    places: Places
+    codes: Codes
+
+    def finished(self) -> DrafterWeights:
+        """Once all places are filled: codes as they are used."""
+        return with_matrices(self.weights, finish) if self.codes else self.weights
+
+
+def finish(weight: Matrix) -> Matrix:
+    return format_of_weight(weight).finish(weight)
+
+
+def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -> DrafterWeights:
+    """The same drafter with other matrices, made one after the other."""
+
+    def layer(old: LayerWeights) -> LayerWeights:
+        new: dict[str, Any] = {name: change(getattr(old, name)) for name in MATRICES}
+        return replace(old, **new | {name: projected(getattr(old, name)) for name in CONVOLVED})
+
+    def projected(part: Projected | None) -> Projected | None:
+        return None if part is None else part._replace(projection=change(part.projection))
+
+    return replace(
+        weights,
+        fc=change(weights.fc),
+        context_kv=change(weights.context_kv),
+        layers=tuple(map(layer, weights.layers)),
+        selector=projected(weights.selector),
+    )
+
+
 def read_weights(
     checkpoint: Checkpoint,
     config: DrafterConfig,
     device: torch.device,
     dtype: torch.dtype,
     on_notice: Callable[[str], None],
+    keeps_codes: bool = False,
 ) -> DrafterWeights:
-    """Check, allocate, stream. ``on_notice`` is called with suspicious but usable tensors."""
+    """Check, allocate, stream.
+
+    Args:
+        on_notice: called with suspicious but usable tensors. keeps_codes: a matrix that the file has as codes stays
+            so, as the fused engine multiplies it; else, and where a product joins several formats, it is decoded.
+    """
     target_hidden = target_hidden_of(checkpoint, config)
     check_tensors(checkpoint, config, target_hidden)
     check_codes(checkpoint, config, target_hidden)
-    weights, places = allocate(config, target_hidden, device, dtype)
+    formats = formats_in(checkpoint, config.quantization) if keeps_codes else unquantized
+    room = allocate(config, target_hidden, device, dtype, formats)
     coded = coded_matrices(checkpoint, config)
-    checkpoint.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in coded}, on_notice)
-    decode_codes(checkpoint, coded, places, dtype)
-    return weights
+    plain = {name: at for name, at in room.places.items() if name.removesuffix(WEIGHT) not in coded}
+    checkpoint.fill(plain, on_notice)
+    checkpoint.fill({name: at for name, at in room.codes.items() if name in checkpoint.tensors})
+    decoded = {module: form for module, form in coded.items() if f"{module}{WEIGHT}" in room.places}
+    decode_codes(checkpoint, decoded, room.places, dtype)
+    return room.finished()
 
 
 def random_weights(
     config: DrafterConfig, target_hidden: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> DrafterWeights:
     """Random weights of sensible scale, a pure function of config and seed."""
-    weights, places = allocate(config, target_hidden, device, dtype)
+    weights, places, _ = allocate(config, target_hidden, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, shape in config.tensor_shapes(target_hidden).items():
         noise = torch.randn(shape, generator=generator)
@@ -134,29 +188,51 @@ def random_weights(
 def random_on_device(
     config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> DrafterWeights:
-    """Random weights made where they lie, for measuring: norms are one, matrices keep the scale of their input."""
-    weights, places = allocate(config, target_hidden, device, dtype)
+    """Random weights made where they lie, for measuring, in the formats of the drafter's own: norms are one, matrices
+    keep the scale of their input.
+    """
+    room = allocate(config, target_hidden, device, dtype, stored_formats(config.quantization))
     generator = torch.Generator(device).manual_seed(seed)
+
+    def randomized(weight: Matrix) -> Matrix:
+        if not isinstance(weight, torch.Tensor):
+            format_of_weight(weight).randomize(weight, generator)
+        return weight
+
+    with_matrices(room.weights, randomized)
     for name, shape in config.tensor_shapes(target_hidden).items():
-        for place in places[name]:
+        for place in room.places.get(name, ()):
             if name.endswith("norm.weight") or len(shape) == 1:
                 place.fill_(1.0)
             else:
                 place.normal_(generator=generator).mul_(shape[1] ** -0.5)
-    return weights
+    return room.finished()
 
 
 def allocate(
-    config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype
-) -> tuple[DrafterWeights, Places]:
-    """Uninitialised tensors in the fused layout, and where each tensor of the checkpoint goes."""
+    config: DrafterConfig,
+    target_hidden: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    format_of: FormatOf = unquantized,
+) -> Allocated:
+    """Tensors in the fused layout. ``format_of``: of the checkpoint's matrices that are kept as they are stored."""
     kind = dtype_name(dtype)
-    tensors = Tensors(layout.weight_buffers(config, target_hidden, kind), device)
+    tensors = Tensors(layout.weight_buffers(config, target_hidden, kind, format_of), device)
     products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
     second = layout.dflash2_buffers(config, kind)
+    places: Places = {}
+    codes: Codes = {}
 
-    def matrix(product: LinearSpec) -> torch.Tensor:
-        (weight,) = tensors.take(linear_buffers(product, unquantized, kind, layout.GROUP))
+    def matrix(product: LinearSpec) -> Matrix:
+        form = layout.matrix_format(product, format_of)
+        reading = FORMATS[type(form)]
+        weight = reading.weight(form, tensors.take(layout.matrix_buffers(product, form, kind)), dtype)
+        for name, place in reading.places(weight, form, product.parts).items():
+            if form == UNQUANTIZED and isinstance(place, torch.Tensor):
+                places.setdefault(name, []).append(place)
+            elif place is not None:
+                codes.setdefault(name, []).append(place)
         return weight
 
     def vector(buffer: Buffer | None) -> torch.Tensor | None:
@@ -199,20 +275,14 @@ def allocate(
         selector=selector,
         markov=_markov(config, device, dtype),
     )
-    places: Places = {
-        "fc.weight": [weights.fc],
-        "hidden_norm.weight": [weights.hidden_norm],
-        "norm.weight": [weights.norm],
-    }
+    places |= {"hidden_norm.weight": [weights.hidden_norm], "norm.weight": [weights.norm]}
     for index in range(config.num_layers):
         places |= _layer_places(config, weights, index)
     if second is not None:
         places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
-    if weights.selector is not None:
-        places[f"{SELECTOR}.{PROJECTION}.weight"] = [weights.selector.projection]
     if weights.markov is not None:
         places |= {PREVIOUS: [weights.markov.previous], FOLLOWING: [weights.markov.following]}
-    return weights, places
+    return Allocated(weights, places, codes)
 
 
 def _markov(config: DrafterConfig, device: torch.device, dtype: torch.dtype) -> MarkovWeights | None:
@@ -223,34 +293,25 @@ def _markov(config: DrafterConfig, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) -> Places:
-    """Where the checkpoint's tensors of one layer go, as views into the fused ones."""
+    """Where the checkpoint's norms and biases of one layer go, as views into the fused ones."""
     layer, at = weights.layers[index], f"layers.{index}"
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    queries, keys = heads * config.head_dim, kv_heads * config.head_dim
-    key_rows = slice(index * keys, (index + 1) * keys)
-    value_rows = slice((config.num_layers + index) * keys, (config.num_layers + index + 1) * keys)
     places: Places = {
         f"{at}.input_layernorm.weight": [layer.input_norm],
         f"{at}.post_attention_layernorm.weight": [layer.post_norm],
-        f"{at}.self_attn.o_proj.weight": [layer.output],
         f"{at}.self_attn.q_norm.weight": [layer.query_key_norm[:heads]],
         f"{at}.self_attn.k_norm.weight": [
             layer.query_key_norm[heads:],
             weights.context_key_norm[index * kv_heads : (index + 1) * kv_heads],
         ],
-        f"{at}.mlp.gate_proj.weight": [layer.gate_up[: config.intermediate_size]],
-        f"{at}.mlp.up_proj.weight": [layer.gate_up[config.intermediate_size :]],
-        f"{at}.mlp.down_proj.weight": [layer.down],
     }
-    for module, convolution in zip(CONVOLVED, (layer.attention_conv, layer.mlp_conv), strict=True):
-        if convolution is not None:
-            places[f"{at}.{module}.{KERNELS}.weight"] = [convolution.projection]
-    pairs = [("weight", layer.qkv, weights.context_kv)]
-    if layer.qkv_bias is not None and weights.context_kv_bias is not None and layer.output_bias is not None:
-        pairs.append(("bias", layer.qkv_bias, weights.context_kv_bias))
-        places[f"{at}.self_attn.o_proj.bias"] = [layer.output_bias]
-    for kind, fused, context in pairs:
-        places[f"{at}.self_attn.q_proj.{kind}"] = [fused[:queries]]
-        places[f"{at}.self_attn.k_proj.{kind}"] = [fused[queries : queries + keys], context[key_rows]]
-        places[f"{at}.self_attn.v_proj.{kind}"] = [fused[queries + keys :], context[value_rows]]
-    return places
+    if layer.qkv_bias is None or weights.context_kv_bias is None or layer.output_bias is None:
+        return places
+    queries, keys, layers = heads * config.head_dim, kv_heads * config.head_dim, config.num_layers
+    of_keys, of_values = weights.context_kv_bias.view(2, layers, keys)[:, index]
+    return places | {
+        f"{at}.self_attn.o_proj.bias": [layer.output_bias],
+        f"{at}.self_attn.q_proj.bias": [layer.qkv_bias[:queries]],
+        f"{at}.self_attn.k_proj.bias": [layer.qkv_bias[queries : queries + keys], of_keys],
+        f"{at}.self_attn.v_proj.bias": [layer.qkv_bias[queries + keys :], of_values],
+    }

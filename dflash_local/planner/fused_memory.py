@@ -45,7 +45,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     """The memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
     spec = engine_spec(drafter, load)
     sums = pair.bytes_by_group(target, drafter, spec)
-    held = _held(target, spec, sums)
+    held = _held(target, drafter, spec, sums)
     standing = Ledger(tuple(held), Line("loading", 0)).running or 0
     beside = max(_making_tables(target, drafter, spec), _rounding(drafter, spec))
     loading = _loading(target, held, standing + beside)
@@ -76,13 +76,15 @@ def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
     return Line("loading", reserved, "all that is reserved")
 
 
-def _held(target: ModelConfig, spec: EngineSpec, sums: Mapping[Group, int]) -> list[Line]:
+def _held(
+    target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, sums: Mapping[Group, int]
+) -> list[Line]:
     """What stands from load to close."""
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),
         "head for drafting": "8 bits, beside the head",
-        "drafter weights": "8 bits" if spec.precision.weights == "8bit" else spec.dtype,
+        "drafter weights": _drafter_note(drafter, spec),
         "target KV": f"{spec.capacity} rows",
         "drafter KV": f"{spec.drafter_capacity} rows",
         "rotation tables": "of every position",
@@ -98,6 +100,13 @@ def _format(target: ModelConfig, spec: EngineSpec) -> str:
     if stored is None:
         return spec.dtype
     return f"{stored.name}, {'rounded as they are read' if stored.at_load else 'as stored'}"
+
+
+def _drafter_note(drafter: DrafterConfig | None, spec: EngineSpec) -> str:
+    rest = "8 bits" if spec.precision.weights == "8bit" else spec.dtype
+    if drafter is None or drafter.quantization is None:
+        return rest
+    return f"{drafter.quantization.name}, as stored; the rest {rest}"
 
 
 def _head_note(target: ModelConfig, spec: EngineSpec) -> str:

@@ -43,7 +43,8 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     if drafter is not None:
         dtype = drafter_dtype(load.dtype)
         size = drafter_resident(drafter, target.hidden_size) * DTYPE_BYTES[dtype]
-        weights.append(Line("drafter weights", size, dtype))
+        stored = drafter.quantization
+        weights.append(Line("drafter weights", size, dtype if stored is None else f"{stored.name} decoded to {dtype}"))
     loaded = loading(target, weights, load)
     moments = [Ledger((*weights, *_moment(target, drafter, load, phase)), loaded) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)

@@ -15,8 +15,15 @@ from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, M
 from dflash_local.config.module_names import HEAD
 from dflash_local.layout import drafter as drafter_layout
 from dflash_local.layout.buffer import ITEM_BYTES
-from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, WeightFormat, eight_bits, segments
-from dflash_local.layout.linear import stored_formats as formats_of
+from dflash_local.layout.linear import (
+    UNQUANTIZED,
+    FormatOf,
+    LinearSpec,
+    WeightFormat,
+    eight_bits,
+    segments,
+    stored_formats,
+)
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.layout.target import head_product, part_layout, weight_spec
@@ -83,7 +90,7 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
     Raises:
         KeyError: a layer has a part that the fused engine does not run.
     """
-    format_of = formats_of(model.quantization)
+    format_of = stored_formats(model.quantization)
     products: Counter[Product] = Counter()
     experts: Counter[Experts] = Counter()
     parts: Counter[Part] = Counter()
@@ -108,16 +115,12 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
 @lru_cache(maxsize=512)
 def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpec) -> Traffic:
     """Of the drafter's block, the head included; and of the context rows that a cycle adds."""
-    coded = spec.precision.weights == "8bit"
-
-    def format_of(in_features: int) -> FormatOf:
-        form = eight_bits(in_features) if coded else UNQUANTIZED
-        return lambda _module: form
-
     products: Counter[Product] = Counter()
+    format_of = stored_formats(drafter.quantization)
     for product in drafter_layout.products(drafter, target.hidden_size).all():
-        products[_product_of(product, format_of(product.in_features), spec.dtype)] += 1
-    stored = UNQUANTIZED if target.tie_word_embeddings else formats_of(target.quantization)(HEAD)
+        form = drafter_layout.matrix_format(product, format_of, spec.precision)
+        products[_product(form, product.out_features, product.in_features, spec.dtype)] += 1
+    stored = UNQUANTIZED if target.tie_word_embeddings else stored_formats(target.quantization)(HEAD)
     head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
     products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
     parts: Counter[Part] = Counter({"attention": drafter.num_layers, "MLP": drafter.num_layers})

@@ -93,13 +93,20 @@ def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
 
 
 def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -> None:
-    """In memory it is the plain one."""
-    plain, coded = (
-        cli("plan", "Qwen3.8-27B", *more, "--gpu-memory", "96", "--json").json
-        for more in ([], ["--drafter", "syvai/Qwen3.8-27B-DFlash2-W4A16"])
-    )
-    assert coded["plan"]["ledger"] == plain["plan"]["ledger"] and coded["plan"]["draft"]
-    page = " ".join(cli("plan", "Qwen3.8-27B-DFlash2-W4A16", "--gpu-memory", "96").out.split())
-    assert "the drafter's file holds int4 g128, which is decoded as it is read" in page
+    """Its codes are kept on the fused engine; on the other one it takes what the plain one takes."""
+    drafter = ["--drafter", "syvai/Qwen3.8-27B-DFlash2-W4A16"]
+
+    def weights(*more: str) -> tuple[int, str]:
+        found = cli("plan", "Qwen3.8-27B", *more, "--gpu-memory", "96", "--json").json["plan"]
+        (line,) = (line for line in found["ledger"]["lines"] if line["name"] == "drafter weights")
+        assert found["draft"]
+        return line["bytes"], line["note"]
+
+    plain, coded = weights(), weights(*drafter)
+    assert coded[1] == "int4 g128, as stored; the rest bfloat16" and 0.3 < coded[0] / plain[0] < 0.35
+    decoded = weights(*drafter, "--engine", "reference")
+    assert decoded == (weights("--engine", "reference")[0], "int4 g128 decoded to bfloat16")
+    page = " ".join(cli("plan", "Qwen3.8-27B", *drafter, "--gpu-memory", "24").out.split())
+    assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --quantize int4" in page
     shown = " ".join(cli("show", "Qwen3.8-27B").out.split())
     assert "syvai/Qwen3.8-27B-DFlash2-W4A16: kind dflash2, licence unknown, the same drafter in int4" in shown

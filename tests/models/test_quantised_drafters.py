@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.engine import LoadConfig, load
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_tensors import coded_matrices
+from dflash_local.models.drafter_weights import MATRICES, random_on_device, with_matrices
+from dflash_local.models.fused.formats import format_of
 from dflash_local.models.pair import check_pair
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask
@@ -132,17 +135,87 @@ def test_a_text_drafted_by_it_is_the_plain_one(pair: str, sampling: SamplingPara
     assert accepted == 3
 
 
+def fused(pair: str, drafter: Path, **options: Any) -> Session:
+    return load(find(str(GOLDEN / pair / "target"), str(drafter)), replace(CPU32, engine="fused", **options))
+
+
+def kept(session: Session) -> list[bool]:
+    """Of each of the drafter's products, whether it multiplies codes."""
+    proposer = cast(FusedRunner, session.runner).proposer
+    assert proposer is not None
+    return [not isinstance(product.weight, torch.Tensor) for product in proposer.matrices]
+
+
+# Every way codes are kept; the dialects that share one are read as those of targets are.
+WAYS = ("pack_quantized", "pack_quantized_8", "awq", "gptq_zeros", "fp8", "nvfp4_pack_quantized")
+
+
 @pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
-def test_the_fused_engine_drafts_with_it_too(pair: str, tmp_path: Path) -> None:
-    folder, twin = quantised(pair, tmp_path)
+@pytest.mark.parametrize("dialect", [*WAYS, *(pytest.param(each, marks=pytest.mark.slow) for each in DIALECTS)])
+def test_the_fused_engine_multiplies_its_codes(pair: str, dialect: str, tmp_path: Path) -> None:
+    """All but the projections of convolutions and selector, which no recipe codes; and in what it drafts."""
+    folder, twin = quantised(pair, tmp_path, dialect)
     case = json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][0]
     found = []
     for drafter in (folder, twin):
-        session = load(find(str(GOLDEN / pair / "target"), str(drafter)), replace(CPU32, engine="fused"))
+        session = fused(pair, drafter)
         reply = ask(session, case["prompt_ids"], 30)
         assert reply.ids == ask(session, case["prompt_ids"], 30, mode="ar").ids
         found.append((reply.ids, reply.finished.stats.acceptance_lengths))
+        layers = 2
+        plain = 0 if pair == DFLASH else 2 * layers + 1
+        assert sum(kept(session)) == (4 * layers + 2 if drafter == folder else 0)
+        assert len(kept(session)) == 4 * layers + 2 + plain
     assert found[0] == found[1]
+
+
+def test_a_product_of_several_formats_is_decoded(tmp_path: Path) -> None:
+    """Values in eight bits beside keys in four: the products that join them are plain, the others keep their codes."""
+    coded = {**dict.fromkeys(PARTS, "pack_quantized"), ".v_proj": "pack_quantized_8"}
+    groups = {**published(4), "ignore": []}
+    four = groups["config_groups"]["group_0"]
+    eight = {**four, "targets": [r"re:.*v_proj$"], "weights": {**four["weights"], "num_bits": 8}}
+    groups["config_groups"] = {"group_0": four, "group_1": eight}
+    folder, twin = quantised(DFLASH, tmp_path, coded=coded, **groups)
+    session = fused(DFLASH, folder)
+    assert sum(kept(session)) == 3 * 2 + 1  # not qkv of both layers, not the context's keys and values
+    case = json.loads((GOLDEN / DFLASH / "expected.json").read_text())["cases"][1]
+    lengths = [
+        ask(each, case["prompt_ids"], 30).finished.stats.acceptance_lengths for each in (session, fused(DFLASH, twin))
+    ]
+    assert lengths[0] == lengths[1]
+
+
+def test_random_weights_are_in_the_drafters_own_formats() -> None:
+    """As a benchmark measures them."""
+    values = json.loads((GOLDEN / DFLASH2 / "drafter" / "config.json").read_text())
+    stored = {"quant_method": "compressed-tensors", "format": "pack-quantized", **published(4)}
+    config = DrafterConfig.from_json({**values, "quantization_config": stored}, "x")
+    weights = random_on_device(config, 64, torch.device("cpu"), torch.float32)
+    codes = [weights.fc, weights.context_kv, *(getattr(layer, name) for layer in weights.layers for name in MATRICES)]
+    assert not any(isinstance(weight, torch.Tensor) for weight in codes)
+    plain = with_matrices(weights, lambda weight: weight if isinstance(weight, torch.Tensor) else decoded(weight))
+    drafter = Drafter(config, plain)
+    cache = drafter.new_cache()
+    taps = torch.randn(9, len(config.taps) * 64, generator=torch.Generator().manual_seed(4))
+    drafter.write_context(cache, taps, 0)
+    found = drafter.draft_hidden(cache, torch.randn(config.block_size, 64), 9)
+    assert torch.isfinite(found).all() and found.std() > 0.1
+
+
+def decoded(weight: Any) -> torch.Tensor:
+    """By its product with the unit matrix."""
+    return format_of(weight).prefill(torch.eye(weight.shape[1]), weight).T.contiguous()
+
+
+def test_eight_bits_are_for_what_is_plain(tmp_path: Path) -> None:
+    folder, _ = quantised(DFLASH2, tmp_path)
+    session = fused(DFLASH2, folder, drafter_precision="8bit")
+    assert all(kept(session))
+    proposer = cast(FusedRunner, session.runner).proposer
+    assert proposer is not None
+    case = json.loads((GOLDEN / DFLASH2 / "expected.json").read_text())["cases"][0]
+    assert ask(session, case["prompt_ids"], 30).ids == ask(session, case["prompt_ids"], 30, mode="ar").ids
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="holds the planner to the engine, and torch 
 
 import torch  # noqa: E402
 
-from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
+from dflash_local.bench.random_pair import RandomPair, of_row, read_pair  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
@@ -122,6 +122,10 @@ def fused_rows() -> dict[str, RandomPair]:
             found[row.name] = of_row(row)
         except DFlashError:
             continue  # a mixture, which has no kernels, a server's, a drafter of another kind
+        for other in row.other_drafters:
+            config, target = shape(other.repo), shape(row.name)
+            if other.kind == row.kind and config is not None and target is not None:
+                found[f"{row.name} with {other.repo}"] = read_pair((row.name, target), (other.repo, config))
     return found
 
 
@@ -140,7 +144,8 @@ def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, 
     formats = stored_formats(pair.model.quantization)
     weights = target_weights.allocate(pair.model, "model.", pair.model.vocab_size, META, dtype, formats)
     target = FusedTarget(weights, pair.model, pair.config.taps, context, pair.config.block_size, **options)
-    parts, _ = drafter_weights.allocate(pair.config, pair.model.hidden_size, META, dtype)
+    stored = stored_formats(pair.config.quantization)
+    parts = drafter_weights.allocate(pair.config, pair.model.hidden_size, META, dtype, stored).finished()
     drafter = FusedDrafter(pair.config, parts, target)
     with mock.patch.object(linear, "quantize"):  # no memory, no numbers
         drafter_precision.apply(drafter, DRAFTER_PRECISIONS[precision])

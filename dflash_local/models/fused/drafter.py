@@ -6,12 +6,8 @@ its matrices and its head may be coarser than the checkpoint's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeVar
-
 import torch
 
-from dflash_local.config.dflash2 import CONVOLVED
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.candidate_walk import CandidateWalk
@@ -21,7 +17,7 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cac
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import drafter as layout
 from dflash_local.layout import mlp as mlp_layout
-from dflash_local.models.drafter_weights import ConvolutionWeights, DrafterWeights, LayerWeights, SelectorWeights
+from dflash_local.models.drafter_weights import ConvolutionWeights, DrafterWeights, LayerWeights, with_matrices
 from dflash_local.models.fused.attention import Attention, AttentionWeights
 from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.decoder_layer import DecoderLayer
@@ -30,9 +26,6 @@ from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear,
 from dflash_local.models.fused.mlp import MLP, MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
-
-MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
-Projected = TypeVar("Projected", ConvolutionWeights, SelectorWeights)
 
 
 class FusedDrafter:
@@ -220,23 +213,8 @@ class FusedDrafter:
 
 
 def coded(weights: DrafterWeights) -> DrafterWeights:
-    """The same drafter with its matrices in eight bits, beside what it is made of."""
-
-    def layer(plain: LayerWeights) -> LayerWeights:
-        coarse: dict[str, Any] = {name: in_eight_bits(getattr(plain, name)) for name in MATRICES}
-        coarse |= {name: projected(getattr(plain, name)) for name in CONVOLVED}
-        return replace(plain, **coarse)
-
-    def projected(part: Projected | None) -> Projected | None:
-        return None if part is None else part._replace(projection=in_eight_bits(part.projection))
-
-    return replace(
-        weights,
-        fc=in_eight_bits(weights.fc),
-        context_kv=in_eight_bits(weights.context_kv),
-        layers=tuple(map(layer, weights.layers)),
-        selector=projected(weights.selector),
-    )
+    """The same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
+    return with_matrices(weights, in_eight_bits)
 
 
 def _joined(weight: Weight) -> JoinedLinear:

@@ -200,20 +200,22 @@ def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -
 
 def quantise_layer(layer: Linear | GateUp) -> None:
     """Give a layer the codes of its weight; its kernel is to be chosen."""
-    if isinstance(layer.weight, torch.Tensor):
-        layer.weight, layer.config = in_eight_bits(layer.weight), LIBRARY
+    if (coarse := in_eight_bits(layer.weight)) is not layer.weight:
+        layer.weight, layer.config = coarse, LIBRARY
 
 
 def int8_copy(layer: Linear) -> Linear:
     """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
-    if not isinstance(layer.weight, torch.Tensor):
-        return layer
     coarse = in_eight_bits(layer.weight)
     return layer if coarse is layer.weight else Linear(coarse)
 
 
-def in_eight_bits(plain: torch.Tensor) -> Weight:
-    """The codes of a weight as ``layout.linear.eight_bits`` keeps them; beside both a slice is held."""
+def in_eight_bits(plain: Weight) -> Weight:
+    """The codes of a weight as ``layout.linear.eight_bits`` keeps them; beside both a slice is held. What is in codes
+    already stays as it is.
+    """
+    if not isinstance(plain, torch.Tensor):
+        return plain
     out_features, in_features = plain.shape
     form = eight_bits(in_features)
     if form == UNQUANTIZED:
