@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/dflash2_cycle.py --out FILE.json
 
 Of one target's shape in bf16 and int4: its DFlash 2 drafter; the same drafter without convolutions and selector, which
-is a DFlash one; and the DFlash drafter of the registry's target of the same shape, whose block is another.
+is a DFlash one; the published one in W4A16; and the DFlash drafter of the registry's target of the same shape, whose
+block is another.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from dflash_local.bench import random_run
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.random_pair import RandomPair, of_row
 from dflash_local.catalog import registry
+from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 
 SECOND, FIRST = "qwen3.8-27b", "qwen3.6-27b"
+CODED = "syvai/Qwen3.8-27B-DFlash2-W4A16"
 FORMATS = {"bf16": None, "int4": "int4-g128"}
 
 
@@ -37,7 +41,13 @@ def pairs() -> dict[str, RandomPair]:
         found.append(of_row(row))
     second, first = found
     plain = replace(second, config=replace(second.config, dflash2=None))
-    return {f"{SECOND}, DFlash 2": second, f"{SECOND}, without its parts": plain, f"{FIRST}, DFlash": first}
+    config = DrafterConfig.from_shape(shape(CODED) or {}, CODED)
+    return {
+        f"{SECOND}, DFlash 2": second,
+        f"{SECOND}, without its parts": plain,
+        f"{SECOND}, W4A16": replace(second, config=config),
+        f"{FIRST}, DFlash": first,
+    }
 
 
 def stored_as(pair: RandomPair, stored: str | None) -> RandomPair:
@@ -91,7 +101,7 @@ def main() -> None:
             print(table(entries)[-1], flush=True)
     print("\n".join(table(entries)))
     for form in FORMATS:
-        second, plain, _first = (entry["measured"] for entry in entries if entry["format"] == form)
+        second, plain, *_others = (entry["measured"] for entry in entries if entry["format"] == form)
         print(f"{form}: convolutions and selector take {second['cycle_ms']['8'] - plain['cycle_ms']['8']:.3f} ms")
     if args.out is not None:
         record = {"random_weights": True, "context": args.context, "entries": entries}
