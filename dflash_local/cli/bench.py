@@ -16,8 +16,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.random_bench import RandomOptions, random_bench
-from dflash_local.cli.server_bench import Concurrency, ServerBench, server_bench
-from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
+from dflash_local.cli.server_bench import ServerBench, server_bench
 from dflash_local.cli.task_bench import TaskBench, check_limit, task_bench
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UsageError
@@ -119,25 +118,20 @@ def bench(
     resume: Resume = None,
     out: Out = None,
     accept_new_data: AcceptNewData = False,
-    url: Url = None,
-    plain_url: PlainUrl = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    concurrency: Concurrency = None,
+    *,
+    served: ServerBench,
     report: Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
-    *,
     load: LoadConfig,
 ) -> None:
     """Measure speed and acceptance with and without drafting. Writes what --report, --tasks and --url keep."""
     call = Invocation.begin()
     stored, blocks = _stored_format(weights), tuple(dict.fromkeys(block_size or ()))
-    served = ServerBench(url, plain_url, engine, engine_args, concurrency)
     load = served.checked(load)
     if weights != "real":
         _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
-        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks, url=url)
+        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks, url=served.url)
         if served.program is not None:
             raise UsageError(f"--engine {served.program} does not go with --weights random", "leave one out")
         _refuse_load_options(load, call.user.load_config)

@@ -15,7 +15,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.reply import first_interrupt
-from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
+from dflash_local.cli.server_options import TwoServerOptions
 from dflash_local.cli.two_servers import compared
 from dflash_local.errors import ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
@@ -52,12 +52,9 @@ def certify(
     json_progress: Annotated[
         bool, typer.Option("--json-progress", help="Print progress as JSON lines, too.", hidden=True)
     ] = False,
-    url: Url = None,
-    plain_url: PlainUrl = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    debug: opt.Debug = False,
     *,
+    served: TwoServerOptions,
+    debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
     """Compare replies with and without drafting, greedy and sampled; exit 7 when the engine is at fault."""
@@ -65,7 +62,7 @@ def certify(
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     console = call.console
     console.json_progress = json_progress
-    source = compared(call, model, drafter, load, engine, (url, plain_url), engine_args)
+    source = compared(call, model, drafter, load, served)
     if source.servers is not None:
         _refuse_over_servers(block_size, planted, seed)
     pair = source.origin.pair

@@ -14,7 +14,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.fetch import obtain
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.screen import application, can_show, show
-from dflash_local.cli.server_options import Engine, EngineArgs, KeepServer, Url, origin
+from dflash_local.cli.server_options import KeptServerOptions, origin
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
@@ -34,10 +34,7 @@ def chat(
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat on disk.")] = False,
-    url: Url = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    keep: KeepServer = False,
+    served: KeptServerOptions,
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
@@ -48,7 +45,7 @@ def chat(
         sampling = {"temperature": user.temperature, **sampling}
     merged(SamplingParams(), sampling)  # an error comes before anything is downloaded or loaded
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
-    source = origin(call, model, drafter, load, engine, url, user.model or DEFAULT_MODEL, engine_args, keep)
+    source = origin(call, model, drafter, load, served, user.model or DEFAULT_MODEL)
     pair, load = source.pair, source.load
     options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, call.thinks(pair, think), system)
     from dflash_local.app.chat_session import ChatSession
@@ -63,7 +60,7 @@ def chat(
         session = ServerChat(source.server, drafter, pair, options, user, recorded)
         if "temperature" not in sampling and (notice := sampling_notice(pair)):
             console.note(notice)
-    chosen = "" if model or user.model or url is not None else " (no MODEL was given)"
+    chosen = "" if model or user.model or served.url is not None else " (no MODEL was given)"
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
     if run_screen is not None:
         raise typer.Exit(show(run_screen, session, greeting(pair, chosen)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -43,7 +43,8 @@ class PanelCommand(TyperCommand):
 def add_command(app: typer.Typer, name: str, command: Callable[..., Any], *, planning: bool = False) -> None:
     """Add a command; one that takes a ``load`` gets it from options of the command line over the user's settings.
 
-    An option that the command has itself under the name of a field stays the command's.
+    Any other parameter that is a dataclass stands for an option for each of its fields, annotated as a parameter is. An
+    option that the command has itself under the name of a field of ``LoadConfig`` stays the command's.
 
     Args:
         planning: only the options that the memory plan depends on.
@@ -56,6 +57,11 @@ def add_command(app: typer.Typer, name: str, command: Callable[..., Any], *, pla
 
 def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..., Result]:
     signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation
+        for name, each in signature.parameters.items()
+        if name != PARAMETER and is_dataclass(each.annotation)
+    }
     own = [each for parameter in signature.parameters.values() for each in _own(parameter)]
     names = {each.name for each in own}
     own += [_variant()] if MODEL in names else []
@@ -74,6 +80,8 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
         if SAMPLING in signature.parameters:
             values = {name: given.pop(name) for name in opt.SAMPLING}
             given[SAMPLING] = {name: value for name, value in values.items() if value is not None}
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
         return command(**given, **{PARAMETER: load})
 
     parameters = [*own, *(parameter for option in offered for parameter in _parameters(option))]
@@ -84,13 +92,18 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
 
 def _own(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     """The parameters of the command line for one of the command's, but for ``load``."""
+    if parameter.name == PARAMETER:
+        return []
     if parameter.name == SAMPLING:
         return [_keyword(name, annotation) for name, annotation in opt.SAMPLING.items()]
-    return [] if parameter.name == PARAMETER else [parameter]
+    if is_dataclass(parameter.annotation):
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        return [_keyword(each.name, hints[each.name], each.default) for each in fields(parameter.annotation)]
+    return [parameter]
 
 
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _variant() -> inspect.Parameter:

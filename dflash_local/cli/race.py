@@ -21,7 +21,7 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
-from dflash_local.cli.server_options import Engine, EngineArgs, PlainUrl, Url
+from dflash_local.cli.server_options import TwoServerOptions
 from dflash_local.cli.two_servers import Compared, compared
 from dflash_local.errors import UsageError
 from dflash_local.events import Event, Finished, Mode, Step
@@ -48,12 +48,9 @@ def race(
     think: opt.Think = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     as_json: opt.Json = False,
-    url: Url = None,
-    plain_url: PlainUrl = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    debug: opt.Debug = False,
     *,
+    served: TwoServerOptions,
+    debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
@@ -66,7 +63,7 @@ def race(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
-    source = compared(call, model, drafter, load, engine, (url, plain_url), engine_args, user.model or "demo")
+    source = compared(call, model, drafter, load, served, user.model or "demo")
     pair = source.origin.pair
     request = replace(request, thinking=call.thinks(pair, think))
     if not plain and not as_json and can_show(console, user.environ):

@@ -18,7 +18,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import first_interrupt, print_reply
-from dflash_local.cli.server_options import Engine, EngineArgs, KeepServer, Url, origin
+from dflash_local.cli.server_options import KeptServerOptions, origin
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Finished
 from dflash_local.load_config import LoadConfig
@@ -45,10 +45,7 @@ def run(
     system: opt.System = "",
     stop: Annotated[list[str] | None, opt.named("--stop", "TEXT", "End before this text; repeatable.")] = None,
     as_json: opt.Json = False,
-    url: Url = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    keep: KeepServer = False,
+    served: KeptServerOptions,
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
@@ -66,7 +63,7 @@ def run(
         mode=opt.mode_name(mode),
         block_size=block_size,
     )
-    source = origin(call, model, drafter, load, engine, url, None, engine_args, keep)
+    source = origin(call, model, drafter, load, served)
     pair = source.pair
     request = replace(request, thinking=call.thinks(pair, think))
     with source.service(call) as service:

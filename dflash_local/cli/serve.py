@@ -15,7 +15,7 @@ from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import EXAMPLE, Engine, EngineArgs, Origin, PlainUrl, Url, origin
+from dflash_local.cli.server_options import Origin, ServerOptions, TwoServerOptions, origin
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 
@@ -38,20 +38,18 @@ def serve(
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     think: opt.Think = None,
-    url: Url = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    debug: opt.Debug = False,
     *,
+    served: ServerOptions,
+    debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     address = at.address_of(host, port, token, token_file, allow_host, call.user)
-    if model is None and url is None:
+    if model is None and served.url is None:
         raise UsageError("no MODEL was given", "dflash models lists all; with --url it may be left out")
-    source = origin(call, model, drafter, load, engine, url, engine_args=engine_args)
-    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {url}" if url is not None else "")
+    source = origin(call, model, drafter, load, served)
+    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
     pair = source.pair
     with named_when_missing():
         from dflash_local.cli.serving import Serving
@@ -89,30 +87,26 @@ def web(
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     drafter: opt.Drafter = None,
     think: opt.Think = None,
-    url: Url = None,
-    plain_url: PlainUrl = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    debug: opt.Debug = False,
     *,
+    served: TwoServerOptions,
+    debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
     """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
     call = Invocation.begin()
     user = call.user
     address = at.address_of(host, port, token, token_file, allow_host, user)
-    if plain_url is not None and url is None:
-        raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
+    served.check()
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
-    source = origin(call, model, drafter, load, engine, url, user.model or "demo", engine_args)
-    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {url}" if url is not None else "")
+    source = origin(call, model, drafter, load, served, user.model or "demo")
+    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
     pair = source.pair
     with named_when_missing():
         from dflash_local.app.served_pair import ServedPair
         from dflash_local.cli.serving import Serving
-    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter, plain_url)
+    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter, served.plain_url)
 
     def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
         return page_of(ServedPair(resident, pair, source.load, user, url, server), ending)

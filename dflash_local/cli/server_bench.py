@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import EngineChoice, Origin, origin
+from dflash_local.cli.options import named
+from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
 from dflash_local.cli.task_bench import (
     TOKENS,
     TaskBench,
@@ -36,37 +35,26 @@ if TYPE_CHECKING:
     from dflash_local.bench.tasks.server_run import LoopOptions, Subject
     from dflash_local.catalog.row import Published
     from dflash_local.remote.openai_server import ServerSession
-    from dflash_local.remote.server_checks import Program, ServerFacts
+    from dflash_local.remote.server_checks import ServerFacts
 
 MOST = 32  # requests at a time
 PROMPT_TOKENS = 256  # of a reply to a prompt that is of no task, as without a server
-Concurrency = Annotated[
-    str | None,
-    typer.Option("--concurrency", metavar="1,4,16", help=f"Over a server: requests at a time, each 1 to {MOST}; 1."),
-]
 Opened = Callable[[], "AbstractContextManager[ServerSession]"]
 ChosenPrompts = Callable[[Pair], "tuple[str, tuple[Prompt, ...]]"]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerBench:
+class ServerBench(TwoServerOptions):
     """The options of a server as they were given."""
 
-    url: str | None
-    plain_url: str | None
-    engine: EngineChoice | None
-    engine_args: str | None
-    concurrency: str | None
+    concurrency: Annotated[
+        str | None, named("--concurrency", "1,4,16", f"Over a server: requests at a time, each 1 to {MOST}; 1.")
+    ] = None
 
     @property
     def used(self) -> bool:
         """Whether replies come from a server."""
         return self.url is not None or self.program is not None
-
-    @property
-    def program(self) -> Program | None:
-        """That both servers must be."""
-        return self.engine.value if self.engine in (EngineChoice.vllm, EngineChoice.sglang) else None  # type: ignore[return-value]
 
     def checked(self, load: LoadConfig) -> LoadConfig:
         """How a pair is loaded where there is no server.
@@ -158,7 +146,7 @@ def server_bench(
         named: model and drafter. chosen: the prompts of a pair, and their name, where no tasks are asked for.
     """
     model, drafter = named
-    source = origin(call, model, drafter, load, served.engine, served.url, engine_args=served.engine_args)
+    source = origin(call, model, drafter, load, served)
     pair = source.pair
     thinking = call.thinks(pair, think)
     folder, subjects = results_folder(call, asked), _subjects(call, asked, pair, chosen)

@@ -1,4 +1,4 @@
-"""``--url`` and ``--engine``: replies of a pair that is loaded here, of a running server or of a launched one."""
+"""``--url``, ``--engine`` and more: replies of a pair that is loaded here, of a running server or of a launched one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from dflash_local.app.engine_server import EngineServer, starter
 from dflash_local.app.loading import Start, start_service
 from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
@@ -20,6 +21,7 @@ from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
     from dflash_local.app.engine_launch import LaunchingEngine
+    from dflash_local.remote.server_checks import Program
 
 EXAMPLE = "http://127.0.0.1:8000"
 
@@ -34,40 +36,63 @@ class EngineChoice(str, Enum):
     sglang = "sglang"
 
 
-Engine = Annotated[
-    EngineChoice | None,
-    typer.Option(
-        "--engine",
-        help=f"{LOAD_OPTIONS['engine'].help} vllm, sglang: the server at --url, else one that is launched.",
-        rich_help_panel=PANEL,
-    ),
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", metavar="URL", help="Replies of a running vLLM or SGLang server; its token in DFLASH_ENGINE_TOKEN."
-    ),
-]
-EngineArgs = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-args",
-        metavar="ARGS",
-        help="More arguments for the launched server, as one text: '--max-model-len 8192'.",
-        rich_help_panel=PANEL,
-    ),
-]
-KeepServer = Annotated[
-    bool, typer.Option("--keep", help="Leave the launched server running; says how to use it.", rich_help_panel=PANEL)
-]
-PlainUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--plain-url",
-        metavar="URL",
-        help="A second server, of the same target without drafts: it writes the plain text.",
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Of a command whose replies may be a server's; ``load_options.add_command`` makes an option of each field."""
+
+    url: Annotated[
+        str | None,
+        opt.named("--url", "URL", "Replies of a running vLLM or SGLang server; its token in DFLASH_ENGINE_TOKEN."),
+    ] = None
+    engine: Annotated[
+        EngineChoice | None,
+        typer.Option(
+            "--engine",
+            help=f"{LOAD_OPTIONS['engine'].help} vllm, sglang: the server at --url, else one that is launched.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    engine_args: Annotated[
+        str | None,
+        typer.Option(
+            "--engine-args",
+            metavar="ARGS",
+            help="More arguments for the launched server, as one text: '--max-model-len 8192'.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+
+    @property
+    def program(self) -> Program | None:
+        """That a server must be; None where any will do, or an engine of ours is asked for."""
+        return self.engine.value if self.engine in (EngineChoice.vllm, EngineChoice.sglang) else None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptServerOptions(ServerOptions):
+    """Of a command that may leave a launched server running."""
+
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave the launched server running; says how to use it.", rich_help_panel=PANEL),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class TwoServerOptions(ServerOptions):
+    """Of a command that compares replies with and without drafts."""
+
+    plain_url: Annotated[
+        str | None,
+        opt.named(
+            "--plain-url", "URL", "A second server, of the same target without drafts: it writes the plain text."
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Refuse a plain server without one that drafts. UsageError says what is missing."""
+        if self.plain_url is not None and self.url is None:
+            raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +123,22 @@ def origin(
     model: str | None,
     drafter: str | None,
     load: LoadConfig,
-    engine: EngineChoice | None,
-    url: str | None,
+    served: ServerOptions,
     default: str | None = None,
-    engine_args: str | None = None,
-    keep: bool = False,
 ) -> Origin:
     """What the options mean.
 
     Args:
         default: the model of a command that was given none, where it is not a running server's to say.
-        engine_args, keep: of a server that is launched.
 
     Raises:
         UsageError: an option that a server decides, or one that only a server has. DFlashError: no such pair.
     """
-    program = engine.value if engine in (EngineChoice.vllm, EngineChoice.sglang) else None
+    url, engine, program = served.url, served.engine, served.program
+    keep = isinstance(served, KeptServerOptions) and served.keep
     launching = url is None and program is not None
-    if (engine_args is not None or keep) and not launching:
-        option = "--keep" if engine_args is None else "--engine-args"
+    if (served.engine_args is not None or keep) and not launching:
+        option = "--keep" if served.engine_args is None else "--engine-args"
         raise UsageError(f"{option} is for a server that is launched", "give --engine vllm or sglang, and no --url")
     if url is None and program is None:
         load = load if engine is None else replace(load, engine=engine.value)
@@ -133,7 +155,7 @@ def origin(
         from dflash_local.app.engine_launch import LaunchingEngine
 
         assert program is not None
-        source = LaunchingEngine(program, _words(engine_args), load.draft, keep)
+        source = LaunchingEngine(program, _words(served.engine_args), load.draft, keep)
         return Origin(source.pair(model or default, drafter, call.user), load, starter(source, drafter), source)
     source = EngineServer(url, program)
     return Origin(source.pair(model, drafter, call.user), load, starter(source, drafter), source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.engine_server import EngineServer
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import EXAMPLE, EngineChoice, Origin, origin
+from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
@@ -39,34 +39,27 @@ def compared(
     model: str | None,
     drafter: str | None,
     load: LoadConfig,
-    engine: EngineChoice | None,
-    urls: tuple[str | None, str | None],
-    engine_args: str | None,
+    served: TwoServerOptions,
     default: str | None = None,
 ) -> Compared:
     """What the options mean; see ``server_options.origin``.
 
-    Args:
-        urls: of ``--url`` and ``--plain-url``.
-
     Raises:
         UsageError: one of them without the other, or see ``origin``. DFlashError: no such pair.
     """
-    url, plain_url = urls
-    if url is None and plain_url is not None:
-        raise UsageError("--plain-url is the second of two servers: --url is missing", f"--url {EXAMPLE}")
-    if url is not None and plain_url is None:
+    served.check()
+    if served.url is not None and served.plain_url is None:
         from dflash_local.app.two_servers import HOW
 
         raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
-    source = origin(call, model, drafter, load, engine, url, default, engine_args)
+    source = origin(call, model, drafter, load, served, default)
     if source.server is None:
         return Compared(source)
     from dflash_local.app.two_servers import ServersInTurn, TwoServers
 
     servers: ComparedServers
     if isinstance(source.server, EngineServer):
-        servers = TwoServers(source.server, str(plain_url), drafter)
+        servers = TwoServers(source.server, str(served.plain_url), drafter)
     else:
         servers = ServersInTurn(source.server.program, source.server.extra, drafter)
     return Compared(replace(source, start=servers.start), servers)
