@@ -13,10 +13,11 @@ from dflash_local.app.engine_server import EngineServer, starter
 from dflash_local.app.loading import Start, start_service
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
+from dflash_local.cli.engine import ProgramChoice
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
-from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
 from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
@@ -24,16 +25,9 @@ if TYPE_CHECKING:
     from dflash_local.remote.server_checks import Program
 
 EXAMPLE = "http://127.0.0.1:8000"
-
-
-class EngineChoice(str, Enum):
-    """What runs a pair: an engine of ours, or a server of another program."""
-
-    auto = "auto"
-    fused = "fused"
-    reference = "reference"
-    vllm = "vllm"
-    sglang = "sglang"
+PROGRAMS = [each.value for each in ProgramChoice]
+# What runs a pair: an engine of ours, or a server of another program.
+EngineChoice = Enum("EngineChoice", [(each, each) for each in (*LOAD_OPTIONS["engine"].choices, *PROGRAMS)])  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ class ServerOptions:
     @property
     def program(self) -> Program | None:
         """That a server must be; None where any will do, or an engine of ours is asked for."""
-        return self.engine.value if self.engine in (EngineChoice.vllm, EngineChoice.sglang) else None  # type: ignore[return-value]
+        return self.engine.value if self.engine is not None and self.engine.value in PROGRAMS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +137,7 @@ def origin(
     if url is None and program is None:
         load = load if engine is None else replace(load, engine=engine.value)
         return Origin(call.pair(model or default or "", drafter, load), load, start_service)
-    if engine in (EngineChoice.fused, EngineChoice.reference):
+    if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
     if decided:
