@@ -104,6 +104,10 @@ class TwoServers:
 
     def session(self, pair: Pair, user: Settings, notify: Notify) -> ServerSessions:
         """See ``ComparedServers``. UsageError: they are one server, too."""
+        return ServerSessions(*self.attached(pair, user, notify))
+
+    def attached(self, pair: Pair, user: Settings, notify: Notify) -> tuple[ServerSession, ServerSession]:
+        """The sessions of the drafting server and of the plain one. Raises what ``session`` does."""
         plain_server = EngineServer(self.plain_url, self.drafting.program)
         try:
             plain_endpoint = plain_server.endpoint(user)
@@ -113,7 +117,7 @@ class TwoServers:
             raise UsageError("--url and --plain-url are the same server", HOW)
         drafted = self.drafting.session(pair, self.drafter, user, notify)
         facts = drafted.facts
-        _require_drafts(facts, HOW_FIRST)
+        require_drafts(facts)
         plain = plain_server.attach(pair, None, user)
         there = plain.facts
         _require_no_drafts(there, HOW)
@@ -124,10 +128,11 @@ class TwoServers:
         notify(Notice(f"plain replies come from {there.loaded_as}"))
         if plain_endpoint.in_the_clear:
             notify(Notice(f"the token goes unencrypted to {there.url}: use https, or ssh -L", "warning"))
-        return ServerSessions(drafted, plain)
+        return drafted, plain
 
 
-def _require_drafts(facts: ServerFacts, hint: str) -> None:
+def require_drafts(facts: ServerFacts, hint: str = HOW_FIRST) -> None:
+    """UsageError: the server says that it does not draft."""
     if facts.drafts is False:
         raise UsageError(f"{facts.title} at {facts.url} does not draft: there is nothing to compare", hint)
 
@@ -230,7 +235,7 @@ class ServersInTurn:
         server, session = engine.launched(pair, self.drafter if drafts else None, user, notify, cancelled)
         with server:
             if drafts:
-                _require_drafts(session.facts, HOW_LAUNCHED)
+                require_drafts(session.facts, HOW_LAUNCHED)
             else:
                 _require_no_drafts(session.facts, HOW_LAUNCHED)
             yield session

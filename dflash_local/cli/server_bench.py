@@ -195,40 +195,23 @@ def _servers(call: Invocation, served: ServerBench, source: Origin, drafter: str
     Raises:
         UsageError: one of them is what the other should be. DFlashError: one that runs does not answer.
     """
-    pair, user, notify = source.pair, call.user, call.console.notify
-    if served.url is None:
-        from dflash_local.app.engine_launch import LaunchingEngine
-        from dflash_local.app.two_servers import ServersInTurn
+    from dflash_local.app.two_servers import ServersInTurn, TwoServers, require_drafts
 
-        launching = source.server
-        assert isinstance(launching, LaunchingEngine)
-        both = ServersInTurn(launching.program, launching.extra, drafter)
+    pair, user, notify, server = source.pair, call.user, call.console.notify, source.server
+    assert server is not None
+    if not isinstance(server, EngineServer):
+        both = ServersInTurn(server.program, server.extra, drafter)
         return [partial(both.launched, pair, user, notify, drafts) for drafts in (True, False)]
-    drafted, plain = _sessions(call, served, pair, drafter)
-    return [partial(_running, session) for session in (drafted, plain) if session is not None]
+    if served.plain_url is not None:
+        both_running = TwoServers(server, served.plain_url, drafter).attached(pair, user, notify)
+        return [partial(_running, session) for session in both_running]
+    alone = server.session(pair, drafter, user, notify)
+    require_drafts(alone.facts)
+    return [partial(_running, alone)]
 
 
 def _running(session: ServerSession) -> AbstractContextManager[ServerSession]:
     return nullcontext(session)
-
-
-def _sessions(
-    call: Invocation, served: ServerBench, pair: Pair, drafter: str | None
-) -> tuple[ServerSession, ServerSession | None]:
-    """The server that drafts, and the plain one. UsageError: one of them is what the other should be."""
-    session = EngineServer(str(served.url), served.program).session(pair, drafter, call.user, call.console.notify)
-    if session.facts.drafts is False:
-        raise UsageError(
-            f"the server at {session.facts.url} was started without speculative decoding",
-            "give one that drafts with --url, and this one with --plain-url",
-        )
-    if served.plain_url is None:
-        return session, None
-    plain = EngineServer(served.plain_url, served.program).session(pair, drafter, call.user, lambda _event: None)
-    if plain.facts.drafts:
-        raise UsageError(f"the server at {plain.facts.url} drafts", "give --plain-url one without --speculative-config")
-    call.console.note(f"plain replies come from {plain.facts.loaded_as}")
-    return session, plain
 
 
 def _subjects(call: Invocation, asked: TaskBench, pair: Pair, chosen: ChosenPrompts) -> list[Subject]:
