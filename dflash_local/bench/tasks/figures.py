@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dflash_local.bench.tasks.results import PromptResult, Reply
-
-RIGHT = ("right", "passed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,6 @@ def of_results(results: Sequence[PromptResult]) -> TaskFigures:
 def _mode(replies: Sequence[Reply]) -> ModeFigures:
     decode_s = sum(reply.decode_s for reply in replies)
     tokens = sum(reply.tokens for reply in replies)
-    scores = [reply.score for reply in replies if reply.score is not None]
     return ModeFigures(
         tokens=tokens,
         tokens_per_s=ratio(sum(max(reply.tokens - 1, 0) for reply in replies), decode_s),
@@ -122,10 +119,15 @@ def _mode(replies: Sequence[Reply]) -> ModeFigures:
         ttft_s=Percentiles.of([reply.ttft_s for reply in replies]),
         decode_rates=Percentiles.of([reply.tokens_per_s for reply in replies]),
         end_to_end_rates=Percentiles.of([reply.end_to_end_tokens_per_s for reply in replies]),
-        right=sum(score in RIGHT for score in scores),
-        scored=len(scores),
-        timed_out=scores.count("timed out"),
+        **answers(reply.score for reply in replies),
     )
+
+
+def answers(given: Iterable[str | None]) -> dict[str, int]:
+    """The figures ``right``, ``scored`` and ``timed_out`` of replies with these scores."""
+    scores = [score for score in given if score is not None]
+    right = scores.count("right") + scores.count("passed")
+    return {"right": right, "scored": len(scores), "timed_out": scores.count("timed out")}
 
 
 def ratio(above: float | None, below: float | None) -> float | None:

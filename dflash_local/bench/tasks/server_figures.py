@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.bench.tasks.figures import RIGHT, Percentiles, ratio
+from dflash_local.bench.tasks.figures import Percentiles, answers, ratio
 from dflash_local.bench.tasks.server_results import Drafted, LoopFile, ServerReply
 
 
@@ -78,7 +78,6 @@ def of_file(file: LoopFile, ids: Sequence[str]) -> ServerFigures:
     answered = [result for result in results if not result.error]
     turns = [turn for result in answered for turn in result.turns]
     parts = sorted({result.part for result in answered})
-    scores = [turn.score for turn in turns if turn.score is not None]
     counted = [(turn.tokens, turn.latency_s) for turn in turns if turn.tokens is not None and turn.latency_s]
     return ServerFigures(
         prompts=len(answered),
@@ -92,9 +91,7 @@ def of_file(file: LoopFile, ids: Sequence[str]) -> ServerFigures:
         decode_rates=Percentiles.of([turn.tokens_per_s for turn in turns if turn.tokens_per_s is not None]),
         end_to_end_rates=Percentiles.of([tokens / seconds for tokens, seconds in counted]),
         reused_tokens=sum(turn.reused_tokens for turn in turns),
-        right=sum(score in RIGHT for score in scores),
-        scored=len(scores),
-        timed_out=scores.count("timed out"),
+        **answers(turn.score for turn in turns),
     )
 
 
