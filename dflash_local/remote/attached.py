@@ -20,6 +20,7 @@ from dflash_local import errors
 from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError, UsageError
 from dflash_local.events import Event, Finished, from_dict
 from dflash_local.loaded import SessionFacts
+from dflash_local.remote.endpoint import Endpoint
 from dflash_local.request import Request
 
 ANSWER_S = 5.0
@@ -71,32 +72,28 @@ class Server:
         Raises:
             DFlashError: the request was refused.
         """
-        with closing(self._connection(SILENCE_S)) as connection:
+        with closing(self._endpoint.connection(SILENCE_S)) as connection:
             response = self._sent(connection, "POST", "/dflash/v1/generate", body)
             while line := response.readline():
                 if line.strip():
                     yield json.loads(line)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        with closing(self._connection(timeout_s)) as connection:
+        with closing(self._endpoint.connection(timeout_s)) as connection:
             answer = json.loads(self._sent(connection, method, path, body).read())
         if not isinstance(answer, dict):
             raise ValueError("not an object")
         return answer
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        address = urlsplit(self.url)
-        return http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+    @property
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(self.url, self.token)
 
     def _sent(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
         """The answer to a request, whose status was 200."""
-        headers = {"Content-Type": "application/json"}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        response = connection.getresponse()
+        response = self._endpoint.send(connection, method, path, body)
         if response.status != http.client.OK:
             raise _refusal(response.status, response.read())
         return response

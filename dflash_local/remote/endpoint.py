@@ -1,4 +1,4 @@
-"""The address of a vLLM or SGLang server, and single HTTP exchanges with it.
+"""The address of a server (vLLM, SGLang, or another dflash process), and single HTTP exchanges with it.
 
 Follows no redirect and uses no proxy: the token goes to the address that was given, and nowhere else.
 """
