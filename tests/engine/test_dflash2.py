@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,11 +58,18 @@ def prompts(pair: str) -> list[list[int]]:
 
 
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95), SamplingParams(temperature=1.0))
+# How a token is chosen does not know of the block's size: each way of either engine is there in one of these.
+HERE = (
+    *((PAIRS[0], SAMPLINGS[0], "reference"), (PAIRS[1], SAMPLINGS[1], "reference")),
+    *((PAIRS[0], SAMPLINGS[1], "fused"), (PAIRS[1], SAMPLINGS[0], "fused"), (PAIRS[1], SAMPLINGS[2], "fused")),
+)
+EVERY = tuple(product(PAIRS, SAMPLINGS, ("reference", "fused")))
 
 
-@pytest.mark.parametrize("engine", ["reference", "fused"])
-@pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("pair", "sampling", "engine"),
+    [*HERE, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in HERE)],
+)
 def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(
     pair: str, sampling: SamplingParams, engine: str
 ) -> None:
@@ -84,13 +92,13 @@ def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(
 def test_the_fused_engines_options_change_no_text(options: dict[str, Any]) -> None:
     session = load(find(*folders(PAIRS[1])), replace(CPU32, engine="fused", **options))
     accepted = 0
-    for number, prompt in enumerate(prompts(PAIRS[1])[:3]):
+    for number, prompt in enumerate(prompts(PAIRS[1])[:2]):
         for sampling in (SamplingParams(), SamplingParams(temperature=0.9, top_k=20, seed=number)):
             want = ask(session_of(PAIRS[1], "reference"), prompt, 40, sampling=sampling, mode="ar").ids
             reply = ask(session, prompt, 40, sampling=sampling)
             assert reply.ids == want
             accepted += sum(reply.finished.stats.acceptance_lengths) - len(reply.finished.stats.acceptance_lengths)
-    assert accepted > 40, "drafts that are hardly ever accepted prove little"
+    assert accepted > 30, "drafts that are hardly ever accepted prove little"
 
 
 @pytest.mark.parametrize(("precision", "plain"), [("full", True), ("8bit", False)])
