@@ -16,8 +16,7 @@ NOTE = (
     "Speeds are predicted, never measured on these cards: fitted to one NVIDIA H200 with random weights, scaled by the "
     "memory bandwidth of the makers' data sheets, at 1,024 tokens of context. PLAIN is tokens/s without the drafter. "
     "DRAFTED is tokens/s with the lowest to the highest acceptance length of the drafter's card; where none is "
-    "published, cycles/s: times the acceptance length it is tokens/s. What says slow has a drafter that only the "
-    "reference engine runs, whose speed is not predicted; with --mode ar the fused engine runs its target."
+    "published, cycles/s: times the acceptance length it is tokens/s."
 )
 
 
@@ -58,7 +57,7 @@ def _row(row: CardRow) -> tuple[str, ...]:
     option = row.option
     if option is None:
         return row.pair, "does not fit", "-", "-", "-"
-    found = (row.pair, f"{option.name}{'; slow' if option.plan.slow else ''}", tokens(option.plan.context))
+    found = (row.pair, option.name, tokens(option.plan.context))
     if option.prediction is None:
         return (*found, "-", "-")
     first, lengths = option.prediction.times[0], option.prediction.acceptance

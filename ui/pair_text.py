@@ -90,7 +90,6 @@ def marks(row: Row) -> list[str]:
     """What a reader should know about a row before anything else."""
     found: list[str] = [] if row.status == "released" else [row.status]
     found += [row.kind] if row.kind != "dflash" else []
-    found += ["slow"] if row.slow_here else []
     found += ["gated"] if row.gated else []
     return [*found, *(["overridden"] if row.overridden else [])]
 
@@ -154,13 +153,10 @@ def generations(row: Row, width: int) -> list[str]:
 
 
 def other_drafters(row: Row, width: int) -> list[str]:
-    """Drafters that are published beside the row's own, which engine runs them where one does, and their licences."""
-    from dflash_local.catalog.row import FUSED_HERE
-
+    """Drafters that are published beside the row's own, and their licences."""
     lines = ["other drafters, by name or with --drafter"] if row.other_drafters else []
     for one in row.other_drafters:
-        slow = "" if one.kind in FUSED_HERE else "which only the reference engine runs: slow"
-        words = (f"kind {one.kind}", slow, f"licence {one.licence or UNKNOWN}", one.note)
+        words = (f"kind {one.kind}", f"licence {one.licence or UNKNOWN}", one.note)
         lines += indented(wrapped(f"{one.repo}: {', '.join(filter(None, words))}", width - 2))
     return lines
 
@@ -255,9 +251,7 @@ def _drafter(row: Row) -> str:
     if row.drafter is None:
         return "announced, none published yet"
     extra: list[str] = [row.status] if row.status != "released" else []
-    if row.slow_here:
-        extra.append(f"kind {row.kind}, which only the reference engine runs: slow")
-    elif row.kind != "dflash":
+    if row.kind != "dflash":
         extra.append(f"kind {row.kind}")
     return ", ".join((row.drafter.id, *extra))
 

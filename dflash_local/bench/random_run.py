@@ -20,6 +20,7 @@ from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
+from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.kernels.timing import replay_ms
 from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.fixed_routing import fixed_routing
@@ -268,12 +269,14 @@ def expert_bytes(target: FusedTarget, rows: int) -> int:
 
 
 def draft_bytes(drafter: FusedDrafter, context: int) -> int:
-    """The drafter's layers, the head it drafts with, and what each layer looks back on."""
+    """The drafter's layers, the heads it drafts with, and what each layer looks back on."""
     config = drafter.config
     matrices = sum(product.weight.nbytes for product in (*drafter.matrices[:-2], drafter.head))
+    if isinstance(drafter.selector, MarkovWalk):  # read for each draft
+        matrices += len(drafter.drafts) * drafter.selector.weights.following[: drafter.head.out_features].nbytes
     # Caches are [layers, heads, tokens, width].
     row = (drafter.keys.nbytes + drafter.values.nbytes) // drafter.keys.shape[2] // config.num_layers
-    return matrices + row * sum(min(context, window or context) + config.block_size for window in config.windows)
+    return matrices + row * sum(min(context, window or context) + config.draft_rows for window in config.windows)
 
 
 def inject_bytes(drafter: FusedDrafter) -> int:

@@ -13,7 +13,6 @@ from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
 
 Kind = Literal["dflash", "dflash2", "dspark"]
-FUSED_HERE: frozenset[Kind] = frozenset({"dflash", "dflash2"})  # kinds that the fused engine runs, too
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]
@@ -295,11 +294,6 @@ class Row:
     notes: str = ""
     acceptance_band: Annotated[float, Between(1, MAX_BLOCK)] | None = None
     overridden: bool = False
-
-    @property
-    def slow_here(self) -> bool:
-        """It runs here, but drafters of its kind on the reference engine alone."""
-        return self.runs_here and self.kind not in FUSED_HERE
 
     @property
     def runs_here(self) -> bool:

@@ -42,8 +42,6 @@ def fused_refusal(model: ModelConfig) -> str:
 
 def drafter_refusal(drafter: DrafterConfig | None) -> str:
     """Why the fused engine cannot run a drafter; empty when it can, or where there is none."""
-    if drafter is not None and drafter.dspark is not None:
-        return "its drafter is a DSpark one"
     if drafter is None or drafter.dflash2 is None:
         return ""
     top_k = drafter.dflash2.selector.top_k

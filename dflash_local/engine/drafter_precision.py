@@ -113,14 +113,14 @@ def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
 
 
 def give_head_back(drafter: FusedDrafter, name: str) -> str:
-    """Draft with the target's own head instead of a copy of it; returns the name of what is left of ``name``."""
+    """Draft with the stored head instead of a copy of it; returns the name of what is left of ``name``."""
     _use_head(drafter, "full")
     left = DrafterPrecision(DRAFTER_PRECISIONS[name].weights, "full")
     return next(each for each, precision in DRAFTER_PRECISIONS.items() if precision == left)
 
 
 def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:
-    own = drafter.target.weights.head
+    own = drafter.stored_head
     if head == "8bit":
         drafter.use_head(int8_copy(own) if coarse is None else coarse)
     else:
@@ -141,7 +141,7 @@ def _measured(drafter: FusedDrafter, rows: int, progress: Progress, timer: Kerne
     stored = [(matrix.weight, matrix.config) for matrix in drafter.matrices]
     coarse: Linear | None = None
     try:
-        coarse = int8_copy(target.weights.head)
+        coarse = int8_copy(drafter.stored_head)
         for name in MEASURED:
             if DRAFTER_PRECISIONS[name].weights == "8bit":
                 drafter.quantize()

@@ -24,6 +24,7 @@ from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
 from dflash_local.models import drafter_weights
 from dflash_local.models.drafter_weights import DrafterWeights
+from dflash_local.models.dspark import BORROWED, Tables, own_tables
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.invariance import settle_rows
@@ -118,7 +119,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     if draft is not None:
         progress("drafter", 0.7)
         parts = parts or _drafter_weights(pair, draft, device, dtype, notices)
-        drafter = FusedDrafter(draft, parts, target, config.draft_window)
+        drafter = FusedDrafter(draft, parts, target, config.draft_window, _tables(pair, draft, target))
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     progress("measuring", 0.85)
@@ -151,13 +152,22 @@ def _drafter_weights(
     return drafter_weights.read_weights(pair.drafter_files, config, device, dtype, notices.append, keeps_codes=True)
 
 
+def _tables(pair: CheckedPair, config: DrafterConfig, target: FusedTarget) -> Tables:
+    """What a DSpark drafter brings where it is another than the target's."""
+    if pair.drafter_files is None or config.dspark is None:
+        return BORROWED
+    head = target.weights.head.weight
+    plain = head if isinstance(head, torch.Tensor) else None
+    return own_tables(pair.drafter_files, target.weights.embedding, plain, target.device, target.dtype)
+
+
 def _reserve(runner: FusedRunner, wanted: str) -> None:
     """Reserve; a copy of the head that was only to save time gives way where there is no room for both."""
     try:
         reserve(runner)
     except torch.OutOfMemoryError:
         drafter = runner.proposer
-        if drafter is None or wanted != "auto" or drafter.head is runner.target.weights.head:
+        if drafter is None or wanted != "auto" or drafter.head is drafter.stored_head:
             raise
         runner.drafter_precision = give_head_back(drafter, runner.drafter_precision)
         torch.cuda.empty_cache()

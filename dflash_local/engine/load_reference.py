@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.reference import BORROWED, DFlashProposer, ReferenceRunner
+from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.models.drafter import Drafter, drafter_dtype
-from dflash_local.models.dspark import own_tables
+from dflash_local.models.dspark import BORROWED, own_tables
 from dflash_local.models.load_target import load_target
 from dflash_local.models.transformers_target import TransformersTarget
 

@@ -17,10 +17,8 @@ from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.drafter import Drafter
-from dflash_local.models.dspark import Tables
+from dflash_local.models.dspark import BORROWED, Tables
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
-
-BORROWED = Tables()  # the target's embedding and head
 
 
 class Proposer(Protocol):

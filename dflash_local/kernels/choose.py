@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.jit import jit, overlapping, runs_kernels, start_next_kernel, tl, wait_for_earlier_kernels
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    runs_kernels,
+    start_next_kernel,
+    tl,
+    wait_for_earlier_kernels,
+)
 from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
@@ -64,10 +72,19 @@ class Chooser(RowChooser):
             logits, temperature, seed, start, self._values, self._ids, vocab, blocks, CHOICE_BLOCK, noise is not None,
             num_warps=4,
         )  # fmt: skip
-        wide = 1 << (blocks - 1).bit_length()
-        _argmax_kernel[(rows,)](
-            self._values, self._ids, out, blocks, wide, self._not_finite_id, num_warps=1, **overlapping(logits)
-        )
+        argmax_of_blocks(self._values, self._ids, out, blocks, self._not_finite_id)
+
+
+def argmax_of_blocks(
+    values: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, blocks: int, not_finite_id: int
+) -> None:
+    """``out`` [M] int64 becomes each row's best id by the best of its ``blocks`` and their ``ids``; the id -1 stands
+    for a block that is not finite. A launch behind the one that wrote them.
+    """
+    wide = power_of_two(blocks)
+    _argmax_kernel[(len(out),)](
+        values, ids, out, blocks, wide, not_finite_id, num_warps=max(1, min(8, wide // 256)), **overlapping(out)
+    )
 
 
 def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not_finite_id: int) -> None:
@@ -145,6 +162,7 @@ def _block_argmax_kernel(
 def _argmax_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOT_FINITE_ID: tl.constexpr):
     # One program: one row, the results of all its blocks in registers.
     wait_for_earlier_kernels()
+    start_next_kernel()
     row = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks

@@ -29,9 +29,9 @@ except ModuleNotFoundError:
     tl = _Language()  # type: ignore[assignment]
     HAVE_TRITON = False
 
-    def jit(function: Any) -> Any:
+    def jit(function: Any = None, **options: Any) -> Any:
         """The function as it is."""
-        return function
+        return jit if options else function
 
 
 @jit

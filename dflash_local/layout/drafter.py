@@ -16,6 +16,7 @@ from dflash_local.config.dflash2 import (
     SelectorConfig,
 )
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.dspark import FOLLOWING, PREVIOUS
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
@@ -38,6 +39,7 @@ OWNER = "drafter"
 LOGITS = f"{OWNER}.logits"
 GROUP: Group = "drafter weights"
 FULL = DrafterPrecision()
+MARKOV_BLOCK = 64  # ids of one program of ``kernels.markov_walk``
 
 
 def heads_of(config: DrafterConfig) -> AttentionConfig:
@@ -186,6 +188,12 @@ def dflash2_buffers(config: DrafterConfig, dtype: str) -> DFlash2Buffers | None:
     )
 
 
+def markov_matrices(config: DrafterConfig, dtype: str) -> tuple[Buffer, ...]:
+    """A DSpark drafter's: by the id before, and by the one behind it; none where it has no Markov head."""
+    shapes = {} if config.dspark is None else config.dspark.tensor_shapes()
+    return tuple(Buffer(name, shapes[name], dtype, GROUP) for name in (PREVIOUS, FOLLOWING) if name in shapes)
+
+
 def weight_buffers(
     config: DrafterConfig,
     target_hidden: int,
@@ -201,6 +209,7 @@ def weight_buffers(
     yield from vectors(config, dtype).all()
     found = dflash2_buffers(config, dtype)
     yield from () if found is None else found.all()
+    yield from markov_matrices(config, dtype)
 
 
 def matrix_format(product: LinearSpec, format_of: FormatOf, precision: DrafterPrecision = FULL) -> WeightFormat:
@@ -241,7 +250,7 @@ def shared_buffers(config: DrafterConfig, spec: EngineSpec) -> SharedBuffers:
     def rows(name: str, count: int, size: int) -> Buffer:
         return Buffer(f"{OWNER}.{name}", (count, size), spec.dtype, "buffers")
 
-    block, hidden = config.block_size, config.hidden_size
+    block, hidden = config.draft_rows, config.hidden_size
     most = max(block, spec.rows)
     return SharedBuffers(
         (cache("keys"), cache("values")),
@@ -253,7 +262,7 @@ def shared_buffers(config: DrafterConfig, spec: EngineSpec) -> SharedBuffers:
 
 def run_buffers(config: DrafterConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
     """What a bound drafter takes beside its weights. ``vocab_size``: rows of the target's head."""
-    block, heads = config.block_size, heads_of(config)
+    block, heads = config.draft_rows, heads_of(config)
     shared = shared_buffers(config, spec)
     yield from (*shared.caches, shared.ids, *shared.rows, *shared.context)
     yield from attention.rotation_buffers(OWNER, heads.rotary_dim, spec.drafter_capacity, spec.dtype)
@@ -262,7 +271,8 @@ def run_buffers(config: DrafterConfig, vocab_size: int, spec: EngineSpec) -> Ite
     yield from mlp.block_buffers(OWNER, config.mlp, block, spec.dtype)
     own = dflash2_run_buffers(config, vocab_size, spec.dtype)
     yield from () if own is None else own.all()
-    yield draft_logits(block, drafted_ids(spec, vocab_size), spec.dtype)
+    yield from markov_buffers(config, vocab_size)
+    yield draft_logits(config.block_size, drafted_ids(spec, vocab_size), spec.dtype)
 
 
 class DFlash2RunBuffers(NamedTuple):
@@ -283,12 +293,12 @@ class DFlash2RunBuffers(NamedTuple):
 
 def dflash2_run_buffers(config: DrafterConfig, vocab_size: int, dtype: str) -> DFlash2RunBuffers | None:
     """None for a DFlash drafter."""
-    second, rows = config.dflash2, config.block_size - 1
+    second, rows = config.dflash2, config.draft_rows - config.first_draft
     if second is None:
         return None
     return DFlash2RunBuffers(
         Buffer(
-            f"{OWNER}.kernels", (config.block_size, second.convolution.kernels(config.hidden_size)), dtype, "buffers"
+            f"{OWNER}.kernels", (config.draft_rows, second.convolution.kernels(config.hidden_size)), dtype, "buffers"
         ),
         Buffer(f"{OWNER}.projected", (rows, second.selector.rank), dtype, "buffers"),
         candidate_buffers(second.selector, rows, vocab_size),
@@ -311,9 +321,20 @@ def candidate_buffers(selector: SelectorConfig, rows: int, vocab_size: int) -> t
     )
 
 
+def markov_buffers(config: DrafterConfig, vocab_size: int) -> tuple[Buffer, ...]:
+    """Of ``kernels.markov_walk``: of each block of the vocabulary the best score of a row, and its id."""
+    if config.dspark is None or not config.dspark.markov_rank:
+        return ()
+    blocks = (-(-vocab_size // MARKOV_BLOCK),)
+    return (
+        Buffer(f"{OWNER}.markov_scores", blocks, "float32", "buffers"),
+        Buffer(f"{OWNER}.markov_ids", blocks, "int32", "buffers"),
+    )
+
+
 def partial_buffers(config: DrafterConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:
     heads = heads_of(config)
-    return attention.partial_buffers(OWNER, heads.num_heads, heads.head_dim, config.block_size, spec.drafter_capacity)
+    return attention.partial_buffers(OWNER, heads.num_heads, heads.head_dim, config.draft_rows, spec.drafter_capacity)
 
 
 def drafted_ids(spec: EngineSpec, vocab_size: int) -> int:

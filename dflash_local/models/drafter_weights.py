@@ -10,9 +10,9 @@ import torch
 
 from dflash_local.config.dflash2 import CONVOLVED
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.dspark import FOLLOWING, PREVIOUS
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.candidate_walk import Codebooks
+from dflash_local.kernels.markov_walk import MarkovWeights
 from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, stored_formats, unquantized
@@ -35,13 +35,6 @@ class ConvolutionWeights(NamedTuple):
 
     base: torch.Tensor
     projection: Matrix
-
-
-class MarkovWeights(NamedTuple):
-    """By id, [V, rank] each: what follows the id before is likely where the product of their rows is large."""
-
-    previous: torch.Tensor
-    following: torch.Tensor
 
 
 class SelectorWeights(NamedTuple):
@@ -220,7 +213,7 @@ def allocate(
     kind = dtype_name(dtype)
     tensors = Tensors(layout.weight_buffers(config, target_hidden, kind, format_of), device)
     products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
-    second = layout.dflash2_buffers(config, kind)
+    second, markov = layout.dflash2_buffers(config, kind), layout.markov_matrices(config, kind)
     places: Places = {}
     codes: Codes = {}
 
@@ -273,23 +266,15 @@ def allocate(
             for large, small, (around, behind) in zip(products.layers, vectors.layers, kernels, strict=True)
         ),
         selector=selector,
-        markov=_markov(config, device, dtype),
+        markov=MarkovWeights(*tensors.take(markov)) if markov else None,
     )
     places |= {"hidden_norm.weight": [weights.hidden_norm], "norm.weight": [weights.norm]}
     for index in range(config.num_layers):
         places |= _layer_places(config, weights, index)
     if second is not None:
         places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
-    if weights.markov is not None:
-        places |= {PREVIOUS: [weights.markov.previous], FOLLOWING: [weights.markov.following]}
+    places |= {buffer.name: [tensors[buffer.name]] for buffer in markov}
     return Allocated(weights, places, codes)
-
-
-def _markov(config: DrafterConfig, device: torch.device, dtype: torch.dtype) -> MarkovWeights | None:
-    if config.dspark is None or not config.dspark.markov_rank:
-        return None
-    shapes = config.dspark.tensor_shapes()
-    return MarkovWeights(*(torch.empty(shapes[name], device=device, dtype=dtype) for name in (PREVIOUS, FOLLOWING)))
 
 
 def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) -> Places:

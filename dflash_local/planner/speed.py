@@ -212,7 +212,7 @@ def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, slower
 
 def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: SpeedTable, slower: float) -> float | None:
     """Microseconds of drafting a block and of the context rows that a cycle adds; None as of ``pass_us``."""
-    products = _products_us(traffic.products, drafter.block_size, table, slower)
+    products = _products_us(traffic.products, drafter.draft_rows, table, slower)
     if products is None:
         return None
     once, each_layer = table.draft

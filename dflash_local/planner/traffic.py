@@ -123,6 +123,9 @@ def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpe
     stored = UNQUANTIZED if target.tie_word_embeddings else stored_formats(target.quantization)(HEAD)
     head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
     products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
+    if drafter.dspark is not None and drafter.dspark.markov_rank:  # drafts are chosen one by one, by a matrix each
+        ids = drafter_layout.drafted_ids(spec, target.vocab_size)
+        products[_product(UNQUANTIZED, ids, drafter.dspark.markov_rank, spec.dtype)] += drafter.block_size - 1
     parts: Counter[Part] = Counter({"attention": drafter.num_layers, "MLP": drafter.num_layers})
     attentions = (drafter.attention(index) for index in range(drafter.num_layers))
     return Traffic(products, {}, parts, *_kv_bytes(attentions, spec.cache_dtype))

@@ -69,11 +69,13 @@ def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
 
 
-def test_a_dspark_drafter_is_the_reference_engines_and_without_it_the_fused_one_runs(cli: Cli) -> None:
+def test_a_dspark_drafter_is_planned_as_another_is(cli: Cli) -> None:
     plain = cli("plan", "dspark_qwen3_4b_block7", "--mode", "ar", "--gpu-memory", "24", "--json").json
     assert plain["fits"] and plain["plan"]["engine"] == "fused" and not plain["plan"]["draft"]
     drafted = cli("plan", "dspark_qwen3_4b_block7", "--gpu-memory", "24", "--json").json
-    assert drafted["fits"] and drafted["plan"]["engine"] == "reference" and drafted["plan"]["block_size"] == 8
+    assert drafted["fits"] and drafted["plan"]["engine"] == "fused" and drafted["plan"]["block_size"] == 8
+    shown = " ".join(cli("show", "Qwen/Qwen3-14B").out.split())
+    assert "dspark_qwen3_14b_block7, kind dspark " in shown and "slow" not in shown.partition("what fits")[0]
     for name in ("Qwen/Qwen3-14B", "deepseek-ai/dspark_qwen3_4b_block7"):
         for mode in ("dflash", "ar"):
             alone = cli("run", name, "hi", "--mode", mode)

@@ -128,7 +128,6 @@ def test_a_pair_without_a_targets_shape_says_why(row: Row) -> None:
 def test_what_runs_here_follows_from_kind_family_and_size() -> None:
     rows = {row.name: row for row in SHIPPED.rows}
     assert {row.kind for row in rows.values() if row.runs_here} == {"dflash", "dflash2", "dspark"}
-    assert [row.name for row in rows.values() if row.slow_here] == ["Qwen/Qwen3-14B"]
     assert {name.partition("/")[2]: row.why_not_here for name, row in rows.items() if row.why_not_here} == {
         "Qwen3.5-397B-A17B": "no single GPU holds it",
         "Kimi-K2.5": "no single GPU holds it",

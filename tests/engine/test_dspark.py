@@ -1,38 +1,61 @@
-"""DSpark drafters in the engines: never another text than the target's own, and the fused engine says no by name."""
+"""DSpark drafters in both engines: never another text than the target's own, and the same drafts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_local import load_config
 from dflash_local.catalog.bundled import find
-from dflash_local.config.dspark import HEAD
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.dspark import EMBEDDING, HEAD
+from dflash_local.engine import LoadConfig, Session, drafter_precision, load
+from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.reference import DFlashProposer
-from dflash_local.errors import UsageError
+from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels.markov_walk import MarkovWalk
+from dflash_local.layout import drafter as layout
 from dflash_local.models.drafter import Drafter
+from dflash_local.models.drafter_weights import random_weights
+from dflash_local.models.dspark import Tables
+from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
-from tests.engine_sessions import ask
+from tests.engine_sessions import Reply, ask, random_prompt
 from tests.families import HIDDEN, random_model
 from tests.families import VOCAB as FAMILY_VOCAB
+from tests.fused_models import TAPS, fused_target
 from tests.proposers import decode
 from tests.quantised_checkpoints import CODED, quantise
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 CASES = json.loads((TARGET.parent / "expected.json").read_text())["cases"]
 PROMPTS = [case["prompt_ids"] for case in CASES]
+ENGINES = pytest.mark.parametrize("engine", ["reference", "fused"])
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.9, seed=4),
+    SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=5),
+)
 
 
-def session_with(drafter: Path | None) -> Session:
-    return load(find(str(TARGET), None if drafter is None else str(drafter)), CPU32)
+def session_with(drafter: Path | None, engine: str = "reference", **options: Any) -> Session:
+    return load(find(str(TARGET), None if drafter is None else str(drafter)), replace(CPU32, engine=engine, **options))
+
+
+def fused_drafter(session: Session) -> FusedDrafter:
+    drafter = cast(FusedRunner, session.runner).proposer
+    assert drafter is not None
+    return drafter
 
 
 @cache
@@ -46,19 +69,114 @@ def learnt(folder: Path, sampling: SamplingParams, **options: bool) -> Path:
     return save_drafter(folder, config, text=[PROMPTS[0][-1], *plain(0, sampling)], **options)
 
 
+def with_tables(folder: Path, tables: Mapping[str, torch.Tensor]) -> Path:
+    save_file({**load_file(folder / "model.safetensors"), **tables}, folder / "model.safetensors")
+    return folder
+
+
+def lengths(reply: Reply) -> tuple[int, ...]:
+    return reply.finished.stats.acceptance_lengths
+
+
+@ENGINES
 @pytest.mark.parametrize("tables", [True, False])
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95, seed=5)])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_drafted_text_is_the_plain_one_for_every_block(
-    tables: bool, sampling: SamplingParams, tmp_path: Path
+    tables: bool, sampling: SamplingParams, engine: str, tmp_path: Path
 ) -> None:
-    session = session_with(learnt(tmp_path / "drafter", sampling, tables=tables))
-    assert session.facts.block_size == DRAFTS + 1
+    session = session_with(learnt(tmp_path / "drafter", sampling, tables=tables), engine)
+    assert session.facts.block_size == DRAFTS + 1 and session.facts.engine == engine
     for number in range(4):
         for block in (2, 5, None):
             reply = ask(session, PROMPTS[number], 40, sampling=sampling, block_size=block)
             assert reply.ids == plain(number, sampling), f"prompt {number}, block {block}"
             if number == 0 and block is None:
-                assert max(reply.finished.stats.acceptance_lengths) >= 4, "it drafts what it has by heart"
+                assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("rank", [12, 0])
+def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Path) -> None:
+    """Before either engine gives up drafts that are never right, which the fused one learns later."""
+    folder = save_drafter(tmp_path / "drafter", raw(markov_rank=rank))
+    if own:
+        generator = torch.Generator().manual_seed(2)
+        shape = (VOCAB, 64)
+        with_tables(folder, {name: torch.randn(shape, generator=generator) for name in (EMBEDDING, HEAD)})
+    one, two = (session_with(folder, engine) for engine in ("reference", "fused"))
+    found: list[int] = []
+    for number in range(5):
+        for sampling in SAMPLINGS:
+            replies = [
+                ask(session, PROMPTS[number], 30, sampling=sampling, block_size=DRAFTS + 1) for session in (one, two)
+            ]
+            assert replies[0].ids == replies[1].ids == plain(number, sampling)[:30]
+            assert lengths(replies[0]) == lengths(replies[1])
+            found += lengths(replies[0])
+    assert max(found) > 1, "a draft that is never accepted tells nothing"
+
+
+@pytest.mark.parametrize("second", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2_full"])
+def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: bool) -> None:
+    """Also where the target scales its embedding and caps its logits: neither is a DSpark drafter's."""
+    shape = raw(hidden_size=HIDDEN, vocab_size=FAMILY_VOCAB, target_layer_ids=list(TAPS), mask_token_id=5)
+    config = DrafterConfig.from_json({**shape, "markov_rank": 12 if second else 0}, "x")
+    weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    tables = (
+        Tables(*(torch.randn(FAMILY_VOCAB + 3, HIDDEN, generator=generator) for _ in range(2))) if own else Tables()
+    )
+    text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
+    proposer, other = (
+        FusedDrafter(config, weights, target, tables=tables),
+        TransformersTarget(random_model(family), TAPS),
+    )
+    taps = target.prefill(text[:20], True).taps
+    assert taps is not None
+    proposer.write_context(taps, 0)
+    target.tokens[0] = text[20]
+    proposer.block(40)
+    reference = DFlashProposer(Drafter(config, weights), other, tables=tables)
+    reference.extend(taps, 0)
+    ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (DRAFTS - 1)])
+    hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)
+    want = reference._logits(hidden)
+    assert proposer.drafts.shape == (DRAFTS, target.vocab_size)
+    torch.testing.assert_close(proposer.drafts, want, atol=1e-4, rtol=1e-4)
+    assert isinstance(proposer.selector, MarkovWalk) == second
+    if proposer.selector is not None:
+        for params in (SamplingParams(), SamplingParams(temperature=0.7)):
+            sampler = Sampler(params, 11, FAMILY_VOCAB, text)
+            out, noise = torch.empty(DRAFTS, dtype=torch.int64), sampler.noise(21, DRAFTS)
+            if noise is None:
+                proposer.selector.greedy(proposer.drafts, out)
+            else:
+                at = torch.tensor([20], dtype=torch.int32)
+                proposer.selector.sample(proposer.drafts, out, torch.tensor([0.7]), torch.tensor([11]), at)
+            assert out.tolist() == reference.propose(int(text[20]), 20, DRAFTS, sampler, noise).tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"exact": True}, {"draft_window": 8}, {"drafter_precision": "8bit"}, {"drafter_precision": "8bit-frequent"}],
+    ids=["exact", "window", "eight bits", "frequent"],
+)
+def test_the_fused_engines_options_change_no_text(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for room in (load_config, layout, drafter_precision):
+        monkeypatch.setattr(room, "FREQUENT", VOCAB - 16)
+    session = session_with(learnt(tmp_path / "drafter", SamplingParams()), "fused", **options)
+    for number in range(3):
+        for sampling in SAMPLINGS:
+            reply = ask(session, PROMPTS[number], 40, sampling=sampling)
+            assert reply.ids == plain(number, sampling)
+            if number == 0 and sampling.greedy:
+                assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
+    drafts = fused_drafter(session).drafts
+    assert drafts.shape == (DRAFTS, VOCAB - 16 if "8bit-frequent" in options.values() else VOCAB)
 
 
 def test_its_drafts_follow_the_id_before_from_the_anchor_on(tmp_path: Path) -> None:
@@ -66,41 +184,63 @@ def test_its_drafts_follow_the_id_before_from_the_anchor_on(tmp_path: Path) -> N
     folder = save_drafter(tmp_path / "drafter", raw(markov_rank=VOCAB), text=range(VOCAB))
     proposer = session_with(folder).runner.proposer
     assert isinstance(proposer, DFlashProposer)
-    from dflash_local.engine.sampling import Sampler
-
     sampler = Sampler(SamplingParams(), 0, VOCAB, torch.tensor([0]))
     proposer.extend(torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0)), 0)
+    other = fused_drafter(session_with(folder, "fused"))
+    other.write_context(torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0)), 0)
+    other.target.set_length(3)
+    other.target.tokens[0] = 11
+    other.block(40)
+    assert other.selector is not None
     for count in (1, 4, DRAFTS):
-        assert proposer.propose(11, 3, count, sampler, None).tolist() == list(range(12, 12 + count))
+        out = torch.empty(count, dtype=torch.int64)
+        other.selector.greedy(other.drafts[:count], out)
+        found = proposer.propose(11, 3, count, sampler, None).tolist()
+        assert found == out.tolist() == list(range(12, 12 + count))
 
 
-def test_without_a_markov_head_each_row_decides_alone(tmp_path: Path) -> None:
+@ENGINES
+def test_without_a_markov_head_each_row_decides_alone(engine: str, tmp_path: Path) -> None:
     """As DeepSpec's own DFlash drafters are written: under DSpark's name, with a rank of 0."""
     folder = save_drafter(tmp_path / "drafter", raw(markov_rank=0, confidence_head_with_markov=False))
-    session = session_with(folder)
+    session = session_with(folder, engine)
     assert session.facts.notices == ()
     for number in range(2):
         assert ask(session, PROMPTS[number], 30).ids == ask(session, PROMPTS[number], 30, mode="ar").ids
 
 
-def test_a_head_of_its_own_drafts(tmp_path: Path) -> None:
+@ENGINES
+@pytest.mark.parametrize("precision", ["full", "8bit-head"])
+def test_a_head_of_its_own_drafts(precision: str, engine: str, tmp_path: Path) -> None:
     """Drafts come from the drafter's head where that is another than the target's; the text does not."""
     folder = save_drafter(tmp_path / "drafter", raw(markov_rank=0, confidence_head_with_markov=False))
-    tensors = load_file(folder / "model.safetensors")
     only = torch.zeros(VOCAB, 64)
-    tensors[HEAD] = only
-    save_file(tensors, folder / "model.safetensors")
-    session = session_with(folder)
-    proposer = session.runner.proposer
-    assert isinstance(proposer, DFlashProposer) and proposer._tables.embedding is None
-    assert proposer._tables.head is not None and torch.equal(proposer._tables.head, only)
+    only[17] = 1  # its rows' sums decide between the ids 0 and 17
+    with_tables(folder, {HEAD: only})
+    session = session_with(folder, engine, drafter_precision=precision)
+    if engine == "reference":
+        proposer = session.runner.proposer
+        assert isinstance(proposer, DFlashProposer) and proposer._tables.embedding is None
+        assert proposer._tables.head is not None and torch.equal(proposer._tables.head, only)
+    else:
+        drafter = fused_drafter(session)
+        assert drafter._embedding is drafter.target.weights.embedding
+        assert torch.equal(torch.as_tensor(drafter.stored_head.weight), only)
+        assert (drafter.head is drafter.stored_head) == (precision == "full")
     assert ask(session, PROMPTS[0], 30).ids == ask(session, PROMPTS[0], 30, mode="ar").ids
+    if engine == "fused":
+        assert set(fused_drafter(session).drafts[:, :17].unique().tolist()) == {0.0}
+
+
+def test_an_embedding_of_its_own_fills_the_block(tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", raw())
+    own = torch.randn(VOCAB, 64, generator=torch.Generator().manual_seed(4))
+    drafter = fused_drafter(session_with(with_tables(folder, {EMBEDDING: own}), "fused"))
+    assert torch.equal(drafter._embedding, own) and drafter.stored_head is drafter.target.weights.head
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss", "gemma2"])
 def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> None:
-    from dflash_local.config.drafter_config import DrafterConfig
-
     config = raw(hidden_size=HIDDEN, vocab_size=FAMILY_VOCAB, target_layer_ids=[0, 2], mask_token_id=5)
     target = TransformersTarget(random_model(family), (0, 2))
     drafter = Drafter.random(DrafterConfig.from_json(config, "x"), target_hidden=HIDDEN, seed=3)
@@ -111,17 +251,11 @@ def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> 
             assert decode(target, prompt, 24, proposer, block, params)[0] == want  # type: ignore[arg-type]
 
 
-def test_a_quantised_one_drafts_as_what_its_codes_stand_for(tmp_path: Path) -> None:
+@ENGINES
+def test_a_quantised_one_drafts_as_what_its_codes_stand_for(engine: str, tmp_path: Path) -> None:
     twin = learnt(tmp_path / "twin", SamplingParams())
     quantise(twin, tmp_path / "quantised", "pack_quantized_8", coded=(*CODED, "fc", "markov_w2"))
-    found = [ask(session_with(folder), PROMPTS[0], 30) for folder in (twin, tmp_path / "quantised")]
+    found = [ask(session_with(folder, engine), PROMPTS[0], 30) for folder in (twin, tmp_path / "quantised")]
     assert found[0].ids == found[1].ids == plain(0, SamplingParams())[:30]
-    lengths = [reply.finished.stats.acceptance_lengths for reply in found]
-    assert lengths[0] == lengths[1] and max(lengths[0]) > 1
-
-
-def test_the_fused_engine_refuses_it_by_name(tmp_path: Path) -> None:
-    folder = save_drafter(tmp_path / "drafter", raw())
-    with pytest.raises(UsageError, match="the fused engine cannot run this: its drafter is a DSpark one") as caught:
-        load(find(str(TARGET), str(folder)), replace(CPU32, engine="fused"))
-    assert caught.value.hint == "use --engine reference"
+    both = [lengths(reply) for reply in found]
+    assert both[0] == both[1] and max(both[0]) > 1

@@ -27,6 +27,7 @@ from dflash_local.kernels import (
     delta_step,
     fragment_decode,
     gather_rows,
+    markov_walk,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -36,6 +37,7 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout.cycle import CHOICE_BLOCK
+from dflash_local.layout.drafter import MARKOV_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -101,6 +103,7 @@ def small() -> Iterator[Work]:
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
     yield "convolution", block_convolution._block_convolution_kernel, {}, convolution, 4, 1
     yield from choice_of_candidates(types)
+    yield from choice_by_the_id_before(types)
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
     counts = {"cycle": "*i32", "kept": "*i32"}
@@ -122,6 +125,17 @@ def choice_of_candidates(types: dict[str, str]) -> Iterator[Work]:
         every = {**sizes, "ALL": power_of_two(blocks * top_k), "CAPPED": True}
         yield "candidates", candidate_walk._candidates_kernel, kinds, every, 8, 1
         yield "walk", candidate_walk._walk_kernel, kinds, sizes, 8, 1
+
+
+def choice_by_the_id_before(types: dict[str, str]) -> Iterator[Work]:
+    """Of the published rank in each dtype, and of a wide one that is read piece by piece."""
+    for kind, size, rank in ((BF16, 2, 256), ("*fp32", 4, 256), (BF16, 2, 600)):
+        tile = min(power_of_two(rank), markov_walk.TILE_BYTES // size)
+        kinds = {**types, **dict.fromkeys(("logits", "previous", "following"), kind), "anchor": "*i64", "out": "*i64"}
+        sizes = {"RANK": rank, "BLOCK": MARKOV_BLOCK, "TILE": tile, "NOISY": True}
+        yield f"row {kind} {rank}", markov_walk._block_row_kernel, {**kinds, "row": "i32"}, sizes, 8, 1
+    blocks = {"BLOCKS": power_of_two(-(-151_936 // MARKOV_BLOCK)), "NOT_FINITE_ID": 0}
+    yield "best of many blocks", choose._argmax_kernel, {**types, "out": "*i64"}, blocks, 8, 1
 
 
 def packed_weights() -> Iterator[Work]:

@@ -24,6 +24,7 @@ from dflash_local.kernels import (
     delta_step,
     fragment_decode,
     gather_rows,
+    markov_walk,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -36,7 +37,7 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
-from dflash_local.layout.drafter import candidate_buffers
+from dflash_local.layout.drafter import MARKOV_BLOCK, candidate_buffers
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
@@ -50,6 +51,7 @@ MODULES: tuple[Any, ...] = (
     delta_step,
     fragment_decode,
     gather_rows,
+    markov_walk,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -329,6 +331,41 @@ def walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "choice of the only candidate", partial(run, True, SelectorConfig(8, 5, 5001), 3, 5001, True)
 
 
+def markov_walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    def run(
+        noisy: bool,
+        rank: int,
+        rows: int = 5,
+        ids: int = 501,
+        dtype: torch.dtype = torch.float32,
+        poisoned: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        logits, vocab = torch.randn(rows + 2, ids), ids + 3  # the head knows more ids than are drafted
+        if poisoned:
+            logits[1, ids - 1], logits[2, 0] = float("nan"), float("-inf")
+        before, behind = (torch.randn(vocab, rank).mul_(rank**-0.25).to(dtype) for _ in range(2))
+        blocks = -(-vocab // MARKOV_BLOCK)
+        room = torch.empty(blocks), torch.empty(blocks, dtype=torch.int32)
+        weights = markov_walk.MarkovWeights(before, behind)
+        if not markov_walk.runs_kernels(logits):  # the kernel sums in float32, whatever it reads
+            weights = markov_walk.MarkovWeights(before.float(), behind.float())
+        walk = markov_walk.MarkovWalk(weights, torch.tensor([vocab - 1]), room)
+        out = torch.full((rows,), -9)
+        if noisy:
+            start = torch.tensor([17], dtype=torch.int32)
+            walk.sample(logits[:rows], out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
+        else:
+            walk.greedy(logits[:rows], out)
+        return (out,)
+
+    for noisy in (False, True):
+        yield f"choice by the id before, noisy {noisy}", partial(run, noisy, 12)
+        yield f"choice by the id before, poisoned, noisy {noisy}", partial(run, noisy, 12, poisoned=True)
+    yield "choice by the id before, wide", partial(run, True, 300, 3, 200)
+    yield "choice by the id before, 16 bits", partial(run, False, 256, 7, 501, torch.bfloat16)
+    yield "choice by the id before, one row", partial(run, False, 8, 1)
+
+
 def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run() -> tuple[torch.Tensor, ...]:
         seen = []
@@ -429,6 +466,7 @@ def main() -> None:
         choices,
         convolutions,
         walks,
+        markov_walks,
         acceptance,
         recurrence,
     )

@@ -15,9 +15,9 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.dspark import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
 from dflash_local.errors import CheckpointError, PairError
+from dflash_local.kernels.markov_walk import MarkovWeights
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
-from dflash_local.models.drafter_weights import MarkovWeights
 from dflash_local.models.dspark import MarkovHead, own_tables
 from dflash_local.models.pair import check_pair
 from tests.dspark_checkpoints import DRAFTS, HIDDEN, TARGET, VOCAB, raw, save_drafter, without_confidence

@@ -197,8 +197,8 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert found["target KV"] == covered(caches)
     drafter = runner.proposer
     assert drafter is not None and found["drafter KV"] == held(drafter.keys, drafter.values)
-    codebooks = () if drafter.selector is None else drafter.selector.codebooks
-    matrices = held(*drafter.matrices, *codebooks)
+    chosen_by = [getattr(drafter.selector, name, ()) for name in ("codebooks", "weights")]
+    matrices = held(*drafter.matrices, *chosen_by)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
 
 

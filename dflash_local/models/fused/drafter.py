@@ -1,6 +1,6 @@
 """The drafter over static buffers: context rows and a block of drafts as fixed lists of launches.
 
-Borrows the target's embedding, position and head, unless it is given a head of its own. Drafts are only proposed, so
+Borrows the target's embedding, position and head, unless it is given tables of its own. Drafts are only proposed, so
 its matrices and its head may be coarser than the checkpoint's.
 """
 
@@ -11,13 +11,16 @@ import torch
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.candidate_walk import CandidateWalk
+from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.gather_rows import gather_rows
+from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import drafter as layout
 from dflash_local.layout import mlp as mlp_layout
 from dflash_local.models.drafter_weights import ConvolutionWeights, DrafterWeights, LayerWeights, with_matrices
+from dflash_local.models.dspark import BORROWED, Tables
 from dflash_local.models.fused.attention import Attention, AttentionWeights
 from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.decoder_layer import DecoderLayer
@@ -35,13 +38,19 @@ class FusedDrafter:
 
     Attributes:
         drafts: [block - 1, out_features of the head] logits of the drafted positions.
-        selector: chooses a DFlash 2 drafter's ids; None: each row's logits alone decide.
-        head: gives them; the target's own unless ``use_head`` brought another.
+        selector: chooses a DFlash 2 or a DSpark drafter's ids; None: each row's logits alone decide.
+        stored_head: the drafter's own where it has one, else the target's.
+        head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
         length: committed context rows, as the host knows.
     """
 
     def __init__(
-        self, config: DrafterConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
+        self,
+        config: DrafterConfig,
+        weights: DrafterWeights,
+        target: FusedTarget,
+        draft_window: int | None = None,
+        tables: Tables = BORROWED,
     ) -> None:
         """``weights``: as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
         self.config, self.target = config, target
@@ -58,7 +67,8 @@ class FusedDrafter:
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
         self._feature, self._projected = tensors.take(own.context)
-        self._embedding_scale = target.embedding_scale
+        self._embedding = target.weights.embedding if tables.embedding is None else tables.embedding
+        self._embedding_scale = target.embedding_scale if config.dspark is None else 1.0
         self._kernels: torch.Tensor | None = None  # room of a DFlash 2 drafter
         heads, spec = layout.heads_of(config), target.spec
         cos, sin = tensors.take(
@@ -69,7 +79,10 @@ class FusedDrafter:
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
         self._projections: tuple[Linear, ...] = ()  # of its convolutions, and of its selector
         self._contribution: tuple[Linear, torch.Tensor] | None = None  # of rows to the choice, and its room
-        self.selector: CandidateWalk | None = None
+        self.selector: RowChooser | None = None
+        if weights.markov is not None:
+            room = tensors.take(layout.markov_buffers(config, target.vocab_size))
+            self.selector = MarkovWalk(weights.markov, target.tokens[:1], room)
         second = layout.dflash2_run_buffers(config, target.vocab_size, target.spec.dtype)
         if second is not None and config.dflash2 is not None and weights.selector is not None:
             self._embedding_scale = config.dflash2.embedding_scale
@@ -91,7 +104,9 @@ class FusedDrafter:
             rotary_dim=heads.rotary_dim,
             per_head_norms=True,
         )
-        self.use_head(target.weights.head)
+        head = tables.head
+        self.stored_head = target.weights.head if head is None else Linear(head[: target.vocab_size])
+        self.use_head(self.stored_head)
 
     def _there(self, bias: torch.Tensor | None) -> torch.Tensor | None:
         return None if bias is None else bias.to(self.target.device)
@@ -100,7 +115,7 @@ class FusedDrafter:
         return RMSNorm(weight.to(self.target.device), self.config.rms_norm_eps)
 
     def _layer(self, index: int, weights: LayerWeights, tensors: Tensors) -> DecoderLayer:
-        config, spec, rows = self.config, self.target.spec, self.config.block_size
+        config, spec, rows = self.config, self.target.spec, self.config.draft_rows
         heads = config.attention(index)
         rows_of_heads = weights.query_key_norm.to(self.target.device)
         norms = (self._of(rows_of_heads[0]), self._of(rows_of_heads[heads.num_heads]))
@@ -174,20 +189,20 @@ class FusedDrafter:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
         x = self._x
-        gather_rows(self.target.weights.embedding, self._ids, x)
+        gather_rows(self._embedding, self._ids, x)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         for layer in self._layers:
             # Convolved parts read other rows than the normed ones, whose place is their results'.
             layer.block(x, self._normed, self._normed, max_seq_len)
         self._norm(x, self._hidden)
-        drafted = self._hidden[1:]
+        drafted = self._hidden[self.config.first_draft :]
         self.head(drafted, self.drafts)
-        if self._contribution is None:
-            self.target.cap_logits(self.drafts)
-        else:
+        if self._contribution is not None:
             projection, room = self._contribution
             projection(drafted, room)
+        elif self.config.dspark is None:
+            self.target.cap_logits(self.drafts)
 
     def inject(self, rows: int) -> None:
         """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
