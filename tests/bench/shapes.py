@@ -69,6 +69,12 @@ def tiny_pair(hybrid: bool = False) -> RandomPair:
     return read_pair(("tiny", HYBRID if hybrid else DENSE), ("tiny drafter", DRAFTER))
 
 
+def tiny_dspark(markov_rank: int = 12) -> RandomPair:
+    """The same dense target with a DSpark drafter of 7 drafts."""
+    own = {"architectures": ["DSparkDraftModel"], "block_size": 7, "vocab_size": 256, "markov_rank": markov_rank}
+    return read_pair(("tiny", DENSE), ("tiny DSpark drafter", DRAFTER | own))
+
+
 def tiny_mixture() -> RandomPair:
     """The same with 32 experts, of which a token takes four."""
     return read_pair(("tiny mixture", MIXTURE), ("tiny drafter", DRAFTER))

@@ -19,7 +19,7 @@ from dflash_local.catalog.row import Published
 from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
-from tests.bench.shapes import PLACE, tiny_mixture, tiny_pair
+from tests.bench.shapes import PLACE, tiny_dspark, tiny_mixture, tiny_pair
 
 MEASURES = Measures((40, 90), (1, 4, 8), 64)
 
@@ -47,6 +47,20 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     head = text["vocab_size"] * text["hidden_size"]
     seen = (24 + 8) + (100 + 8)  # the first layer has a window of 24, the second sees all
     assert random_run.draft_bytes(drafter, 100) == size * (whole - fusion + head + seen * 2 * keys)
+
+
+@pytest.mark.parametrize("precision", ["full", "8bit"])
+def test_a_markov_head_is_read_for_each_draft(precision: str) -> None:
+    found = []
+    for rank in (12, 0):
+        runner, _ = build(tiny_dspark(rank), 128, PLACE.device, PLACE.dtype, precision)
+        assert runner.proposer is not None and len(runner.proposer.drafts) == 7
+        found.append(random_run.draft_bytes(runner.proposer, 100))
+    assert found[0] - found[1] == 7 * 256 * 12 * 4
+    measured = random_run.measure(
+        tiny_dspark(), Measures((40,), (1, 8), 0, precision), PLACE, lambda _text, _part: None
+    )
+    assert measured.at[0].draft.ms > 0 and set(measured.at[0].cycle) == {8}
 
 
 def test_an_eight_bit_drafter_precision_reads_less_and_is_named() -> None:

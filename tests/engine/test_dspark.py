@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any, cast
 
 import pytest
@@ -230,6 +231,18 @@ def test_a_head_of_its_own_drafts(precision: str, engine: str, tmp_path: Path) -
     assert ask(session, PROMPTS[0], 30).ids == ask(session, PROMPTS[0], 30, mode="ar").ids
     if engine == "fused":
         assert set(fused_drafter(session).drafts[:, :17].unique().tolist()) == {0.0}
+
+
+def test_beside_a_targets_head_in_codes_it_keeps_none(tmp_path: Path) -> None:
+    """No plan counts a plain one, and nothing tells that it is another than the target's."""
+    copytree(TARGET, tmp_path / "twin")
+    quantise(tmp_path / "twin", tmp_path / "target", "pack_quantized_8", coded=(*CODED, "lm_head"))
+    folder = save_drafter(tmp_path / "drafter", raw())
+    session = load(find(str(tmp_path / "target"), str(folder)), replace(CPU32, engine="fused"))
+    drafter = fused_drafter(session)
+    assert not isinstance(drafter.stored_head.weight, torch.Tensor)
+    assert drafter.stored_head is drafter.target.weights.head and drafter._embedding is drafter.target.weights.embedding
+    assert ask(session, PROMPTS[0], 30).ids == ask(session, PROMPTS[0], 30, mode="ar").ids
 
 
 def test_an_embedding_of_its_own_fills_the_block(tmp_path: Path) -> None:

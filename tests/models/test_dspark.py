@@ -170,6 +170,21 @@ def test_tables_that_are_the_targets_are_not_kept_twice(change: str, tmp_path: P
         assert found is None or torch.equal(found, tensors[name].bfloat16())
 
 
+def test_an_embedding_has_a_row_for_each_id_of_the_target(tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", raw())
+    tensors, cpu = load_file(folder / "model.safetensors"), torch.device("cpu")
+    padded = torch.cat((tensors[EMBEDDING], torch.full((4, HIDDEN), 3.0)))
+    own = own_tables(Checkpoint.open(folder), padded, tensors[HEAD], cpu, torch.float32)
+    assert own.embedding is not None and torch.equal(own.embedding, padded) and own.head is None
+
+
+def test_beside_a_head_in_codes_none_is_kept(tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", raw())
+    embedding = load_file(folder / "model.safetensors")[EMBEDDING]
+    own = own_tables(Checkpoint.open(folder), embedding, None, torch.device("cpu"), torch.float32)
+    assert own == (None, None)
+
+
 def checked(drafter: Path) -> None:
     check_pair(Checkpoint.open(TARGET), Checkpoint.open(drafter))
 

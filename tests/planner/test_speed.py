@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,14 @@ pytest.importorskip("numpy")
 from benchmarks import speed_table
 from benchmarks.speed_table import Measured
 from dflash_local.catalog.row import Published
+from dflash_local.config.dspark import DSparkConfig
+from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
 from dflash_local.planner.speed import acceptance, predict, tables, times_of
+from dflash_local.planner.traffic import drafter_traffic
 
 GIB = 2**30
 H100_MS = {"step": 6.25, "cycle": 7.69}  # Qwen3.5-9B in bfloat16, full drafter, on an H100 of 3,350 GB/s
@@ -87,6 +91,24 @@ def test_the_table_is_the_one_that_the_records_give(measured: dict[str, Measured
         assert json.dumps(made[kind]).count(":") == json.dumps(kept[kind]).count(":")
     assert made["passes"] == pytest.approx(kept["passes"]) and made["draft"] == pytest.approx(kept["draft"])
     assert all(made["parts"][rows] == pytest.approx(kept["parts"][rows]) for rows in kept["parts"])
+
+
+def test_a_markov_head_is_read_for_each_draft(measured: dict[str, Measured]) -> None:
+    each = next(one for one in measured.values() if one.drafter is not None)
+    assert each.drafter is not None
+    model, spec = each.target, EngineSpec("bfloat16", 4096, each.drafter.block_size)
+    (table,) = tables()
+    times, traffic = [], []
+    for rank in (256, 0):
+        drafter = replace(each.drafter, dspark=DSparkConfig(model.vocab_size, rank))
+        traffic.append(Counter(drafter_traffic(drafter, model, spec).products))
+        times.append(times_of(model, drafter, each.load, table, 1.0))
+    ((product, count),) = (traffic[0] - traffic[1]).items()
+    assert (product.bytes, count) == (model.vocab_size * 256 * 2, each.drafter.block_size - 1)
+    slow, fast = times
+    assert slow is not None and fast is not None and slow.cycle_ms is not None and fast.cycle_ms is not None
+    least_ms = count * product.bytes / (table.bandwidth * 1e6)
+    assert least_ms < slow.cycle_ms - fast.cycle_ms < 3 * least_ms
 
 
 def test_a_longer_context_takes_longer_and_only_contexts_that_fit_are_told(measured: dict[str, Measured]) -> None:
