@@ -95,8 +95,8 @@ def test_a_drafted_text_is_the_plain_one_for_every_block(
 ) -> None:
     session = session_with(learnt(tmp_path / "drafter", sampling, tables=tables), engine)
     assert session.facts.block_size == DRAFTS + 1 and session.facts.engine == engine
-    for number in range(4):
-        for block in (2, 5, None):
+    for number in range(2):
+        for block in (3, None):
             reply = ask(session, PROMPTS[number], 40, sampling=sampling, block_size=block)
             assert reply.ids == plain(number, sampling), f"prompt {number}, block {block}"
             if number == 0 and block is None:
@@ -116,7 +116,7 @@ def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Pat
         with_tables(folder, {name: torch.randn(shape, generator=generator) for name in (EMBEDDING, HEAD)})
     one, two = (session_with(folder, engine) for engine in ("reference", "fused"))
     found: list[int] = []
-    for number in range(3):
+    for number in range(2):
         for sampling in SAMPLINGS:
             replies = [
                 ask(session, PROMPTS[number], 30, sampling=sampling, block_size=DRAFTS + 1) for session in (one, two)
@@ -180,8 +180,8 @@ def test_the_fused_engines_options_change_no_text(
     for room in (load_config, layout, drafter_precision):
         monkeypatch.setattr(room, "FREQUENT", VOCAB - 16)
     session = session_with(learnt(tmp_path / "drafter", SamplingParams()), "fused", **options)
-    for number in range(3):
-        for sampling in SAMPLINGS:
+    for number, samplings in enumerate((SAMPLINGS, SAMPLINGS[:1])):
+        for sampling in samplings:
             reply = ask(session, PROMPTS[number], 40, sampling=sampling)
             assert reply.ids == plain(number, sampling)
             if number == 0 and sampling.greedy:
