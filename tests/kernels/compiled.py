@@ -79,7 +79,7 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
     yield from packed_weights()
-    yield from small()
+    yield from small(most)
 
 
 def tiles_bytes(config: GemmConfig) -> int:
@@ -87,8 +87,8 @@ def tiles_bytes(config: GemmConfig) -> int:
     return config.num_stages * config.block_k * (16 + config.block_n) * 2
 
 
-def small() -> Iterator[Work]:
-    """Kernels of little memory."""
+def small(most: int | None) -> Iterator[Work]:
+    """Kernels of little memory; of those with several shapes so many, the largest first."""
     types = {"table": BF16, "ids": "*i64"}
     yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
@@ -102,8 +102,8 @@ def small() -> Iterator[Work]:
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
     yield "convolution", block_convolution._block_convolution_kernel, {}, convolution, 4, 1
-    yield from choice_of_candidates(types)
-    yield from choice_by_the_id_before(types)
+    yield from choice_of_candidates(types, most)
+    yield from choice_by_the_id_before(types, most)
     delta = {"K_HEADS": 16, "V_HEADS": 32, "K_DIM": 128, "V_DIM": 128}
     wide = dict.fromkeys(("state", "queries", "keys", "values", "gates", "out"), "*fp32")
     counts = {"cycle": "*i32", "kept": "*i32"}
@@ -114,9 +114,9 @@ def small() -> Iterator[Work]:
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1
 
 
-def choice_of_candidates(types: dict[str, str]) -> Iterator[Work]:
-    """Of Qwen3.8-27B's drafter, and the most that are taken out."""
-    for top_k, blocks in ((16, 122), (MOST_CANDIDATES, 122)):
+def choice_of_candidates(types: dict[str, str], most: int | None) -> Iterator[Work]:
+    """Of the most that are taken out, and of Qwen3.8-27B's drafter."""
+    for top_k, blocks in ((MOST_CANDIDATES, 122), (16, 122))[:most]:
         sizes = {"WIDE": top_k, "TILE": min(256, candidate_walk.TILE // top_k), "NOISY": True}
         floats = dict.fromkeys(("multiplier", "cap"), "fp32") | dict.fromkeys(("scores", "followers"), "*fp32")
         kinds = {**types, **floats, "ids": "*i32", "anchor": "*i64", "rows": "i32", "out": "*i64"}
@@ -127,9 +127,9 @@ def choice_of_candidates(types: dict[str, str]) -> Iterator[Work]:
         yield "walk", candidate_walk._walk_kernel, kinds, sizes, 8, 1
 
 
-def choice_by_the_id_before(types: dict[str, str]) -> Iterator[Work]:
-    """Of the published rank in each dtype, and of a wide one that is read piece by piece."""
-    for kind, size, rank in ((BF16, 2, 256), ("*fp32", 4, 256), (BF16, 2, 600)):
+def choice_by_the_id_before(types: dict[str, str], most: int | None) -> Iterator[Work]:
+    """Of a wide rank that is read piece by piece, and of the published one in each dtype."""
+    for kind, size, rank in ((BF16, 2, 600), (BF16, 2, 256), ("*fp32", 4, 256))[:most]:
         tile = min(power_of_two(rank), markov_walk.TILE_BYTES // size)
         kinds = {**types, **dict.fromkeys(("logits", "previous", "following"), kind), "anchor": "*i64", "out": "*i64"}
         sizes = {"RANK": rank, "BLOCK": MARKOV_BLOCK, "TILE": tile, "NOISY": True}
