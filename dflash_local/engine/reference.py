@@ -16,6 +16,7 @@ from torch.nn.functional import embedding, linear
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
+from dflash_local.kernels import markov_walk
 from dflash_local.models.drafter import Drafter
 from dflash_local.models.dspark import BORROWED, Tables
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
@@ -65,10 +66,13 @@ class DFlashProposer:
         return self.target.stored_rows(ids) * (1.0 if config.dflash2 is None else config.dflash2.embedding_scale)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of a DFlash 2 or a DSpark drafter's rows, for the ids that the target has."""
+        """For the ids that the target has; a DFlash 2 and a DSpark drafter take them without the target's soft cap."""
         if self._tables.head is not None:
             return linear(hidden, self._tables.head)[:, : self.target.vocab_size]
-        return self.target.uncapped(hidden.to(self.target.dtype))
+        config, rows = self.drafter.config, hidden.to(self.target.dtype)
+        return (
+            self.target.head(rows) if config.dflash2 is None and config.dspark is None else self.target.uncapped(rows)
+        )
 
     @property
     def length(self) -> int:
@@ -89,23 +93,16 @@ class DFlashProposer:
         self._block[:1] = self._embed(anchor_id)
         drafter = self.drafter
         hidden = drafter.draft_hidden(self._cache, self._block, start)[drafter.config.first_draft :][:count]
+        logits = self._logits(hidden)
+
+        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor | slice = slice(None)) -> torch.Tensor:
+            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
+
         if drafter.selector is not None:
-
-            def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-                return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
-
-            return drafter.selector.walk(hidden, self._logits(hidden), anchor_id, choose)
-        if drafter.config.dspark is None:
-            logits = self.target.head(hidden.to(self.target.dtype))
-        else:
-            logits = self._logits(hidden)
-        if drafter.markov is None:
-            return sampler.draft(logits, None if noise is None else noise[:count])
-
-        def choose_any(row: int, scores: torch.Tensor) -> torch.Tensor:
-            return sampler.draft(scores, None if noise is None else noise[row : row + 1])
-
-        return drafter.markov.walk(logits, anchor_id, choose_any)
+            return drafter.selector.walk(hidden, logits, anchor_id, choose)
+        if drafter.markov is not None:
+            return markov_walk.walk(logits, drafter.markov, anchor_id, choose)
+        return sampler.draft(logits, None if noise is None else noise[:count])
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.config.dflash2 import SelectorConfig
-from dflash_local.kernels.choose import Noise, RowChooser, gumbel_of_word
+from dflash_local.kernels.choose import Noise, RowChooser, drawn, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -20,7 +20,6 @@ from dflash_local.kernels.jit import (
     tl,
     wait_for_earlier_kernels,
 )
-from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import CHOICE_BLOCK
 
 TILE = 8192  # numbers of codebook rows that a program holds at once
@@ -59,8 +58,7 @@ class CandidateWalk(RowChooser):
         projected, config = self._projected[:rows], self._config
         if not runs_kernels(logits):
             found = candidates(config, logits)
-            choose = _chosen_with(noise, rows, vocab, logits.device)
-            out.copy_(walk(*found, projected, self.codebooks, self._anchor, choose))
+            out.copy_(walk(*found, projected, self.codebooks, self._anchor, _chosen_with(noise, logits)))
             return
         blocks, wide, top_k = -(-vocab // CHOICE_BLOCK), self._scores.shape[1], min(config.top_k, vocab)
         _block_candidates_kernel[(rows, blocks)](
@@ -113,12 +111,11 @@ def walk(
     return torch.cat(found) if found else anchor[:0]
 
 
-def _chosen_with(noise: Noise | None, rows: int, vocab: int, device: torch.device) -> Choose:
+def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
     if noise is None:
         return lambda _row, scores, _ids: scores.argmax(-1)
-    temperature, seed, start = noise
-    drawn = gumbel(int(seed) % 2**64, int(start) + 1, rows, vocab, device)
-    return lambda row, scores, ids: (scores / temperature + drawn[row, ids]).argmax(-1)
+    temperature, added = noise[0], drawn(noise, logits)
+    return lambda row, scores, ids: (scores / temperature + added[row, ids]).argmax(-1)
 
 
 @jit

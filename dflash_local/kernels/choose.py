@@ -87,12 +87,16 @@ def argmax_of_blocks(
     )
 
 
+def drawn(noise: Noise, logits: torch.Tensor) -> torch.Tensor:
+    """The noise [M, V] of all ``logits``, in plain PyTorch."""
+    _, seed, start = noise
+    return gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
+
+
 def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not_finite_id: int) -> None:
     scores = logits.float()
     if noise is not None:
-        temperature, seed, start = noise
-        drawn = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
-        scores = scores / temperature + drawn
+        scores = scores / noise[0] + drawn(noise, logits)
     out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), not_finite_id))
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from dflash_local.kernels.choose import Noise, RowChooser, argmax_of_blocks, gumbel_of_word
+from dflash_local.kernels.choose import Noise, RowChooser, argmax_of_blocks, drawn, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -20,7 +20,6 @@ from dflash_local.kernels.jit import (
     tl,
     wait_for_earlier_kernels,
 )
-from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.drafter import MARKOV_BLOCK
 
 TILE_BYTES = 512  # of an id's row that a program reads at once
@@ -50,7 +49,7 @@ class MarkovWalk(RowChooser):
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
         rows, vocab = logits.shape
         if not runs_kernels(logits):
-            out.copy_(walk(logits, self.weights, self._anchor, _chosen_with(noise, rows, vocab, logits.device)))
+            out.copy_(walk(logits, self.weights, self._anchor, _chosen_with(noise, logits)))
             return
         previous, following = self.weights
         rank, blocks = following.shape[1], -(-vocab // MARKOV_BLOCK)
@@ -82,14 +81,12 @@ def walk(logits: torch.Tensor, weights: MarkovWeights, anchor: torch.Tensor, cho
     return torch.cat(found) if found else anchor[:0]
 
 
-def _chosen_with(noise: Noise | None, rows: int, vocab: int, device: torch.device) -> Choose:
-    if noise is None:
-        return lambda _row, scores: torch.where(torch.isfinite(scores).all(-1), scores.argmax(-1), 0)
-    temperature, seed, start = noise
-    drawn = gumbel(int(seed) % 2**64, int(start) + 1, rows, vocab, device)
+def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
+    added = None if noise is None else drawn(noise, logits)
 
     def choose(row: int, scores: torch.Tensor) -> torch.Tensor:
-        return torch.where(torch.isfinite(scores).all(-1), (scores / temperature + drawn[row]).argmax(-1), 0)
+        noisy = scores if noise is None or added is None else scores / noise[0] + added[row]
+        return torch.where(torch.isfinite(scores).all(-1), noisy.argmax(-1), 0)
 
     return choose
 

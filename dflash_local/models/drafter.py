@@ -16,7 +16,6 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.dflash2 import CandidateSelector, Convolution
 from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_weights, read_weights
-from dflash_local.models.dspark import MarkovHead
 from dflash_local.models.rope import RopeTable, rotate
 
 
@@ -183,7 +182,7 @@ class Drafter:
         self.selector: CandidateSelector | None = None
         if second is not None and weights.selector is not None:
             self.selector = CandidateSelector(second.selector, weights.selector)
-        self.markov = None if weights.markov is None else MarkovHead(weights.markov)
+        self.markov = weights.markov
         self._convolutions: tuple[Around, ...] = tuple(self._around(layer) for layer in weights.layers)
 
     def _around(self, layer: LayerWeights) -> Around:

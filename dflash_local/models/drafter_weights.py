@@ -107,11 +107,9 @@ class Allocated(NamedTuple):
 
     def finished(self) -> DrafterWeights:
         """Once all places are filled: codes as they are used."""
-        return with_matrices(self.weights, finish) if self.codes else self.weights
-
-
-def finish(weight: Matrix) -> Matrix:
-    return format_of_weight(weight).finish(weight)
+        if not self.codes:
+            return self.weights
+        return with_matrices(self.weights, lambda weight: format_of_weight(weight).finish(weight))
 
 
 def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -> DrafterWeights:

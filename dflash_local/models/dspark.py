@@ -1,4 +1,4 @@
-"""What a DSpark drafter computes beside a DFlash one, and the tables that its checkpoint may bring."""
+"""The tables that a DSpark drafter's checkpoint may bring."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.config.dspark import EMBEDDING, HEAD
-from dflash_local.kernels.markov_walk import Choose, MarkovWeights, walk
 from dflash_local.models.checkpoint import Checkpoint
 
 SLICE = 2**13  # rows of a table that are compared at a time
-
-
-class MarkovHead:
-    """Chooses drafts one after the other, each by its row's logits and the id before it."""
-
-    def __init__(self, weights: MarkovWeights) -> None:
-        self._weights = weights
-
-    @torch.no_grad()
-    def walk(self, logits: torch.Tensor, anchor: torch.Tensor, choose: Choose) -> torch.Tensor:
-        """See ``kernels.markov_walk.walk``."""
-        return walk(logits, self._weights, anchor, choose)
 
 
 class Tables(NamedTuple):

@@ -30,6 +30,7 @@ from dflash_local.kernels import (
     skinny_gemm,
 )
 from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
@@ -270,6 +271,16 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "attention, sinks, 24 queries by sixteens", lambda: in_parts((131, 8, 3, narrow, False, 16, sinks))
 
 
+def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: bool) -> tuple[torch.Tensor]:
+    """``out`` once the ids are in it."""
+    if noisy:
+        start = torch.tensor([17], dtype=torch.int32)
+        chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
+    else:
+        chooser.greedy(logits, out)
+    return (out,)
+
+
 def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:
         logits = torch.randn(4, 5001)
@@ -278,12 +289,7 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
             logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
         out = torch.zeros(4, dtype=torch.int64)
         chooser = choose.Chooser.allocate(4, 5001, torch.device("cpu"), not_finite_id)
-        if noisy:
-            start = torch.tensor([17], dtype=torch.int32)
-            chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
-        else:
-            chooser.greedy(logits, out)
-        return (out,)
+        return chosen(chooser, logits, out, noisy)
 
     for noisy in (False, True):
         for poisoned in (False, True):
@@ -314,12 +320,7 @@ def walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         projected, anchor = torch.randn(rows + 2, config.rank), torch.tensor([7])
         walk = candidate_walk.CandidateWalk(config, books, projected, anchor, room)
         out = torch.full((rows,), -9)
-        if noisy:
-            start = torch.tensor([17], dtype=torch.int32)
-            walk.sample(logits[:rows], out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
-        else:
-            walk.greedy(logits[:rows], out)
-        return (out,)
+        return chosen(walk, logits[:rows], out, noisy)
 
     for noisy in (False, True):
         yield f"choice of candidates, noisy {noisy}", partial(run, noisy, SelectorConfig(12, 6, 5001))
@@ -351,12 +352,7 @@ def markov_walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]
             weights = markov_walk.MarkovWeights(before.float(), behind.float())
         walk = markov_walk.MarkovWalk(weights, torch.tensor([vocab - 1]), room)
         out = torch.full((rows,), -9)
-        if noisy:
-            start = torch.tensor([17], dtype=torch.int32)
-            walk.sample(logits[:rows], out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
-        else:
-            walk.greedy(logits[:rows], out)
-        return (out,)
+        return chosen(walk, logits[:rows], out, noisy)
 
     for noisy in (False, True):
         yield f"choice by the id before, noisy {noisy}", partial(run, noisy, 12)

@@ -15,10 +15,10 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.dspark import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
 from dflash_local.errors import CheckpointError, PairError
-from dflash_local.kernels.markov_walk import MarkovWeights
+from dflash_local.kernels.markov_walk import MarkovWeights, walk
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter import Drafter
-from dflash_local.models.dspark import MarkovHead, own_tables
+from dflash_local.models.dspark import own_tables
 from dflash_local.models.pair import check_pair
 from tests.dspark_checkpoints import DRAFTS, HIDDEN, TARGET, VOCAB, raw, save_drafter, without_confidence
 
@@ -148,10 +148,10 @@ def test_each_draft_is_chosen_by_its_row_and_the_one_before(ids: int) -> None:
     for row in range(7):
         before = max(range(ids), key=lambda i: float(logits[row, i] + first[before] @ second[i]))  # noqa: B023
         expected.append(before)
-    head = MarkovHead(MarkovWeights(first, second))
-    found = head.walk(logits, torch.tensor([4]), lambda row, scores: scores.argmax(-1))
+    head, anchor = MarkovWeights(first, second), torch.tensor([4])
+    found = walk(logits, head, anchor, lambda row, scores: scores.argmax(-1))
     assert found.tolist() == expected != logits.argmax(-1).tolist()
-    assert head.walk(logits[:0], torch.tensor([4]), lambda row, scores: scores.argmax(-1)).shape == (0,)
+    assert walk(logits[:0], head, anchor, lambda row, scores: scores.argmax(-1)).shape == (0,)
 
 
 @pytest.mark.parametrize("change", ["none", "embedding", "head", "shape"])

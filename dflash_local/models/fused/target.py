@@ -47,6 +47,7 @@ class FusedTarget:
     Attributes:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
             recurrent layers have not committed yet. cycle: [1], blocks so far. tokens: [rows] int64, the block's ids.
+        embedding_scale: of embedding rows as the layers take them, rounded as the published models do.
         states: the recurrent layers by their index.
         distinct_experts: [mixtures, launches] int32, see ``distinct_of``; None where there are none.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
@@ -70,6 +71,7 @@ class FusedTarget:
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
         self.device, self.dtype = weights.device, weights.embedding.dtype
+        self.embedding_scale = float(torch.tensor(model.embedding_scale, dtype=self.dtype))
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         dtypes = dtype_name(self.dtype), dtype_name(self.cache_dtype)
         self.spec = EngineSpec(dtypes[0], context, block_size, len(self.taps), dtypes[1], exact, offloaded=offloaded)
@@ -150,11 +152,6 @@ class FusedTarget:
         self.weights.norm(x, self.hidden[:rows])
         self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
         self._used.count = 0
-
-    @property
-    def embedding_scale(self) -> float:
-        """Of embedding rows as the layers take them, rounded as the published models do."""
-        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
     def _scale_embedding(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
