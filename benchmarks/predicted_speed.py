@@ -24,6 +24,7 @@ from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.cli.console import Console
 from dflash_local.cli.random_bench import RandomOptions, random_bench
+from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LoadConfig
@@ -45,6 +46,13 @@ PREFILL = 8192
 LOAD = LoadConfig(drafter_precision="8bit")  # what auto takes on every card measured so far
 
 
+def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
+    """A target whose weights are published in a format of ``FORMATS``, None in bfloat16."""
+    if stored is None:
+        return target
+    return replace(target, quantization=read_quantization(Fields(USUAL[stored], stored)))
+
+
 def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
     """The plan's peak and times of a pair on a card.
 
@@ -55,9 +63,7 @@ def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
     known = None if row is None else shapes(of_row(row), None)
     if known is None or known.drafter is None:
         raise SystemExit(f"no shape of {name}")
-    target = known.target
-    if stored is not None:
-        target = replace(target, quantization=read_quantization(Fields(USUAL[stored], stored)))
+    target = stored_as(known.target, stored)
     config = replace(LOAD, context=max(*CONTEXTS, PREFILL) + SLACK, offload="none")
     found = plan(target, known.drafter, machine, config)
     prediction = predict(found, target, known.drafter)

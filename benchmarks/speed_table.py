@@ -12,12 +12,14 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.predicted_speed import FORMATS as STORED
+from benchmarks.predicted_speed import stored_as
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
@@ -28,17 +30,20 @@ from dflash_local.layout.linear import weight_format
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
+from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
 from dflash_local.planner.speed import Launch, SpeedTable, times_of
 from dflash_local.planner.traffic import PARTS, Traffic, drafter_traffic, target_traffic
 
-CARD, BANDWIDTH = "NVIDIA H200", 4800.0
+CARD = "NVIDIA H200"
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(speed.__file__).with_name(speed.TABLES)
 ROWS = (1, 4, 8, 16)
-LEAST = 1e3 / BANDWIDTH  # microseconds of a megabyte
-KV_GB_PER_S = 3800.0  # 9B's steps and verified blocks at 1,024, 32,768 and 130,000 tokens: 3,100 to 4,400
+LEAST = 1e3 / 4390  # microseconds of a megabyte: what a sum over memory reads on this card
+# Microseconds of a megabyte of keys and values by the queries of a key head: passes of predicted_speed.py's pairs at
+# 8,192 tokens less those at 1,024.
+KV = {4: 0.34, 8: 0.46, 64: 0.55, 128: 1.5}
 # The formats of few_row_gemm.py and expert_gemm.py.
 FORMATS: Mapping[str, StoredFormat | None] = {
     "bf16": None,
@@ -57,6 +62,8 @@ FORMATS: Mapping[str, StoredFormat | None] = {
     "NVFP4": StoredFp4("nvfp4"),
 }
 ALIKE = {StoredFp8((WHOLE, WHOLE)).name: StoredFp8((1, WHOLE)).name}  # kept as the other is
+# Passes of predicted_speed.py's combinations: the H200's records have steps alone.
+COMBINATIONS = ("h100_passes", "h200_predicted_speed")
 # Whole passes: record, pair, what the weights were rounded to as they were made.
 PASSES = (
     ("qwen3_8b_auto", "qwen3-8b", None),
@@ -87,6 +94,7 @@ class Measured:
     target: ModelConfig
     drafter: DrafterConfig
     at: Mapping[str, Any]
+    scale: Scale = SAME
 
     @property
     def load(self) -> Load:
@@ -116,6 +124,26 @@ def records() -> list[Measured]:
         text = (RESULTS / f"h200_bench_{file}.json").read_text(encoding="utf-8")
         at = json.loads(text)["measured"]["at"][0]
         found.append(Measured(file, quantized(known.target, quantize), known.drafter, at))
+    return found
+
+
+def combinations() -> list[Measured]:
+    """Those of ``COMBINATIONS``, each at two contexts."""
+    rows, found = registry.load(), []
+    for file in COMBINATIONS:
+        record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+        scaled = scale_of(record["card"], CARD, None)
+        for entry in record["entries"]:
+            row = rows.find(entry["pair"])
+            known = None if row is None else shapes(of_row(row), None)
+            if scaled is None or known is None or known.drafter is None:
+                raise SystemExit(f"nothing is known of {record['card']} or {entry['pair']}")
+            target = stored_as(known.target, STORED[entry["format"]])
+            for context, at in entry.get("at", entry.get("measured", {}).get("at")).items():
+                verify = at.get("verify") or {"1": at["step_ms"]}
+                passes = {"context": int(context), "verify": {count: {"ms": ms} for count, ms in verify.items()}}
+                name = f"{file} {entry['pair']} {entry['format']}"
+                found.append(Measured(name, target, known.drafter, passes, scaled[0]))
     return found
 
 
@@ -183,34 +211,51 @@ def weighted(matrix: Sequence[Sequence[float]], us: Sequence[float]) -> list[flo
 
 
 def fitted(measured: Sequence[Measured]) -> SpeedTable:
-    """Products and experts by themselves; then what whole passes take beside them."""
+    """Products and experts by themselves; then what whole passes take beside them, and which share of a product's
+    constant: the rest passes while the kernel in front of it runs.
+    """
     known = products()
     table = SpeedTable(
         card=CARD,
-        bandwidth=BANDWIDTH,
         products=known,
         experts=experts(known),
         parts={rows: dict.fromkeys(PARTS, 0.0) for rows in ROWS},
-        passes=dict.fromkeys(ROWS, 0.0),
         draft=(0.0, 0.0),
-        kv_per_megabyte=1e3 / KV_GB_PER_S,
+        kv=KV,
     )
-    parts, passes = {}, {}
+    parts, shares = {}, {}
     for rows in ROWS:
-        seen = [(each, us) for each in measured if (us := each.verify_us(rows)) is not None]
-        counts = [[1.0, *(each.traffic.parts.get(part, 0) for part in PARTS)] for each, _ in seen]
-        rest = [us - speed.pass_us(each.traffic, rows, each.at["context"], table, 1.0) for each, us in seen]
-        passes[rows], *times = scaled(counts, rest, [us for _, us in seen])
+        seen = [(each, us) for each in (*measured, *combinations()) if (us := each.verify_us(rows)) is not None]
+        counts, rest = [], []
+        for each, us in seen:
+            constants = sum(
+                count * table.launch(known, product.format, rows).constant
+                for product, count in each.traffic.products.items()
+            )
+            counts.append([constants, *(each.traffic.parts.get(part, 0) for part in PARTS)])
+            rest.append(us + constants - speed.pass_us(each.traffic, rows, each.at["context"], table, each.scale))
+        shares[rows], *times = scaled(counts, rest, [us for _, us in seen])
         parts[rows] = dict(zip(PARTS, times))
+    table = replace(table, parts=parts, products=overlapped(known, shares))
     counts, rest, total = [], [], []
     for each in measured:
         drafting = drafter_traffic(each.drafter, each.target, engine_spec(each.drafter, each.load))
         us = 1e3 * (each.at["draft"]["ms"] + each.at["context_rows"]["ms"])
         counts.append([1.0, each.drafter.num_layers])
-        rest.append(us - speed.draft_us(drafting, each.drafter, each.load.context, table, 1.0))
+        rest.append(us - speed.draft_us(drafting, each.drafter, each.load.context, table, SAME))
         total.append(us)
     once, each_layer = scaled(counts, rest, total)
-    return SpeedTable(CARD, BANDWIDTH, known, table.experts, parts, passes, (once, each_layer), table.kv_per_megabyte)
+    return replace(table, draft=(once, each_layer))
+
+
+def overlapped(
+    products: Mapping[str, Mapping[int, Launch]], shares: Mapping[int, float]
+) -> dict[str, dict[int, Launch]]:
+    """Launches with a share of their constants, by rows."""
+    return {
+        name: {rows: replace(launch, constant=shares[rows] * launch.constant) for rows, launch in by_rows.items()}
+        for name, by_rows in products.items()
+    }
 
 
 def scaled(counts: Sequence[Sequence[float]], rest: Sequence[float], total: Sequence[float]) -> list[float]:
@@ -230,13 +275,11 @@ def as_json(table: SpeedTable) -> dict[str, Any]:
 
     return {
         "card": table.card,
-        "bandwidth": table.bandwidth,
         "products": launches(table.products),
         "experts": launches(table.experts),
         "parts": {str(rows): {part: round(us, 2) for part, us in at.items()} for rows, at in table.parts.items()},
-        "passes": {str(rows): round(us, 1) for rows, us in table.passes.items()},
         "draft": [round(us, 1) for us in table.draft],
-        "kv_per_megabyte": round(table.kv_per_megabyte, 4),
+        "kv": {str(queries): us for queries, us in table.kv.items()},
     }
 
 
@@ -249,7 +292,7 @@ def main() -> None:
     table = fitted(measured)
     print(f"{'':40} step: predicted measured      cycle: predicted measured")
     for each in measured:
-        times = times_of(each.target, each.drafter, each.load, table, 1.0)
+        times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
         if times is None or times.cycle_ms is None or cycle is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")

@@ -49,42 +49,42 @@ CARDS: dict[str, float] = {
     "RX 7900 XTX": 24,
     "MI300X": 192,
 }
-# Names as drivers give them -> GB/s of the maker's data sheet; cards sold with several memories under one name are
-# left out.
-BANDWIDTH: dict[str, float] = {
-    "RTX 3070": 448,
-    "RTX 3080 Ti": 912,
-    "RTX 3090": 936,
-    "RTX 3090 Ti": 1008,
-    "RTX 4060": 272,
-    "RTX 4060 Ti": 288,
-    "RTX 4070 Super": 504,
-    "RTX 4070 Ti": 504,
-    "RTX 4070 Ti Super": 672,
-    "RTX 4080": 717,
-    "RTX 4080 Super": 736,
-    "RTX 4090": 1008,
-    "RTX 5060 Ti": 448,
-    "RTX 5070": 672,
-    "RTX 5070 Ti": 896,
-    "RTX 5080": 960,
-    "RTX 5090": 1792,
-    "RTX A4000": 448,
-    "RTX A5000": 768,
-    "RTX A6000": 768,
-    "RTX 6000 Ada Generation": 960,
-    "RTX PRO 6000 Blackwell Workstation Edition": 1792,
-    "A10": 600,
-    "L4": 300,
-    "L40S": 864,
-    "A100-SXM4-40GB": 1555,
-    "A100-PCIE-40GB": 1555,
-    "A100-SXM4-80GB": 2039,
-    "A100 80GB PCIe": 1935,
-    "H100 PCIe": 2000,
-    "H100 80GB HBM3": 3350,
-    "H200": 4800,
-    "B200": 8000,
+# Names as drivers give them -> GB/s, multiprocessors and their boost clock in GHz, from the makers' data sheets; cards
+# sold with several memories under one name are left out.
+DATA_SHEETS: dict[str, tuple[float, int, float]] = {
+    "RTX 3070": (448, 46, 1.725),
+    "RTX 3080 Ti": (912, 80, 1.665),
+    "RTX 3090": (936, 82, 1.695),
+    "RTX 3090 Ti": (1008, 84, 1.86),
+    "RTX 4060": (272, 24, 2.46),
+    "RTX 4060 Ti": (288, 34, 2.535),
+    "RTX 4070 Super": (504, 56, 2.475),
+    "RTX 4070 Ti": (504, 60, 2.61),
+    "RTX 4070 Ti Super": (672, 66, 2.61),
+    "RTX 4080": (717, 76, 2.505),
+    "RTX 4080 Super": (736, 80, 2.55),
+    "RTX 4090": (1008, 128, 2.52),
+    "RTX 5060 Ti": (448, 36, 2.57),
+    "RTX 5070": (672, 48, 2.51),
+    "RTX 5070 Ti": (896, 70, 2.45),
+    "RTX 5080": (960, 84, 2.62),
+    "RTX 5090": (1792, 170, 2.41),
+    "RTX A4000": (448, 48, 1.56),
+    "RTX A5000": (768, 64, 1.695),
+    "RTX A6000": (768, 84, 1.8),
+    "RTX 6000 Ada Generation": (960, 142, 2.505),
+    "RTX PRO 6000 Blackwell Workstation Edition": (1792, 188, 2.617),
+    "A10": (600, 72, 1.695),
+    "L4": (300, 58, 2.04),
+    "L40S": (864, 142, 2.52),
+    "A100-SXM4-40GB": (1555, 108, 1.41),
+    "A100-PCIE-40GB": (1555, 108, 1.41),
+    "A100-SXM4-80GB": (2039, 108, 1.41),
+    "A100 80GB PCIe": (1935, 108, 1.41),
+    "H100 PCIe": (2000, 114, 1.755),
+    "H100 80GB HBM3": (3350, 132, 1.98),
+    "H200": (4800, 132, 1.98),
+    "B200": (8000, 148, 1.965),
 }
 # Sold before bfloat16 was in the tensor cores (compute capability below 8.0).
 OLD = ("T4", "V100", "P100", "P40", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "Quadro")
@@ -124,8 +124,19 @@ def is_old(name: str) -> bool:
 
 def find_bandwidth(name: str) -> float | None:
     """Specified GB/s of a card by its driver's whole name; None when not listed, or sold in several kinds."""
+    found = _data_sheet(name)
+    return None if found is None else found[0]
+
+
+def find_clock_rate(name: str) -> float | None:
+    """Specified cycles of all multiprocessors in a nanosecond; None as of ``find_bandwidth``."""
+    found = _data_sheet(name)
+    return None if found is None else found[1] * found[2]
+
+
+def _data_sheet(name: str) -> tuple[float, int, float] | None:
     wanted = _key(name)
-    return next((rate for card, rate in BANDWIDTH.items() if _key(card) == wanted), None)
+    return next((figures for card, figures in DATA_SHEETS.items() if _key(card) == wanted), None)
 
 
 def same_card(one: str, other: str) -> bool:

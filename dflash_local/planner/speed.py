@@ -1,8 +1,10 @@
 """How long a step and a cycle of the fused engine take on a card, predicted before anything is downloaded.
 
 A launch takes a constant and the time of its bytes; both were fitted to products, experts and whole passes that were
-measured on a card with random weights (``benchmarks/speed_table.py``). On another card the bytes take as much longer
-as its memory is slower by the makers' data sheets; the constants stay. Acceptance is the drafter's card's own.
+measured with random weights (``benchmarks/speed_table.py``). A byte takes as long as reading it or as long as decoding
+and multiplying it, whichever is longer. For another card each of the two is scaled by itself, and so are the constants:
+by the probe of that card, or else by the data sheets (``planner/card_probe.py``). Acceptance is that of the drafter's
+model card.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from dflash_local.catalog.row import Published
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import SettingsError
+from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
-from dflash_local.planner.cards import find_bandwidth, same_card
+from dflash_local.planner.card_probe import SAME, CardProbe, Scale, scale_of
+from dflash_local.planner.cards import same_card
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
 from dflash_local.planner.plan import Plan
@@ -36,9 +40,9 @@ class Launch:
     constant: float
     per_megabyte: float
 
-    def us(self, megabytes: float, slower: float) -> float:
-        """Of one launch. ``slower``: how many times as long its bytes take as on the table's card."""
-        return self.constant + self.per_megabyte * megabytes * slower
+    def us(self, megabytes: float, read: float, scale: Scale) -> float:
+        """Of one launch. ``read``: microseconds in which the table's card reads a megabyte."""
+        return self.constant * scale.launch + megabytes * scale.of(self.per_megabyte, read)
 
     def between(self, other: Launch, share: float) -> Launch:
         """The launch that lies so far on the way to another."""
@@ -53,20 +57,28 @@ class SpeedTable:
     """What launches take on one card, by the rows of the pass.
 
     Attributes:
-        card: as its driver names it. bandwidth: GB/s of its data sheet. products, experts: format -> rows -> launch;
+        card: as its driver names it. products, experts: format -> rows -> launch;
             of experts both launches of a layer. parts: rows -> microseconds beside the products of a layer's part.
-            passes: rows -> microseconds of a pass beside its layers. draft: of a block beside its layers, and of each
-            of its layers. kv_per_megabyte: of keys and values.
+            draft: microseconds of a block beside its layers, and of each of its layers. kv: queries of a key head ->
+            microseconds for each megabyte of keys and values.
     """
 
     card: str
-    bandwidth: float
     products: Mapping[str, Mapping[int, Launch]]
     experts: Mapping[str, Mapping[int, Launch]]
     parts: Mapping[int, Mapping[Part, float]]
-    passes: Mapping[int, float]
     draft: tuple[float, float]
-    kv_per_megabyte: float
+    kv: Mapping[int, float]
+
+    @property
+    def read(self) -> float:
+        """Microseconds in which this card reads a megabyte: those of plain weights, which take no decoding."""
+        return self.products[UNQUANTIZED.name][1].per_megabyte
+
+    def kv_per_megabyte(self, queries: int) -> float:
+        """Of attention with so many queries for each key head, between the measured counts around."""
+        low, high, share = _around(tuple(self.kv), queries)
+        return self.kv[low] + share * (self.kv[high] - self.kv[low])
 
     def launch(self, kind: Mapping[str, Mapping[int, Launch]], format_name: str, rows: int) -> Launch | None:
         """Between the measured rows around; None of a format that was not measured."""
@@ -78,10 +90,10 @@ class SpeedTable:
 
     def beside(self, traffic: Traffic, rows: int) -> float:
         """Microseconds of a pass that no product takes."""
-        low, high, share = _around(tuple(self.passes), rows)
+        low, high, share = _around(tuple(self.parts), rows)
 
         def at(rows: int) -> float:
-            return self.passes[rows] + sum(self.parts[rows][part] * count for part, count in traffic.parts.items())
+            return sum(self.parts[rows][part] * count for part, count in traffic.parts.items())
 
         return at(low) + share * (at(high) - at(low))
 
@@ -142,24 +154,28 @@ class Prediction:
 
 
 def predict(
-    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, published: tuple[Published, ...] = ()
+    found: Plan,
+    target: ModelConfig,
+    drafter: DrafterConfig | None,
+    published: tuple[Published, ...] = (),
+    probe: CardProbe | None = None,
 ) -> Prediction | None:
     """The speed of a plan; None for another engine than the fused one, an unknown card or format.
 
     Args:
-        target: as published. published: cells of the drafter's card.
+        target: as published. published: cells of the drafter's card. probe: of this very card, where it was taken.
     """
     if found.engine != "fused" or found.dtype != "bfloat16":
         return None
-    scaled = _table_for(found.machine.name)
+    scaled = _table_for(found.machine.name, probe)
     if scaled is None:
         return None
-    table, slower, basis = scaled
+    table, scale, basis = scaled
     drafter = drafter if found.load.draft else None
     contexts = [context for context in CONTEXTS if context <= (found.context or 0)] or [found.context or CONTEXTS[0]]
     times = []
     for context in contexts:
-        one = times_of(quantized(target, found.load.quantize), drafter, _load(found, context), table, slower)
+        one = times_of(quantized(target, found.load.quantize), drafter, _load(found, context), table, scale)
         if one is None:
             return None
         times.append(one)
@@ -167,56 +183,59 @@ def predict(
     return Prediction(tuple(times), None if drafter is None else acceptance(published, block), basis)
 
 
-def times_on(card: str, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Times | None:
+def times_on(
+    card: str, target: ModelConfig, drafter: DrafterConfig | None, load: Load, probe: CardProbe | None = None
+) -> Times | None:
     """``times_of`` on a card by its name, without what was measured on it; None where nothing is known of it."""
-    scaled = _table_for(card)
+    scaled = _table_for(card, probe)
     return None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
 
 
 def times_of(
-    target: ModelConfig, drafter: DrafterConfig | None, load: Load, table: SpeedTable, slower: float
+    target: ModelConfig, drafter: DrafterConfig | None, load: Load, table: SpeedTable, scale: Scale
 ) -> Times | None:
     """Step and cycle behind ``load.context`` tokens; None where a format was not measured.
 
     Args:
-        slower: how many times as long bytes take as on the table's card.
+        scale: of the card beside the table's.
     """
     spec = engine_spec(drafter, load)
     traffic = target_traffic(target, spec.dtype, spec.cache_dtype)
-    step = pass_us(traffic, 1, load.context, table, slower)
+    step = pass_us(traffic, 1, load.context, table, scale)
     if step is None:
         return None
     if drafter is None:
         return Times(load.context, step / 1e3, None, 1)
     rows = drafter.block_size
-    verify = pass_us(traffic, rows, load.context, table, slower)
-    draft = draft_us(drafter_traffic(drafter, target, spec), drafter, load.context, table, slower)
+    verify = pass_us(traffic, rows, load.context, table, scale)
+    draft = draft_us(drafter_traffic(drafter, target, spec), drafter, load.context, table, scale)
     if verify is None or draft is None:
         return None
     return Times(load.context, step / 1e3, (verify + draft) / 1e3, rows)
 
 
-def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, slower: float) -> float | None:
+def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
     """Microseconds of a target's pass over so many rows; None where a format was not measured."""
-    products = _products_us(traffic.products, rows, table, slower)
+    products = _products_us(traffic.products, rows, table, scale)
     if products is None:
         return None
-    total = products + table.beside(traffic, rows) + _context_us(traffic, context, table, slower)
+    total = products + table.beside(traffic, rows) * scale.launch + _context_us(traffic, rows, context, table, scale)
     for experts, layers in traffic.experts.items():
         launch = table.launch(table.experts, experts.product.format, rows)
         if launch is None:
             return None
-        total += layers * launch.us(experts.product.bytes / 1e6 * experts.distinct(rows), slower)
+        total += layers * launch.us(experts.product.bytes / 1e6 * experts.distinct(rows), table.read, scale)
     return total
 
 
-def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: SpeedTable, slower: float) -> float | None:
+def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: SpeedTable, scale: Scale) -> float | None:
     """Microseconds of drafting a block and of the context rows that a cycle adds; None as of ``pass_us``."""
-    products = _products_us(traffic.products, drafter.draft_rows, table, slower)
+    products = _products_us(traffic.products, drafter.draft_rows, table, scale)
     if products is None:
         return None
     once, each_layer = table.draft
-    return products + once + each_layer * drafter.num_layers + _context_us(traffic, context, table, slower)
+    beside = (once + each_layer * drafter.num_layers) * scale.launch
+    return products + beside + _context_us(traffic, drafter.draft_rows, context, table, scale)
 
 
 def acceptance(published: tuple[Published, ...], block: int) -> Acceptance | None:
@@ -249,28 +268,22 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
 
     return SpeedTable(
         card=entry["card"],
-        bandwidth=entry["bandwidth"],
         products=launches(entry["products"]),
         experts=launches(entry["experts"]),
         parts={int(rows): at for rows, at in entry["parts"].items()},
-        passes={int(rows): us for rows, us in entry["passes"].items()},
         draft=(entry["draft"][0], entry["draft"][1]),
-        kv_per_megabyte=entry["kv_per_megabyte"],
+        kv={int(queries): us for queries, us in entry["kv"].items()},
     )
 
 
-def _table_for(card: str) -> tuple[SpeedTable, float, str] | None:
-    """The table of a card or of one with known bandwidth, how many times as long bytes take, and the words for it."""
-    known = tables()
-    for table in known:
-        if same_card(table.card, card):
-            return table, 1.0, f"fitted to measurements of one {table.card} with random weights"
-    bandwidth = find_bandwidth(card)
-    if bandwidth is None or not known:
-        return None
-    nearest = min(known, key=lambda table: abs(table.bandwidth - bandwidth))
-    basis = f"scaled from one {nearest.card} by memory bandwidth, {bandwidth:,.0f} of {nearest.bandwidth:,.0f} GB/s"
-    return nearest, nearest.bandwidth / bandwidth, f"{basis}; random weights; never measured on this card"
+def _table_for(card: str, probe: CardProbe | None) -> tuple[SpeedTable, Scale, str] | None:
+    """The table for a card, how the card compares with the table's, and the words for it; None of an unknown card."""
+    (table,) = tables()
+    fitted = f"fitted to one {table.card} with random weights"
+    if probe is None and same_card(table.card, card):
+        return table, SAME, fitted
+    scaled = scale_of(card, table.card, probe)
+    return None if scaled is None else (table, scaled[0], f"{fitted}; {scaled[1]}")
 
 
 def _load(found: Plan, context: int) -> Load:
@@ -280,18 +293,19 @@ def _load(found: Plan, context: int) -> Load:
     return Load.of(found.machine.kind, config, context, found.block_size or 1)
 
 
-def _products_us(products: Mapping[Product, int], rows: int, table: SpeedTable, slower: float) -> float | None:
+def _products_us(products: Mapping[Product, int], rows: int, table: SpeedTable, scale: Scale) -> float | None:
     total = 0.0
     for product, count in products.items():
         launch = table.launch(table.products, product.format, rows)
         if launch is None:
             return None
-        total += count * launch.us(product.bytes / 1e6, slower)
+        total += count * launch.us(product.bytes / 1e6, table.read, scale)
     return total
 
 
-def _context_us(traffic: Traffic, context: int, table: SpeedTable, slower: float) -> float:
-    return traffic.context_bytes(context) / 1e6 * table.kv_per_megabyte * slower
+def _context_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float:
+    rate = scale.of(table.kv_per_megabyte(rows * traffic.group), table.read)
+    return traffic.context_bytes(context) / 1e6 * rate
 
 
 def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:

@@ -66,7 +66,7 @@ class Traffic:
     Attributes:
         products: launches by product. experts: layers by their experts. parts: how many of each kind.
         kv_bytes: of a token of context in all layers that see all of it. windows: bytes of a token in layers of a
-            sliding window, by its length.
+            sliding window, by its length. group: query heads that share a key head, the most of all layers.
     """
 
     products: Mapping[Product, int]
@@ -74,6 +74,7 @@ class Traffic:
     parts: Mapping[Part, int]
     kv_bytes: int
     windows: Mapping[int, int]
+    group: int
 
     def context_bytes(self, context: int) -> int:
         """Of keys and values that a row of a block reads behind so many tokens."""
@@ -131,17 +132,18 @@ def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpe
     return Traffic(products, {}, parts, *_kv_bytes(attentions, spec.cache_dtype))
 
 
-def _kv_bytes(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int]]:
-    """``kv_bytes`` and ``windows`` of ``Traffic``."""
+def _kv_bytes(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:
+    """``kv_bytes``, ``windows`` and ``group`` of ``Traffic``."""
     windows: Counter[int] = Counter()
-    full = 0
+    full, group = 0, 1
     for attention in attentions:
         size = 2 * attention.kv_size * ITEM_BYTES[dtype]
+        group = max(group, attention.num_heads // attention.num_kv_heads)
         if attention.sliding_window is None:
             full += size
         else:
             windows[attention.sliding_window] += size
-    return full, windows
+    return full, windows, group
 
 
 def _kind(config: object) -> Part:

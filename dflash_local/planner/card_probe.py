@@ -1,0 +1,82 @@
+"""How fast a card reads, decodes and launches: measured on it once, recorded for two, else taken from data sheets.
+
+A prediction for a card scales the one table of launches (``planner/speed.py``) by these three.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from dflash_local.planner.cards import find_bandwidth, find_clock_rate, same_card
+
+RECORDED = "card_probes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CardProbe:
+    """What ``kernels/card_probe.py`` measures on one card.
+
+    Attributes:
+        card: the name that its driver gives. read_gb_s: a sum over memory. product_us: the few-row product that
+            decodes int4, whose weight is in no cache. launch_us: the smallest kernel in a graph.
+    """
+
+    card: str
+    read_gb_s: float
+    product_us: float
+    launch_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many times as long as on another card: to read a byte, to decode and multiply one, to launch a kernel."""
+
+    bytes: float
+    work: float
+    launch: float
+
+    def of(self, per_megabyte: float, read: float) -> float:
+        """Microseconds of a megabyte that takes so many on the other card, where reading alone takes ``read``."""
+        return max(per_megabyte * self.work, min(per_megabyte, read) * self.bytes)
+
+
+SAME = Scale(1.0, 1.0, 1.0)
+
+
+def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str] | None:
+    """A card beside another one that is recorded, and the words for how that is known; None of an unknown card.
+
+    Args:
+        probe: of the very card. Without it, the recorded one of such a card is taken, else the makers' data sheets.
+    """
+    reference = recorded_probe(other)
+    own = probe or recorded_probe(card)
+    if own is not None and reference is not None:
+        scale = Scale(
+            bytes=reference.read_gb_s / own.read_gb_s,
+            work=own.product_us / reference.product_us,
+            launch=own.launch_us / reference.launch_us,
+        )
+        whose = "this card" if probe is not None else f"one {own.card}"
+        return scale, f"scaled by a probe of {whose}, which reads {own.read_gb_s:,.0f} GB/s"
+    bandwidth, other_bandwidth = find_bandwidth(card), find_bandwidth(other)
+    rate, other_rate = find_clock_rate(card), find_clock_rate(other)
+    if bandwidth is None or other_bandwidth is None or rate is None or other_rate is None:
+        return None
+    words = f"scaled by data sheets, {bandwidth:,.0f} of {other_bandwidth:,.0f} GB/s; never measured on such a card"
+    return Scale(other_bandwidth / bandwidth, other_rate / rate, 1.0), words
+
+
+@cache
+def recorded_probes() -> tuple[CardProbe, ...]:
+    """Those that come with the program."""
+    text = resources.files(__package__).joinpath(RECORDED).read_text(encoding="utf-8")
+    return tuple(CardProbe(**entry) for entry in json.loads(text))
+
+
+def recorded_probe(card: str) -> CardProbe | None:
+    """The one of such a card."""
+    return next((probe for probe in recorded_probes() if same_card(probe.card, card)), None)
